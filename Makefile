@@ -1,0 +1,47 @@
+# Everything starts here: `make demo` and `make test` set themselves up.
+PYTHON ?= python3
+BIN := .venv/bin
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: .venv/ready ## Make .venv with the pinned versions (once)
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup ## FedOBP, FedAvg (+FT), FedPer and Local-Only on embedded data; prints a table (no network)
+	$(BIN)/python -m fedpfl.train --multirun experiment=demo
+	$(BIN)/python -m fedpfl.report tables outputs/demo
+	$(BIN)/python -m fedpfl.report figures outputs/demo --out outputs/demo
+
+test: setup ## All tests
+	$(BIN)/pytest -n auto
+
+smoke: setup ## The quickest end-to-end check: a few rounds of every method on digits
+	$(BIN)/python -m fedpfl.train --multirun experiment=smoke
+
+lint: setup ## Style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+types: setup ## Types only
+	$(BIN)/mypy
+
+bench: setup ## Speed against the plain way; writes outputs/bench.json
+	$(BIN)/python scripts/benchmark.py
+
+tables: setup ## Tables of all runs in outputs/
+	$(BIN)/python -m fedpfl.report tables outputs
+
+figures: setup ## Figures of all runs in outputs/
+	$(BIN)/python -m fedpfl.report figures outputs --out outputs/figures
+
+clean: ## Remove the environment and caches; runs in outputs/ stay
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info
+
+.PHONY: help setup demo test smoke lint types bench tables figures clean
+.DEFAULT_GOAL := help
