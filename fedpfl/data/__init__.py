@@ -1,0 +1,5 @@
+"""Data sets as uint8 tensors, their partition over clients, and the federation the engine trains on."""
+
+from fedpfl.data.federation import Federation, build
+
+__all__ = ["Federation", "build"]
