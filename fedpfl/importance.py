@@ -1,0 +1,86 @@
+"""How much a client's own value of an entry matters, and which entries are therefore personal.
+
+A score is a tree of non-negative tensors; the mask of personal entries is everything strictly above the q-quantile.
+Source: X. Chen et al., FedOBP, arXiv:2604.16574, section III and eqs. 5-8, 19.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedpfl import tree
+from fedpfl.tree import Tree
+
+NORMS = ("none", "layer", "global")
+
+
+def obp(mine: Tree, server: Tree) -> Tree:
+    """Optimal-Brain-Damage score (theta_i - theta_g)^2 (eq. 19)."""
+    return tree.map(lambda own, shared: (own - shared).square(), mine, server)
+
+
+def obp_as_published(mine: Tree, server: Tree) -> Tree:
+    """|(theta_i - theta_g) * theta_i|: the earlier score behind the authors' published result files."""
+    return tree.map(lambda own, shared: ((own - shared) * own).abs(), mine, server)
+
+
+def gradient(start: Tree, end: Tree) -> Tree:
+    """|theta_start - theta_end|, the distance covered by the last local training (eq. 5; FedSelect, PSPFL)."""
+    return tree.map(lambda before, after: (before - after).abs(), start, end)
+
+
+def normalize(scores: Tree, norm: str) -> Tree:
+    """Min-max normalisation over all entries (`global`), per tensor (`layer`), or not at all (`none`).
+
+    Where maximum and minimum coincide the result is zero (the published code divides 0 by 0 there).
+    """
+    if norm == "none":
+        return scores
+    if norm == "layer":
+        return tree.map(lambda leaf: _rescale(leaf, leaf.amin(), leaf.amax()), scores)
+    everything = tree.flat(scores)
+    low, high = everything.amin(), everything.amax()
+    return tree.map(lambda leaf: _rescale(leaf, low, high), scores)
+
+
+def _rescale(leaf: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    span = high - low
+    return torch.where(span > 0, (leaf - low) / torch.where(span > 0, span, 1), 0)
+
+
+def rank(q: float, n: int) -> int:
+    """Index of the q-quantile among n sorted entries: floor(q (n - 1)) in float64, snapped to a nearby integer."""
+    exact = q * (n - 1)
+    nearest = round(exact)
+    return nearest if abs(exact - nearest) <= max(1e-9, n * 2.0**-52) else math.floor(exact)
+
+
+def personal_count(q: float, n: int) -> int:
+    """How many of n distinct scores lie strictly above the q-quantile (reproduces Table II)."""
+    return n - 1 - rank(q, n)
+
+
+def above_quantile(scores: Tree, q: float, norm: str = "none") -> Tree:
+    """Mask of the entries whose score lies strictly above the q-quantile of all entries (eqs. 7 and 8).
+
+    An order statistic is exact where interpolated quantiles are not: the same mask without interpolation, without
+    a limit on the number of entries. A global normalisation is increasing and cannot change the mask, so it is skipped:
+    rounding could only merge neighbours.
+    """
+    if norm == "layer":
+        scores = normalize(scores, norm)
+    threshold = order_statistic(tree.flat(scores), q)
+    return tree.map(lambda leaf: leaf > threshold, scores)
+
+
+def order_statistic(values: Tensor, q: float) -> Tensor:
+    """The q-quantile of `values` `[n]` as the entry of rank floor(q (n - 1)) in ascending order (0-dimensional)."""
+    n = values.numel()
+    index = rank(q, n)
+    above = n - index  # selecting the few largest is cheaper than ordering the many smaller
+    if above <= n // 8:
+        return values.topk(above, sorted=False).values.amin()
+    return values.kthvalue(index + 1).values

@@ -1,0 +1,55 @@
+"""A network as a pure function of its parameters and buffers."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedpfl import tree
+from fedpfl.models.norm import BatchNorm2d
+from fedpfl.models.split import Parts, parts
+from fedpfl.tree import Tree
+
+
+class Net:
+    """A module without values of its own: `net.bind(buffers)(params, x)`.
+
+    One Net serves one thread, because a functional call borrows the module for its duration; `copy()` makes more.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        self.params: Tree = {name: p.detach().clone() for name, p in module.named_parameters()}
+        self.buffers: Tree = {name: b.detach().clone() for name, b in module.named_buffers()}
+        self.parts: Parts = parts(module)
+        self.norms = [m for m in module.modules() if isinstance(m, BatchNorm2d)]
+
+    def copy(self) -> Net:
+        """An independent Net for another thread."""
+        return Net(copy.deepcopy(self.module))
+
+    def bind(self, buffers: dict[str, Tree], training: bool = False, weight: Tensor | None = None) -> Bound:
+        """Attach buffers (one tree per role) and, for padded batches, the samples' weights `[batch]`."""
+        return Bound(self, buffers, training, weight)
+
+
+class Bound:
+    """A Net with its buffers attached; `buffers` holds their latest values after calls in training mode."""
+
+    def __init__(self, net: Net, buffers: dict[str, Tree], training: bool, weight: Tensor | None):
+        self.net, self.buffers, self.training, self.weight = net, buffers, training, weight
+
+    def __call__(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
+        """Float32 logits `[batch, classes]` of the network with `params`; `role` picks a model's buffers."""
+        net = self.net
+        if net.module.training != self.training:
+            net.module.train(self.training)
+        for norm in net.norms:
+            norm.sample_weight = self.weight
+        buffers = self.buffers.get(role, {})
+        if buffers and self.training:
+            buffers = tree.map(lambda leaf: leaf.clone(), buffers)  # updated in place by the module, never the caller's
+            self.buffers = {**self.buffers, role: buffers}
+        return functional_call(net.module, {**params, **buffers}, (x,)).float()

@@ -1,0 +1,40 @@
+"""Which parameters are head, body and normalisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parameter names of a network, by role. `layers` groups weight and bias of one module, from input to output."""
+
+    layers: tuple[tuple[str, ...], ...]
+    head: tuple[str, ...]
+    normalisation: tuple[str, ...]
+
+    @property
+    def body(self) -> tuple[str, ...]:
+        """Everything below the head."""
+        return tuple(name for layer in self.layers for name in layer if name not in self.head)
+
+
+def parts(module: nn.Module) -> Parts:
+    """Split by module: the head is the last linear layer (weight and bias)."""
+    layers: list[tuple[str, ...]] = []
+    head: tuple[str, ...] = ()
+    normalisation: list[str] = []
+    for prefix, child in module.named_modules():
+        names = tuple(f"{prefix}.{name}" if prefix else name for name, _ in child.named_parameters(recurse=False))
+        if not names:
+            continue
+        layers.append(names)
+        if isinstance(child, nn.Linear):
+            head = names
+        if isinstance(child, NORMALISATION):
+            normalisation.extend(names)
+    return Parts(tuple(layers), head, tuple(normalisation))

@@ -1,0 +1,45 @@
+"""What travels between server and clients, counted from what is sent: nobody keeps a second ledger by hand."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpfl import tree
+from fedpfl.tree import Masked, Tree
+
+INDEX_BITS = 32
+
+
+class Traffic(NamedTuple):
+    """Counts as int64 tensors: values (scalars) and bits (values and the positions of masked ones)."""
+
+    values: Tensor
+    bits: Tensor
+
+
+def count(sent: Tree) -> Traffic:
+    """Count a tree that travels. Tensors travel whole; of `Masked` only the selected entries travel.
+
+    The positions of a mask cost the cheapest of a list of the selected, a list of the others (32 bits an index)
+    and a bitmap (one bit an entry), over the whole masked tree.
+    """
+    if isinstance(sent, Masked):
+        masks = tree.leaves(sent.mask)
+        total = sum(mask.numel() for mask in masks)
+        chosen = torch.stack([mask.sum() for mask in masks])
+        width = torch.tensor([_bits(leaf) for leaf in tree.leaves(sent.values)], device=chosen.device)
+        values = chosen.sum()
+        listed = INDEX_BITS * torch.minimum(values, total - values)
+        return Traffic(values, (chosen * width).sum() + listed.clamp(max=total))
+    if isinstance(sent, dict):
+        parts = [count(part) for part in sent.values()]
+        zero = torch.zeros((), dtype=torch.int64)
+        return Traffic(sum((p.values for p in parts), zero), sum((p.bits for p in parts), zero))
+    return Traffic(torch.tensor(sent.numel()), torch.tensor(sent.numel() * _bits(sent)))
+
+
+def _bits(leaf: Tensor) -> int:
+    return 1 if leaf.dtype == torch.bool else 8 * leaf.element_size()

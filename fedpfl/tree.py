@@ -1,0 +1,146 @@
+"""Trees of tensors: nested dicts and named tuples whose leaves are tensors. Every operation on them is here.
+
+A *stacked* tree holds one entry per client on axis 0 of every leaf, `[clients, ...]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Tree = Any  # Tensor | dict[str, Tree] | NamedTuple; spelling it out recursively buys nothing from the type checker
+
+
+class Masked(NamedTuple):
+    """A tree of which only the entries selected by `mask` travel. `mask` has the structure of `values`, bool leaves."""
+
+    values: Tree
+    mask: Tree
+
+
+def map(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """Apply `f` to corresponding leaves of `tree` and `rest`; the result has the structure of `tree`."""
+    if isinstance(tree, dict):
+        return {key: map(f, value, *(other[key] for other in rest)) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return type(tree)(*(map(f, *fields) for fields in zip(tree, *rest, strict=True)))
+    return f(tree, *rest)
+
+
+def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves with their dotted paths, in order."""
+    if isinstance(tree, tuple):
+        tree = tree._asdict()  # type: ignore[attr-defined]
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from items(value, f"{prefix}.{key}" if prefix else key)
+    else:
+        yield prefix, tree
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """Leaves, in order."""
+    return [leaf for _, leaf in items(tree)]
+
+
+def rebuild(like: Tree, values: Sequence[Any]) -> Tree:
+    """The structure of `like` with `values` as leaves, in order: the inverse of `leaves`."""
+    rest = iter(values)
+    return map(lambda _: next(rest), like)
+
+
+def size(tree: Tree) -> int:
+    """Number of scalars."""
+    return sum(leaf.numel() for leaf in leaves(tree))
+
+
+def nbytes(tree: Tree) -> int:
+    """Memory of the leaves, in bytes."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def flat(tree: Tree) -> Tensor:
+    """All entries as one vector `[size]`, in the order of the leaves."""
+    return torch.cat([leaf.reshape(-1) for leaf in leaves(tree)])
+
+
+def unflat(vector: Tensor, like: Tree) -> Tree:
+    """Inverse of `flat`: views of `vector` with the structure and shapes of `like`."""
+    shapes = [leaf.shape for leaf in leaves(like)]
+    pieces = vector.split([shape.numel() for shape in shapes])
+    return rebuild(like, [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
+
+
+def expand(prefix: Tree, like: Tree) -> Tree:
+    """`like`'s structure with the leaves of `prefix`, in which one leaf may stand for a whole subtree."""
+    if isinstance(prefix, dict):
+        return {key: expand(prefix[key], value) for key, value in like.items()}
+    return map(lambda _: prefix, like)
+
+
+def full_like(tree: Tree, value: float | bool) -> Tree:
+    """The structure and shapes of `tree`, every entry `value` (bool leaves for a bool value)."""
+    dtype = torch.bool if isinstance(value, bool) else None
+    return map(lambda leaf: torch.full_like(leaf, value, dtype=dtype), tree)
+
+
+def clone(tree: Tree) -> Tree:
+    """A contiguous copy."""
+    return map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
+
+
+def to(tree: Tree, device: torch.device | str) -> Tree:
+    """Move every leaf."""
+    return map(lambda leaf: leaf.to(device), tree)
+
+
+def where(mask: Tree, a: Tree, b: Tree) -> Tree:
+    """Entries of `a` where `mask` holds, of `b` elsewhere. A 0-dimensional mask (a client's flag) serves all leaves."""
+    return map(torch.where, expand(mask, a), a, b)
+
+
+def invert(mask: Tree) -> Tree:
+    """Logical not of every leaf."""
+    return map(lambda leaf: ~leaf, mask)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Stack equal structures on a new axis 0."""
+    return map(lambda *leaves: torch.stack(leaves), *trees)
+
+
+def repeat(tree: Tree, count: int) -> Tree:
+    """`count` copies stacked on a new axis 0."""
+    return map(lambda leaf: leaf.unsqueeze(0).expand(count, *leaf.shape).clone(), tree)
+
+
+def take(stacked: Tree, index: int | slice | Tensor) -> Tree:
+    """Row `index` of every leaf: a view for an int or slice, a copy for an index tensor."""
+    return map(lambda leaf: leaf[index], stacked)
+
+
+def put_(stacked: Tree, index: int | slice | Tensor, rows: Tree) -> None:
+    """Write `rows` into rows `index` of every leaf, in place."""
+
+    def write(leaf: Tensor, row: Tensor) -> None:
+        leaf[index] = row.to(leaf.dtype)
+
+    map(write, stacked, rows)
+
+
+def mean(stacked: Tree, weight: Tensor) -> Tree:
+    """Weighted sum over axis 0 with `weight` `[clients]` (summing to 1), added up in row order.
+
+    One fixed order and only element-wise arithmetic: equal uploads give equal bits whatever the number of threads.
+    """
+
+    def add_up(leaf: Tensor) -> Tensor:
+        total = leaf[0] * weight[0].to(leaf.dtype)
+        for row, share in zip(leaf[1:], weight[1:], strict=True):
+            total += row * share.to(leaf.dtype)
+        return total
+
+    return map(add_up, stacked)
