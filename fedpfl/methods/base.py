@@ -1,0 +1,142 @@
+"""The questions that a federated method answers. The answers given here are FedAvg's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedpfl import tree
+from fedpfl.models import Bound, Parts
+from fedpfl.tree import Tree
+
+
+class Batch(NamedTuple):
+    """One minibatch of one client: `x` `[batch, channels, height, width]`, `y` `[batch]`.
+
+    `weight` `[batch]` is 0 for padding and 1 for samples; None means that there is no padding.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+
+
+class Phase(NamedTuple):
+    """A stretch of local training.
+
+    mask: which entries of the trained tree move: None for all, or a tree of bools (a bool may stand for a whole
+        subtree) and of element-wise bool tensors. What does not move is exempt from momentum and weight decay too.
+    stream: minibatch order is a pure function of (seed, round, client, stream, epoch); epochs count up per stream,
+        so that phases of equal streams continue each other and those of different streams do not.
+    loss: replaces the method's loss during this phase.
+    """
+
+    epochs: int
+    mask: Tree | None = None
+    stream: str = "main"
+    loss: Callable[..., Tensor] | None = None
+
+
+def mean_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy averaged over the real samples of the batch."""
+    if batch.weight is None:
+        return F.cross_entropy(logits, batch.y)
+    losses = F.cross_entropy(logits, batch.y, reduction="none")
+    return (losses * batch.weight).sum() / batch.weight.sum()
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method: its fields are its hyperparameters, its methods are pure functions of ONE client.
+
+    Trees: `server` is what the server knows; `mine` is what belongs to the client, wherever it is stored (always a
+    dict; equal structure, shapes and dtypes from `init` on); a *trained* tree is what local training moves. Nothing is
+    ever stored on self, no answer changes its arguments, and no control flow depends on tensor values: the engine
+    vectorises the answers over clients.
+    """
+
+    buffers: ClassVar[dict[str, str]] = {"main": "aggregate"}
+    """Model roles and where their buffers (BatchNorm statistics) live: `aggregate`d at the server or `local`."""
+    judged_role: ClassVar[str] = "main"
+    """The role whose buffers go with the judged model."""
+
+    vectorises: ClassVar[bool] = True
+    """False: `prepare` is asked client by client even by the batched backend, and may branch on values."""
+
+    # Optional questions; None means that the method has no use for them.
+    draw: ClassVar[Callable[..., dict[str, Tree]] | None] = None
+    """`draw(generator, server) -> dict`: randomness drawn by the server for one client and round, laid over `mine`."""
+    observe: ClassVar[Callable[..., dict[str, Tree]] | None] = None
+    """`observe(params, grads, loss, batch, server, mine) -> mine`: after each gradient, before its step."""
+    summarize: ClassVar[Callable[..., Tree] | None] = None
+    """`summarize(net, end, batch, server, mine) -> tree`: summed over the client's training data after training, the
+    net in evaluation mode, and handed to `finish` as `mine["summary"]`."""
+    settle: ClassVar[Callable[..., dict[str, Tree]] | None] = None
+    """`settle(server, uploads, mine) -> mine`: after the merge, over the stacked cohort; for replies by client."""
+
+    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
+        """Server's and one client's tree before round 1, from the common initial parameters."""
+        return params, {}
+
+    def prepare(self, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
+        """`mine` as it enters the round: whatever the later answers share (scores, masks) is computed once, here."""
+        return mine
+
+    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
+        """The trained tree that local training starts from."""
+        return server
+
+    def send(self, server: Tree, mine: dict[str, Tree]) -> Tree:
+        """What travels down (for the count only)."""
+        return server
+
+    def loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
+        """What local training minimises on one batch. Several models: add their losses, the gradients stay separate."""
+        return mean_cross_entropy(self.predict(net, params, batch.x), batch)
+
+    def phases(self, server: Tree, mine: dict[str, Tree], params: Tree, epochs: int) -> list[Phase]:
+        """Which entries move when. The number of phases and their epochs are the same for all clients."""
+        return [Phase(epochs)]
+
+    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
+        """After training: what is uploaded, and `mine` as it is kept."""
+        return end, mine
+
+    def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
+        """The new server tree from the stacked uploads and the clients' shares `weight` `[cohort]`, which sum to 1."""
+        return tree.mean(uploads, weight)
+
+    def judged(self, server: Tree, mine: dict[str, Tree], trained: Tree) -> Tree:
+        """The part of a trained tree by which the client is judged right before and after local training."""
+        return trained
+
+    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
+        """The model by which a client is judged between rounds."""
+        return server
+
+    def predict(self, net: Bound, params: Tree, x: Tensor) -> Tensor:
+        """Logits `[batch, classes]` of a judged model."""
+        return net(params, x, self.judged_role)
+
+    def tune(self, params: Tree, parts: Parts, epochs: int) -> list[Phase]:
+        """Phases of fine-tuning a judged model before it is tested (cross-entropy; all entries by default)."""
+        return [Phase(epochs)]
+
+    def measure(self, server: Tree, mine: dict[str, Tree]) -> dict[str, Tensor]:
+        """Scalars of one client worth a column of their own; averaged over the cohort. Sees the prepared `mine`."""
+        return {}
+
+    def check(self, rule: bool, field: str, allowed: str) -> None:
+        """Raise ValueError about a hyperparameter unless `rule` holds."""
+        if not rule:
+            raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}")
+
+
+def flag(like: Tree) -> Tensor:
+    """A False of its own for a client's tree, on the device of `like`."""
+    return torch.zeros((), dtype=torch.bool, device=tree.leaves(like)[0].device)
