@@ -1,0 +1,24 @@
+"""Turns State into State: local training, merging and evaluation of any Method, on interchangeable backends."""
+
+from fedpfl.engine.backend import Backend, Engine, Participation, Tally
+from fedpfl.engine.evaluate import accuracies
+from fedpfl.engine.keys import cohorts
+from fedpfl.engine.round import Outcome, State, begin, play
+from fedpfl.engine.select import check, make
+from fedpfl.engine.sgd import Local
+
+__all__ = [
+    "Backend",
+    "Engine",
+    "Local",
+    "Outcome",
+    "Participation",
+    "State",
+    "Tally",
+    "accuracies",
+    "begin",
+    "check",
+    "cohorts",
+    "make",
+    "play",
+]

@@ -1,0 +1,42 @@
+"""Choosing a backend and a device."""
+
+from __future__ import annotations
+
+import torch
+
+from fedpfl.engine.backend import Backend, Engine
+from fedpfl.engine.batched import Batched
+from fedpfl.engine.loop import Loop
+from fedpfl.errors import FedpflError
+from fedpfl.models import Net
+
+BACKENDS: dict[str, type[Loop] | type[Batched]] = {"loop": Loop, "batched": Batched}
+
+
+def device(name: str) -> torch.device:
+    """`auto`: CUDA if there is one, else the CPU. Raises FedpflError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(name)
+    except RuntimeError:
+        raise FedpflError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if chosen.type == "cuda" and not (torch.cuda.is_available() and (chosen.index or 0) < torch.cuda.device_count()):
+        raise FedpflError(f"device={name}: this machine has no such CUDA device; use device=cpu or device=auto")
+    if chosen.type not in ("cpu", "cuda"):
+        raise FedpflError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    return chosen
+
+
+def check(engine: Engine, on: torch.device) -> None:
+    """Raise FedpflError for a combination that cannot run."""
+    if engine.precision == "tf32" and on.type != "cuda":
+        raise FedpflError("engine.precision=tf32 needs a CUDA device; use fp32 or bf16 on a CPU")
+
+
+def make(engine: Engine, net: Net, on: torch.device) -> Backend:
+    """The backend that `engine` asks for; `auto` is batched on CUDA and loop on a CPU."""
+    name = {"cuda": "batched", "cpu": "loop"}[on.type] if engine.backend == "auto" else engine.backend
+    if engine.precision == "tf32":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    return BACKENDS[name](net, on, engine)

@@ -1,0 +1,130 @@
+"""The one training step, and the plan of steps that local training takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedpfl import tree
+from fedpfl.engine.keys import Draws
+from fedpfl.methods import Batch, Method, Phase, mean_cross_entropy
+from fedpfl.models import Bound, Parts
+from fedpfl.tree import Tree
+
+
+@dataclass(frozen=True)
+class Local:
+    """How clients train: SGD as in torch.optim.SGD without Nesterov and dampening, state new at each participation."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        rules = {
+            "epochs": (self.epochs >= 1, "1 or more"),
+            "batch_size": (self.batch_size >= 2, "2 or more (one-sample batches are skipped)"),
+            "lr": (0 < self.lr < math.inf, "a positive number"),
+            "momentum": (0 <= self.momentum < 1, "at least 0 and below 1"),
+            "weight_decay": (0 <= self.weight_decay < math.inf, "0 or more"),
+        }
+        for field, (holds, allowed) in rules.items():
+            if not holds:
+                raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)}")
+
+    def tuned(self, epochs: int) -> Local:
+        """The same for another number of epochs."""
+        return replace(self, epochs=epochs)
+
+
+def update_(
+    params: list[Tensor], velocity: list[Tensor], grads: list[Tensor], masks: list[Tensor | None], local: Local
+) -> None:
+    """One SGD step on lists of tensors, in place. Entries whose mask is False hold still, in momentum too."""
+    if local.weight_decay:
+        grads = list(torch._foreach_add(grads, params, alpha=local.weight_decay))
+    if any(mask is not None for mask in masks):
+        for param, buffer, grad, mask in zip(params, velocity, grads, masks, strict=True):
+            step = buffer * local.momentum + grad
+            if mask is not None:
+                buffer.copy_(torch.where(mask, step, buffer))
+                step = torch.where(mask, step, 0.0)
+            else:
+                buffer.copy_(step)
+            param.add_(step, alpha=-local.lr)
+        return
+    if local.momentum:
+        torch._foreach_mul_(velocity, local.momentum)
+        torch._foreach_add_(velocity, grads)
+        grads = velocity
+    torch._foreach_add_(params, grads, alpha=-local.lr)
+
+
+@dataclass(frozen=True)
+class Movement:
+    """Which leaves of a trained tree a phase differentiates, by position, and their element-wise masks."""
+
+    moving: list[int]
+    masks: list[Tensor | None]
+
+
+def movement(phase: Phase, trained: Tree) -> Movement:
+    """Read a phase's mask. Leaves masked with a plain False are left out of differentiation altogether."""
+    mask = tree.leaves(tree.expand(True if phase.mask is None else phase.mask, trained))
+    moving = [i for i, leaf in enumerate(mask) if leaf is not False]
+    return Movement(moving, [mask[i] if isinstance(mask[i], Tensor) else None for i in moving])
+
+
+def numbered(phases: list[Phase]) -> Iterator[tuple[Phase, range]]:
+    """Phases with the numbers of their epochs, which count up per stream; phases without epochs are dropped."""
+    done: dict[str, int] = {}
+    for phase in phases:
+        first = done.get(phase.stream, 0)
+        if phase.epochs > 0:
+            done[phase.stream] = first + phase.epochs
+            yield phase, range(first, first + phase.epochs)
+
+
+def batches(draws: Draws, client: int, stream: str, epochs: range, samples: int, batch_size: int) -> Iterator[Tensor]:
+    """Positions `[batch]` of each minibatch, reshuffled each epoch; a last partial one is kept, a lone sample not."""
+    for epoch in epochs:
+        for batch in draws.order(client, stream, epoch, samples).split(batch_size):
+            if len(batch) > 1:
+                yield batch
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One stretch of local training: what is minimised, in which phases, how, and who watches."""
+
+    objective: Callable[..., Tensor]
+    phases: list[Phase]
+    local: Local
+    draws: Draws
+    observe: Callable[..., dict[str, Tree]] | None = None
+
+
+def training(method: Method, local: Local, draws: Draws, server: Tree, mine: dict[str, Tree], start: Tree) -> Lesson:
+    """A method's own local training."""
+    return Lesson(method.loss, method.phases(server, mine, start, local.epochs), local, draws, method.observe)
+
+
+def fine_tuning(method: Method, local: Local, draws: Draws, params: Tree, parts: Parts) -> Lesson:
+    """Fine-tuning of a judged model by plain cross-entropy."""
+
+    def objective(net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
+        return mean_cross_entropy(method.predict(net, params, batch.x), batch)
+
+    return Lesson(objective, method.tune(params, parts, local.epochs), local, draws)
+
+
+def complete(grads: list[Tensor], leaves: list[Tensor], moving: list[int]) -> list[Tensor]:
+    """Gradients of all leaves, from those of the moving ones: zero for the others."""
+    known = dict(zip(moving, grads, strict=True))
+    return [known[i] if i in known else torch.zeros_like(leaf) for i, leaf in enumerate(leaves)]
