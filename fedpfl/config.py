@@ -1,0 +1,283 @@
+"""Configuration: YAML holds values, dataclasses are the schema, and every fault is one line that names its key."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedpfl import data, engine, models, record
+from fedpfl.data import Federation, datasets, partition
+from fedpfl.engine import Engine, Local
+from fedpfl.engine.select import device as find_device
+from fedpfl.errors import FedpflError
+from fedpfl.methods import METHODS, Method
+from fedpfl.models import MODELS, Net
+
+IDENTITY_WITHOUT = ("seed", "logger", "device", "data_dir", "checkpoint", "quantile", "norm", "score")
+"""What does not tell runs apart: where and how they run, and groups that are already written into `method`."""
+
+LISTS = (tuple, list, Sequence)
+
+
+@dataclass(frozen=True)
+class Eval:
+    """When all clients are judged; see conf/train.yaml."""
+
+    every: int
+    finetune_epochs: int
+    finetune_every: int
+
+    def __post_init__(self) -> None:
+        _require(self.every >= 1, "every", "1 or more", self.every)
+        _require(self.finetune_epochs >= 0, "finetune_epochs", "0 or more", self.finetune_epochs)
+        multiple = self.finetune_every >= 1 and self.finetune_every % self.every == 0
+        allowed = f"a positive multiple of eval.every ({self.every})"
+        _require(multiple or not self.finetune_epochs, "finetune_every", allowed, self.finetune_every)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """How often the state is saved."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _require(self.seconds >= 0, "seconds", "0 or more", self.seconds)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The top level of the configuration."""
+
+    seed: int
+    rounds: int
+    clients: int
+    participation: float
+    data_dir: str
+    device: str
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.seed < 2**32, "seed", "from 0 to 4294967295", self.seed)
+        _require(self.rounds >= 1, "rounds", "1 or more", self.rounds)
+        _require(self.clients >= 1, "clients", "1 or more", self.clients)
+        _require(0 < self.participation <= 1, "participation", "above 0 and at most 1", self.participation)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a run needs, built and checked. `config` is the resolved configuration, `identity` its hash."""
+
+    settings: Settings
+    local: Local
+    eval: Eval
+    checkpoint: Checkpoint
+    engine: Engine
+    device: torch.device
+    method: Method
+    federation: Federation
+    net: Net
+    config: dict[str, Any]
+    identity: str
+
+
+def build(cfg: DictConfig) -> Run:
+    """Check the whole configuration, then load the data and build the network. Raises FedpflError."""
+    config = resolve(cfg)
+    top = {key: config[key] for key in get_type_hints(Settings)}
+    settings = typed(Settings, top, "")
+    local = typed(Local, config["local"], "local")
+    judging, checkpoint = typed(Eval, config["eval"], "eval"), typed(Checkpoint, config["checkpoint"], "checkpoint")
+    machine = typed(Engine, config["engine"], "engine")
+    device = find_device(settings.device)
+    engine.check(machine, device)
+    record.check_logger(config["logger"])
+    method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
+    _named("model", config["model"], MODELS)
+    scheme = _named("partition", config["partition"], partition.SCHEMES)
+    # y, clients and seed come from elsewhere in the configuration
+    arguments = _checked(scheme, _rest(config["partition"]), "partition", given=("y", "clients", "seed"))
+    source = _checked(datasets.load, config["dataset"], "dataset", given=("data_dir",))
+    images = datasets.load(data_dir=Path(settings.data_dir), **source)
+    split = scheme(images.y.numpy(), settings.clients, settings.seed, **arguments)
+    federation = data.build(images, split)
+    net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed)
+    return Run(
+        settings,
+        local,
+        judging,
+        checkpoint,
+        machine,
+        device,
+        method,
+        federation.to(device),
+        net,
+        config,
+        identity(config),
+    )
+
+
+def resolve(cfg: DictConfig) -> dict[str, Any]:
+    """The configuration as plain values, with the quantile looked up. Raises FedpflError for missing values."""
+    cfg = OmegaConf.create({key: cfg._get_node(key) for key in cfg if key not in ("hydra", "experiment")})
+    missing = OmegaConf.missing_keys(cfg)
+    if missing:
+        key = sorted(missing)[0]
+        raise FedpflError(f"{key} has no value; set it with {key}=...")
+    try:
+        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        raise FedpflError(" ".join(str(error).split())) from None
+    method = config["method"]
+    if isinstance(method, dict) and method.get("name") == "fedobp" and method.get("q") == "paper":
+        method["q"] = _table_q(config)
+    return config
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """A hash of what a run computes, the same for all seeds, loggers and devices."""
+    kept = {key: value for key, value in config.items() if key not in IDENTITY_WITHOUT}
+    kept["engine"] = {key: value for key, value in kept["engine"].items() if key == "precision"}
+    kept["dataset"] = {key: value for key, value in kept["dataset"].items() if key != "download"}
+    text = json.dumps(kept, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+
+
+def run_subdir(config: Mapping[str, Any], experiment: str | None) -> str:
+    """Where a run belongs below outputs/: `<experiment or dataset>/<method>/<key>/seed<k>`."""
+    place = experiment or config["dataset"]["name"]
+    return f"{place}/{config['method']['name']}/{identity(config)}/seed{config['seed']}"
+
+
+def register() -> None:
+    """Teach OmegaConf the resolvers that conf/train.yaml names. Safe to repeat."""
+
+    def subdir(*, _root_: DictConfig) -> str:
+        choices = OmegaConf.select(_root_, "hydra.runtime.choices")
+        try:
+            return run_subdir(resolve(_root_), choices.get("experiment") if choices else None)
+        except (FedpflError, KeyError, TypeError, AttributeError):
+            return "invalid"  # build() tells what is wrong, and nothing is written before that
+
+    for name, function in (
+        ("fedpfl.run_subdir", subdir),
+        ("fedpfl.run_dir", lambda *, _root_: f"outputs/{subdir(_root_=_root_)}"),
+    ):
+        OmegaConf.register_new_resolver(name, function, replace=True, use_cache=False)
+
+
+def one_line(error: Exception) -> str:
+    """An error's message as one line; of Hydra's and OmegaConf's, the part that helps."""
+    text = str(error)
+    if isinstance(error, FedpflError):
+        return text
+    if unknown := re.search(r"Could not override '(.*?)'", text):
+        return f"{unknown[1]} is not a key here; `python -m fedpfl.train --cfg job` prints all keys"
+    if option := re.search(
+        r"Could not find '(.*?)/(.*?)'\s+Available options in '.*?':(.*?)Config search path", text, re.S
+    ):
+        return f"{option[1]} must be one of {', '.join(option[3].split())}, got {option[2]!r}"
+    lines = [line.strip().removesuffix(".") for line in text.splitlines()]
+    noise = ("full_key:", "object_type=", "Set the environment variable", "See https")
+    return "; ".join(line for line in lines if line and not line.startswith(noise))
+
+
+def typed(schema: Callable[..., Any], values: Any, path: str) -> Any:
+    """Build dataclass `schema` from `values`, checking keys, types and (in its __post_init__) ranges."""
+    arguments = _checked(schema, values, path)
+    try:
+        return schema(**arguments)
+    except ValueError as error:
+        raise FedpflError(f"{path}.{error}" if path else str(error)) from None
+
+
+def _checked(schema: Callable[..., Any], values: Any, path: str, given: tuple[str, ...] = ()) -> dict[str, Any]:
+    """`values` as arguments of `schema` (a dataclass or a function), checked against its annotations."""
+    if not isinstance(values, Mapping):
+        raise FedpflError(f"{path} must be a group of keys, got {values!r}")
+    parameters = {n: p for n, p in inspect.signature(schema).parameters.items() if n not in given}
+    hints = get_type_hints(schema)
+    dot = f"{path}." if path else ""
+    for key in values:
+        if key not in parameters:
+            raise FedpflError(f"{dot}{key} is not a key here; known keys: {', '.join(parameters)}")
+    for key, parameter in parameters.items():
+        if key not in values and parameter.default is parameter.empty:
+            raise FedpflError(f"{dot}{key} has no value; set it with {dot}{key}=...")
+    return {key: _cast(value, hints[key], dot + key) for key, value in values.items()}
+
+
+def _cast(value: Any, hint: Any, path: str) -> Any:
+    """`value` if it fits the annotation (an int also fits a float, a list a tuple, a str a Path)."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if hint is Any or hint is inspect.Parameter.empty:
+        return value
+    if origin in (Union, types.UnionType):
+        for option in inside:
+            try:
+                return _cast(value, option, path)
+            except FedpflError:
+                continue
+    elif origin is Literal:
+        if value in inside:
+            return value
+    elif origin in LISTS and isinstance(value, list):
+        return tuple(_cast(item, inside[0] if inside else Any, path) for item in value)
+    elif hint is float and type(value) in (int, float):
+        return float(value)
+    elif hint is Path and isinstance(value, str):
+        return Path(value)
+    elif hint in (int, str, bool, type(None)) and type(value) is hint:
+        return value
+    raise FedpflError(f"{path} must be {_describe(hint)}, got {value!r}")
+
+
+def _describe(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(option) for option in inside)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, inside))}"
+    if origin in LISTS:
+        return f"a list of {_describe(inside[0]).removeprefix('a ')}s"
+    return names.get(hint, "a path" if hint is Path else str(hint))
+
+
+def _named(group: str, values: Any, registry: Mapping[str, Any]) -> Any:
+    name = values.get("name") if isinstance(values, Mapping) else values
+    if not isinstance(name, str) or name not in registry:
+        raise FedpflError(f"{group}.name must be one of {', '.join(sorted(registry))}, got {name!r}")
+    return registry[name]
+
+
+def _rest(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != "name"}
+
+
+def _table_q(config: Mapping[str, Any]) -> Any:
+    """Table II, or the fallback of quantile=auto."""
+    quantile, name, alpha = config["quantile"], config["dataset"]["name"], config["partition"].get("alpha")
+    q = quantile["table"].get(name, {}).get(alpha, quantile["otherwise"])
+    if q is None:
+        known = "; ".join(f"{d} ({', '.join(map(str, row))})" for d, row in quantile["table"].items())
+        raise FedpflError(
+            f"quantile=paper: Table II has no q for dataset {name} with alpha {alpha}; "
+            f"it has {known}; set quantile.q=..."
+        )
+    return q
+
+
+def _require(rule: bool, field: str, allowed: str, value: Any) -> None:
+    if not rule:
+        raise ValueError(f"{field} must be {allowed}, got {value!r}")

@@ -1,0 +1,22 @@
+"""What a run leaves behind: its directory, and sinks (terminal, log file, W&B) that mirror the rows while it runs.
+
+Nothing here knows methods, data or the engine: rows and summaries are plain mappings.
+"""
+
+from fedpfl.record.environment import describe
+from fedpfl.record.picture import partition_picture
+from fedpfl.record.rundir import RunDirectory
+from fedpfl.record.sinks import Console, LogFile, RunInfo, Sink, Sinks, check_logger, open_sinks
+
+__all__ = [
+    "Console",
+    "LogFile",
+    "RunDirectory",
+    "RunInfo",
+    "Sink",
+    "Sinks",
+    "check_logger",
+    "describe",
+    "open_sinks",
+    "partition_picture",
+]

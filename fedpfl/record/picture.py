@@ -1,0 +1,58 @@
+"""The partition as a picture: how many samples of each class every client holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+
+def partition_picture(label_counts: Any, path: str | Path | BinaryIO, title: str) -> None:
+    """Draw clients x classes as a heat map below each client's sample count; darker is more, also in grey.
+
+    label_counts: samples `[clients, classes]`. path: a file, its ending gives the format (png, pdf, svg), or an open
+    binary file for png.
+    """
+    # pyplot would keep the figure, and choose a backend for the whole process.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import ListedColormap, LogNorm
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    counts = np.asarray(label_counts, dtype=np.int64)
+    clients, classes = counts.shape
+    written = clients <= 20 and classes <= 20  # few enough cells to print the numbers in
+    width = float(np.clip(2.5 + clients * (0.45 if written else 0.11), 5, 14))
+    height = float(np.clip(2.3 + classes * (0.3 if written else 0.16), 3.5, 11))
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(2, 2, height_ratios=(1, max(2.0, height - 2)), width_ratios=(60, 1))
+    map_axes = figure.add_subplot(grid[1, 0])
+    size_axes = figure.add_subplot(grid[0, 0], sharex=map_axes)
+
+    # Counts span orders of magnitude. White is none at all; a single sample can be told from it.
+    norm = LogNorm(vmin=1, vmax=max(2, int(counts.max(initial=0))))
+    greys = ListedColormap([str(level) for level in np.linspace(0.88, 0.0, 256)])
+    cells = np.ma.masked_equal(counts.T, 0)
+    image = map_axes.imshow(cells, cmap=greys, norm=norm, aspect="auto", origin="lower", interpolation="nearest")
+    map_axes.set_xlabel("client")
+    map_axes.set_ylabel("class")
+    for axis in (map_axes.xaxis, map_axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=20 if axis is map_axes.xaxis else 12, integer=True))
+    if written:
+        for client, label in zip(*np.nonzero(counts), strict=True):
+            count = int(counts[client, label])
+            color = "white" if norm(count) > 0.5 else "black"
+            map_axes.text(client, label, str(count), ha="center", va="center", fontsize=6.5, color=color)
+    figure.colorbar(image, cax=figure.add_subplot(grid[1, 1]), label="samples", format="%d")
+
+    size_axes.bar(np.arange(clients), counts.sum(1), width=0.8 if clients <= 200 else 1.0, color="0.35")
+    size_axes.tick_params(labelbottom=False)
+    size_axes.set_ylabel("samples")
+    size_axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    for side in ("top", "right"):
+        size_axes.spines[side].set_visible(False)
+    size_axes.set_title(title, fontsize=10, wrap=True)
+    map_axes.set_xlim(-0.5, clients - 0.5)
+    figure.savefig(path, dpi=150)

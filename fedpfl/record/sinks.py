@@ -1,0 +1,332 @@
+"""Where rows go while a run is going on: the terminal, run.log, and W&B. Sinks mirror, they never decide."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol, Self, TextIO
+
+from fedpfl.errors import FedpflError
+
+LOGGERS = ("none", "wandb")
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What sinks are told at the beginning.
+
+    job_type: the method. config: resolved, plain values. start_round: rounds done before this process, 0 for a fresh
+    run. lines: the first lines for the user.
+    """
+
+    name: str
+    group: str
+    job_type: str
+    tags: tuple[str, ...]
+    config: dict[str, Any]
+    path: Path
+    identity: str
+    seed: int
+    rounds: int
+    start_round: int = 0
+    lines: tuple[str, ...] = ()
+
+
+class Sink(Protocol):
+    """One place that rows are shown or sent to."""
+
+    def begin(self, run: RunInfo) -> None:
+        """Before the first row."""
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """One round; None where nothing was measured."""
+
+    def note(self, text: str) -> None:
+        """A line for the user."""
+
+    def picture(self, name: str, path: Path) -> None:
+        """An image file."""
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """The last call, also after a failure. status: finished, diverged, failed or interrupted."""
+
+
+class Sinks:
+    """Several sinks as one. A sink that fails is told to end, noted once and dropped; the run goes on.
+
+    As a context manager it ends its sinks when the run did not: `failed` for an error, else `interrupted`.
+    """
+
+    def __init__(self, sinks: Sequence[Sink]):
+        self._sinks = list(sinks)
+
+    def begin(self, run: RunInfo) -> None:
+        """Before the first row."""
+        self._each(lambda sink: sink.begin(run))
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """One round."""
+        self._each(lambda sink: sink.row(row))
+
+    def note(self, text: str) -> None:
+        """A line for the user."""
+        self._each(lambda sink: sink.note(text))
+
+    def picture(self, name: str, path: Path) -> None:
+        """An image file."""
+        self._each(lambda sink: sink.picture(name, path))
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """End every sink, once; later calls do nothing. An interrupt on the way is raised after the last one."""
+        interrupt: BaseException | None = None
+        # Outward in, so that a sink that fails or takes long can still be told of on the terminal, which is first.
+        while self._sinks:
+            sink = self._sinks.pop()
+            try:
+                sink.end(status, summary)
+            except Exception as error:
+                self.note(_dropped(sink, error))
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.end("failed" if isinstance(error, Exception) else "interrupted", {})
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        for sink in list(self._sinks):
+            try:
+                call(sink)
+            except Exception as error:
+                self._drop(sink, error)
+
+    def _drop(self, sink: Sink, error: Exception) -> None:
+        if sink not in self._sinks:
+            return
+        self._sinks.remove(sink)
+        with contextlib.suppress(Exception):  # it has failed already, and that is what is told
+            sink.end("failed", {})
+        self.note(_dropped(sink, error))
+
+
+class Console:
+    """Progress on the terminal: a bar with what is known, or plain lines where nobody watches.
+
+    Plain: a line at most every `every` seconds, and for every evaluated and the last round. plain=None decides: lines
+    where the stream is no terminal and in the worker processes of a parallel sweep, whose bars would overwrite each
+    other. quiet: nothing at all.
+    """
+
+    def __init__(
+        self,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+        plain: bool | None = None,
+        every: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._quiet, self._stream, self._plain, self._every, self._clock = quiet, stream, plain, every, clock
+        self._run: RunInfo | None = None
+        self._bar: Any = None
+        self._prefix = ""
+        self._told = float("-inf")
+        self._begun = clock()
+        self._times: deque[float] = deque(maxlen=51)
+        self._round = 0
+        self._last = ""
+
+    def begin(self, run: RunInfo) -> None:
+        """Print the first lines and start the bar."""
+        self._run, self._round = run, run.start_round
+        worker = multiprocessing.parent_process() is not None
+        # Lines of parallel runs are mixed on one terminal.
+        self._prefix = f"{run.name}: " if worker else ""
+        for line in first_lines(run):
+            self.note(line)
+        self._begun = self._clock()
+        self._times.append(self._begun)
+        stream = self._stream or sys.stderr
+        plain = self._plain
+        if plain is None:
+            plain = worker or not stream.isatty() or os.environ.get("TERM") == "dumb"
+        if not (plain or self._quiet):
+            self._start_bar(stream, run)
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Show one round."""
+        assert self._run is not None
+        now = self._clock()
+        self._times.append(now)
+        self._round = int(row["round"])
+        left = self._run.rounds - self._round
+        eta = duration(left * (now - self._times[0]) / (len(self._times) - 1))
+        judged = everyone(row)
+        self._last = judged or self._last
+        if self._bar is not None:
+            text = "  ".join(filter(None, (cohort(row), self._last)))
+            self._bar.update(self._bar.task_ids[0], completed=self._round, text=text, eta=f"ETA {eta}")
+        elif judged or not left or now - self._told >= self._every:
+            self._told = now
+            self.note(describe_row(row, self._run.rounds) + (f"  ETA {eta}" if left else ""))
+
+    def note(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._quiet:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(self._prefix + text, file=self._stream or sys.stderr, flush=True)
+
+    def picture(self, name: str, path: Path) -> None:
+        """Nothing: the file lies in the run directory."""
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Stop the bar and say how it ended."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        spent = duration(self._clock() - self._begun)
+        self.note(", ".join(filter(None, (f"{status} after round {self._round} in {spent}", self._last))))
+
+    def _start_bar(self, stream: TextIO, run: RunInfo) -> None:
+        from rich.console import Console as Terminal
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bar = Progress(
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[text]}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[eta]}", markup=False),
+            console=Terminal(file=stream),
+        )
+        self._bar.add_task("", total=run.rounds, completed=run.start_round, text="", eta="")
+        self._bar.start()
+
+
+class LogFile:
+    """`run.log` in the run directory: everything as plain lines with local time, appended over resumes."""
+
+    def __init__(self) -> None:
+        self._file: TextIO | None = None
+        self._rounds = 0
+
+    def begin(self, run: RunInfo) -> None:
+        """Open the file and write the first lines."""
+        self._file = (run.path / "run.log").open("a+", encoding="utf-8", buffering=1)
+        self._rounds = run.rounds
+        if _torn(run.path / "run.log"):
+            self._file.write("\n")
+        for line in first_lines(run):
+            self.note(line)
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Write one round."""
+        self.note(describe_row(row, self._rounds))
+
+    def note(self, text: str) -> None:
+        """Write a line."""
+        if self._file is not None:
+            self._file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {' '.join(text.split())}\n")
+
+    def picture(self, name: str, path: Path) -> None:
+        """Write where it lies."""
+        self.note(f"picture {name}: {path.name}")
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Write how it ended and close the file."""
+        error = summary.get("error")
+        self.note(f"{status}: {error}" if error else status)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def check_logger(logger: Mapping[str, Any]) -> None:
+    """Raise FedpflError, in one line, where the `logger` part of a configuration cannot work."""
+    name = logger.get("name")
+    if name not in LOGGERS:
+        raise FedpflError(f"logger.name={name} is unknown; choose one of {', '.join(LOGGERS)}")
+    if name == "wandb":
+        from fedpfl.record.wandb_sink import Options
+
+        Options.of(logger)
+
+
+def open_sinks(logger: Mapping[str, Any], run: RunInfo, quiet: bool = False) -> Sinks:
+    """Terminal, run.log and what `logger` asks for, begun. quiet: no terminal. Raises as `check_logger` does."""
+    check_logger(logger)
+    chosen: list[Sink] = [Console(quiet), LogFile()]
+    if logger["name"] == "wandb":
+        from fedpfl.record.wandb_sink import Options, WandbSink
+
+        chosen.append(WandbSink(Options.of(logger), lambda text: sinks.note(text)))
+    sinks = Sinks(chosen)
+    try:
+        sinks.begin(run)
+    except BaseException:
+        sinks.end("interrupted", {})
+        raise
+    return sinks
+
+
+def first_lines(run: RunInfo) -> tuple[str, ...]:
+    """The run's first lines, with where a resumed run goes on."""
+    resumed = (f"resumed     after round {run.start_round} of {run.rounds}",) if run.start_round else ()
+    return (*run.lines, *resumed)
+
+
+def describe_row(row: Mapping[str, Any], rounds: int) -> str:
+    """One round as one line: `round 10/400  cohort 61.20 -> 88.31 %  all clients 90.04 %  0.82 s`."""
+    seconds = row.get("seconds")
+    took = f"{seconds:.2f} s" if seconds is not None else ""
+    return "  ".join(filter(None, (f"round {row['round']}/{rounds}", cohort(row), everyone(row), took)))
+
+
+def cohort(row: Mapping[str, Any]) -> str:
+    """The cohort's accuracy before and after its training, `` where unknown."""
+    before, after = row.get("cohort_before"), row.get("cohort_after")
+    if before is None or after is None:
+        return ""
+    return f"cohort {before:.2f} -> {after:.2f} %"
+
+
+def everyone(row: Mapping[str, Any]) -> str:
+    """All clients' mean accuracy, `` where they were not evaluated."""
+    if row.get("accuracy") is None:
+        return ""
+    tuned = f" (fine-tuned {row['ft_accuracy']:.2f} %)" if row.get("ft_accuracy") is not None else ""
+    return f"all clients {row['accuracy']:.2f} %{tuned}"
+
+
+def duration(seconds: float) -> str:
+    """`1:02:03`."""
+    whole = max(0, round(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def _torn(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if not size:
+            return False
+        file.seek(size - 1)
+        return file.read(1) != b"\n"
+
+
+def _dropped(sink: Sink, error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return f"{type(sink).__name__} failed and is left out, the run goes on: {reason}"

@@ -1,0 +1,222 @@
+"""Weights & Biases as a mirror of rounds.csv. Never needed: tables and figures read the run directory.
+
+A killed process takes along what wandb had not yet written or uploaded, so a resumed run does not trust it: rows that
+the server lacks (online), or all of them (offline), are read back from rounds.csv and sent.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib.util
+import netrc
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from fedpfl.errors import FedpflError
+from fedpfl.record.sinks import RunInfo
+
+MODES = ("auto", "online", "offline", "disabled")
+MAX_BINS = 512  # W&B's limit for a histogram
+PATIENCE = 30.0  # seconds that `auto` waits for the server before it goes offline
+
+
+@dataclass(frozen=True)
+class Options:
+    """The configuration's `logger` where it is W&B; see conf/logger/wandb.yaml."""
+
+    project: str = "fedpfl"
+    entity: str | None = None
+    mode: str = "auto"
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    dir: str | None = None
+
+    @classmethod
+    def of(cls, logger: Mapping[str, Any]) -> Self:
+        """Check what the configuration says. Raises FedpflError, in one line, where it cannot work."""
+        values = {key: value for key, value in logger.items() if key != "name"}
+        known = [field.name for field in fields(cls)]
+        for key, value in values.items():
+            if key not in known:
+                raise FedpflError(f"logger.{key} is unknown; known are {', '.join(known)}")
+            if key == "tags":
+                if not isinstance(value, list | tuple) or not all(isinstance(tag, str) and tag for tag in value):
+                    raise FedpflError(f"logger.tags={value} must be a list of words, such as [baseline,long]")
+            elif not (isinstance(value, str) and value) and not (value is None and key in ("entity", "group", "dir")):
+                raise FedpflError(f"logger.{key}={value} must be text")
+        options = cls(**{**values, "tags": tuple(values.get("tags", ()))})
+        if options.mode not in MODES:
+            raise FedpflError(f"logger.mode={options.mode} is unknown; choose one of {', '.join(MODES)}")
+        if importlib.util.find_spec("wandb") is None:
+            raise FedpflError("logger=wandb needs the package wandb; pip install wandb, or set logger=none")
+        if options.mode == "online" and not logged_in():
+            raise FedpflError(
+                "logger.mode=online but W&B is not logged in; run `wandb login` or set logger.mode=offline"
+            )
+        return options
+
+
+class WandbSink:
+    """One W&B run per run directory; a resumed run continues it.
+
+    say: told where the run can be seen or how to upload it.
+    """
+
+    def __init__(self, options: Options, say: Callable[[str], None] | None = None):
+        self._options = options
+        self._say = say or (lambda text: print(text, file=sys.stderr))
+        self._run: Any = None
+        self._next = 0  # the first round not yet sent
+        self._sent: set[str] = set()
+
+    def begin(self, run: RunInfo) -> None:
+        """Start or continue the W&B run; offline where `auto` cannot reach the server. Raises wandb's errors."""
+        mode = choose_mode(self._options.mode)
+        try:
+            self._run = self._init(run, mode)
+        except Exception as error:
+            if self._options.mode != "auto" or mode != "online":
+                raise
+            self._say(f"W&B cannot be reached, logging offline: {' '.join(str(error).split())}")
+            # Its service holds on to the run that it could not start.
+            import wandb
+
+            wandb.teardown()
+            self._run = self._init(run, "offline")
+        # Of a continued run the server may hold fewer rounds than the last checkpoint, or more, which are the same.
+        self._next = self._run.step if run.start_round and not self._run.offline else 0
+        self._run.define_metric("round")
+        self._run.define_metric("*", step_metric="round")
+        for name in ("accuracy", "ft_accuracy"):
+            self._run.define_metric(name, step_metric="round", summary="max,last")
+        if self._run.offline and mode != "disabled":
+            self._say(f"W&B offline; upload with: wandb sync {Path(self._run.dir).parent}")
+        elif self._run.url:
+            self._say(f"W&B {self._run.url}")
+        for row in _past(run):
+            self.row(row)
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Send one round's values, and where all clients were evaluated the mask distribution over the layers."""
+        if self._run is None or row["round"] < self._next:
+            return
+        import wandb
+
+        values = {key: value for key, value in row.items() if value is not None}
+        self._sent.update(values)
+        layers = [float(value) for key, value in values.items() if key.startswith("personal/")]
+        if row.get("accuracy") is not None and 0 < len(layers) <= MAX_BINS:
+            # Bin i is layer i in the order of the columns.
+            edges = np.arange(len(layers) + 1.0)
+            values["mask distribution"] = wandb.Histogram(np_histogram=(np.array(layers), edges))
+        # The round as the step: W&B itself then refuses a round it already has.
+        self._run.log(values, step=row["round"])
+
+    def note(self, text: str) -> None:
+        """Nothing: run.log has it."""
+
+    def picture(self, name: str, path: Path) -> None:
+        """Send an image, unless the run that is continued online has sent it."""
+        if self._run is None or self._next:
+            return
+        import wandb
+
+        self._run.log({name: wandb.Image(str(path))})
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Send the summary and finish the W&B run, whatever happened; else it would swallow the sweep's next run."""
+        if self._run is None:
+            return
+        run, self._run = self._run, None
+        try:
+            # Of a column W&B keeps the last value itself.
+            own = {key: value for key, value in summary.items() if key not in self._sent and value is not None}
+            run.summary.update({**own, "status": status})
+        finally:
+            run.finish(exit_code=0 if status == "finished" else 1)
+
+    def _init(self, run: RunInfo, mode: str) -> Any:
+        import wandb
+
+        folder = Path(self._options.dir or run.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = wandb.Settings(
+            silent=True,  # what matters is told above; wandb's own lines would break the progress bar
+            console="off",
+            reinit="create_new",
+            init_timeout=PATIENCE if self._options.mode == "auto" else 90,
+            finish_timeout=300,  # seconds; without a network the rest stays on disk for `wandb sync`
+        )
+        return wandb.init(
+            project=self._options.project,
+            entity=self._options.entity,
+            group=self._options.group or run.group,
+            job_type=run.job_type,
+            name=run.name,
+            tags=list(dict.fromkeys((*run.tags, *self._options.tags))),
+            config=run.config,
+            id=run_id(run),
+            # Begun afresh or offline it is complete by itself, and replaces what the server has under this id.
+            resume="allow" if run.start_round and mode == "online" else None,
+            dir=str(folder),
+            mode=mode,  # type: ignore[arg-type]
+            settings=settings,
+        )
+
+
+def run_id(run: RunInfo) -> str:
+    """One W&B id per identity, seed and run directory: a baseline that two experiments share keeps a run in each."""
+    text = "\n".join((run.identity, str(run.seed), str(run.path.resolve())))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _past(run: RunInfo) -> Iterator[dict[str, float | None]]:
+    """The rows of rounds.csv up to where the run resumes."""
+    path = run.path / "rounds.csv"
+    if not run.start_round or not path.exists():
+        return
+    with path.open(encoding="utf-8", newline="") as file:
+        for cells in csv.DictReader(file):
+            if int(cells["round"]) <= run.start_round:
+                yield {key: _number(cell) for key, cell in cells.items()} | {"round": int(cells["round"])}
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell) if cell else None
+    except ValueError:
+        return None
+
+
+def choose_mode(mode: str) -> str:
+    """`auto` becomes WANDB_MODE where it is set, online for a user who is logged in, else offline."""
+    if mode != "auto":
+        return mode
+    wish = os.environ.get("WANDB_MODE", "")
+    if wish in MODES[2:] or (wish == "online" and logged_in()):
+        return wish
+    return "online" if logged_in() else "offline"
+
+
+def logged_in() -> bool:
+    """Whether a W&B key can be found without asking: WANDB_API_KEY, an identity token, or the netrc file."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
+    names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
+    for name in names:
+        try:
+            entry = netrc.netrc(Path(name).expanduser()).authenticators(host)
+        except (OSError, RuntimeError, netrc.NetrcParseError):
+            continue
+        if entry and entry[2]:
+            return True
+    return False

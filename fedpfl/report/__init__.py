@@ -1,0 +1,9 @@
+"""Tables and figures from run directories. Reads files only: no torch, and nothing of fedpfl but its error.
+
+`load` reads run directories and gathers the seeds of one configuration, `tables` and `figures` show them, and
+`python -m fedpfl.report` is the command.
+"""
+
+from fedpfl.report.load import Group, Run, groups, runs
+
+__all__ = ["Group", "Run", "groups", "runs"]

@@ -1,0 +1,115 @@
+"""Tables and figures from run directories: `python -m fedpfl.report [tables|figures] [ROOT ...]`; see `--help`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedpfl.errors import FedpflError
+from fedpfl.report.load import Run, runs, to_stderr
+from fedpfl.report.tables import FORMATS, SELECTIONS, Table, accuracy_table, curve_table, render
+
+COMMANDS = ("tables", "figures")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0, or 2 for a mistake of the user's."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    wanted = (words.pop(0),) if words and words[0] in COMMANDS else COMMANDS
+    options = _parser().parse_args(words)
+    try:
+        found = runs(*options.roots)
+        if not found:
+            raise FedpflError(
+                f"no runs found below {', '.join(map(str, options.roots))}; "
+                "run `python -m fedpfl.train` first or name another folder"
+            )
+        if "tables" in wanted:
+            _tables(found, options)
+        if "figures" in wanted:
+            _figures(found, options)
+    except FedpflError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m fedpfl.report",
+        usage="%(prog)s [tables|figures] [ROOT ...] [options]",
+        description="Tables and figures from run directories. Without a word of what: both.",
+    )
+    parser.add_argument(
+        "roots", nargs="*", metavar="ROOT", type=Path, default=[Path("outputs")], help="default: outputs"
+    )
+    parser.add_argument("--format", choices=FORMATS, help="of tables; default: terminal, with --out all others")
+    parser.add_argument(
+        "--select",
+        choices=SELECTIONS,
+        default="last",
+        help="which evaluation is judged; best-checkpoint looks at test data, as the published tables do",
+    )
+    parser.add_argument(
+        "--every",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="best-checkpoint: of every N rounds only (published: 100)",
+    )
+    parser.add_argument(
+        "--reference", type=Path, metavar="CSV", help="published curves (method,round,accuracy_before,accuracy_after)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write there; figures default to ROOT/figures")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _tables(found: list[Run], options: argparse.Namespace) -> None:
+    tables: dict[str, Table] = {"accuracy": accuracy_table(found, options.select, options.every)}
+    if options.reference:
+        tables["curves"] = curve_table(found, options.reference)
+    # A window of this width folds long cells; a file or pipe gets whole lines.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for name, table in tables.items():
+        if options.format in (None, "terminal") or not options.out:
+            print(render(table, options.format or "terminal", width), end="")
+        if options.out:
+            forms = [options.format] if options.format else [form for form in FORMATS if form != "terminal"]
+            for form in forms:
+                target = options.out / f"{name}{FORMATS[form]}"
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(render(table, form), encoding="utf-8")
+                to_stderr(f"wrote {target}")
+
+
+def _figures(found: list[Run], options: argparse.Namespace) -> None:
+    from fedpfl.report.figures import accuracy_figure, curves  # matplotlib is slow to load
+
+    folder = options.out or options.roots[0] / "figures"
+    settings: dict[str, list[Run]] = {}
+    for run in found:
+        settings.setdefault(_slug(f"{run.dataset}_{run.partition}"), []).append(run)
+    for name, members in settings.items():
+        written = accuracy_figure(members, folder / f"accuracy_{name}")
+        if options.reference:
+            written += curves(members, options.reference, folder / f"curves_{name}")
+        for target in written:
+            to_stderr(f"wrote {target}")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "_", text.lower()).strip("_")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,525 @@
+"""Tables of what ran, beside what was published: for the terminal, Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedpfl.errors import FedpflError
+from fedpfl.report.load import DATASETS, METHODS, Group, Run, groups, to_stderr
+
+SELECTIONS = ("last", "best-checkpoint")
+FORMATS = {"terminal": ".txt", "markdown": ".md", "csv": ".csv", "latex": ".tex"}
+
+ACCURACIES = ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled")
+TRAFFIC = ("values_down", "values_up", "bits_down", "bits_up")
+
+# What the published numbers were produced with; read from the authors' logs (momentum is not in the paper).
+PUBLISHED_SETUP = {
+    "rounds": 400,
+    "clients": 100,
+    "participation": 0.1,
+    "local.epochs": 5,
+    "local.batch_size": 32,
+    "local.lr": 0.01,
+    "local.momentum": 0.7,
+    "model.name": "cnn4",
+}
+_PUBLISHED_DATASETS = {"organamnist": "MEDMNISTA", "organcmnist": "MEDMNISTC"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column of a table's frame is shown. kind: text, percent, difference, count, seconds or whole."""
+
+    key: str
+    group: str
+    heading: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table: exact numbers in `frame`, and how they are shown.
+
+    A column `key` of the frame may have a neighbour `key_seed_std` (sample standard deviation over seeds).
+    notes: what a reader must know besides, one line each.
+    """
+
+    frame: pd.DataFrame
+    columns: tuple[Column, ...]
+    caption: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> tuple[Column, ...]:
+        """The columns in which anything stands."""
+        return tuple(column for column in self.columns if self.frame[column.key].notna().any())
+
+    def text(self, column: Column, row: int) -> str:
+        """One cell as people read it: `96.89(0.03)`, `+0.12`, `1.31k`, or nothing."""
+        value = self.frame[column.key].iloc[row]
+        spread = f"{column.key}_seed_std"
+        return _text(column.kind, value, self.frame[spread].iloc[row] if spread in self.frame else math.nan)
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published accuracy in percent; std and note may be empty."""
+
+    value: float
+    std: float
+    source: str
+    note: str
+
+
+def accuracy_table(
+    runs: Iterable[Run], select: str = "last", every: int = 1, warn: Callable[[str], None] = to_stderr
+) -> Table:
+    """One row per data set, partition and configuration: accuracies, traffic, seconds, and the published value.
+
+    select: `last` judges the last evaluation of a run; `best-checkpoint` the one of highest accuracy, which looks
+    at test data and exists to match the published rule. every: with `best-checkpoint`, look at the evaluations
+    after multiples of this many rounds only (published: 100).
+    """
+    if select not in SELECTIONS:
+        raise FedpflError(f"unknown selection {select!r}; choose one of: {', '.join(SELECTIONS)}")
+    gathered = groups(runs)
+    records = [_record(group, select, every) for group in gathered]
+    for record, group in zip(records, gathered, strict=True):
+        if math.isnan(record["accuracy"]):
+            warn(f"{group.dataset}, {group.partition}, {group.method}: no evaluation of all clients to judge")
+    frame = pd.DataFrame(records, columns=_record_keys())
+    return Table(frame, ACCURACY_COLUMNS, _caption(gathered, frame, select, every), _notes(gathered, frame))
+
+
+def curve_table(runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int, int]] = ((1, 20), (21, 100))) -> Table:
+    """How far each run's per-round cohort accuracy is from a published curve, in points, over spans of rounds.
+
+    reference: a CSV with the columns method, round, accuracy_before, accuracy_after (percent).
+    """
+    published = read_reference(reference)
+    records = []
+    for group in groups(runs):
+        name = reference_for(group, published["method"].unique())
+        if name is None:
+            continue
+        for run in group.used:
+            both = run.rounds.merge(published[published["method"] == name], on="round")
+            for first, last in spans:
+                part = both[both["round"].between(first, last)]
+                if part.empty:
+                    continue
+                before = part["cohort_before"] - part["accuracy_before"]
+                after = part["cohort_after"] - part["accuracy_after"]
+                records.append(
+                    {
+                        "dataset": group.dataset,
+                        "partition": group.partition,
+                        "method": group.method,
+                        "seed": run.seed,
+                        "reference": name,
+                        "first": int(part["round"].min()),
+                        "last": int(part["round"].max()),
+                        "before_absolute": before.abs().mean(),
+                        "before_signed": before.mean(),
+                        "after_absolute": after.abs().mean(),
+                        "after_signed": after.mean(),
+                    }
+                )
+    caption = (
+        "Distance from the published per-round accuracy of the cohort's clients (pooled, before and after local "
+        "training) in points: mean absolute and mean signed difference (own minus published)."
+    )
+    return Table(pd.DataFrame(records, columns=[column.key for column in CURVE_COLUMNS]), CURVE_COLUMNS, caption)
+
+
+def published(group: Group) -> Published | None:
+    """The published accuracy of this method, data set and Dirichlet setting, if there is one."""
+    return _published().get(_published_key(group.runs[0]))
+
+
+def read_reference(path: Path) -> pd.DataFrame:
+    """Per-round reference curves. Raises FedpflError where the file is no such thing."""
+    needed = ["method", "round", "accuracy_before", "accuracy_after"]
+    try:
+        frame = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise FedpflError(f"{path}: cannot be read as CSV ({type(error).__name__}); give {', '.join(needed)}") from None
+    missing = [name for name in needed if name not in frame]
+    if missing:
+        raise FedpflError(f"{path}: lacks the column {missing[0]}; needed: {', '.join(needed)}")
+    return frame
+
+
+def reference_for(group: Group, names: Iterable[str]) -> str | None:
+    """The reference curve of a group's method: named like it, or beginning with its name and an underscore."""
+    own = group.runs[0].method_name
+    return next((name for name in names if name == own or name.startswith(f"{own}_")), None)
+
+
+def render(table: Table, form: str = "terminal", width: int | None = None) -> str:
+    """The table as text in one of FORMATS. width: of the terminal, in characters; by default as wide as needed."""
+    if form not in FORMATS:
+        raise FedpflError(f"unknown format {form!r}; choose one of: {', '.join(FORMATS)}")
+    return {"terminal": _terminal, "markdown": _markdown, "csv": _csv, "latex": _latex}[form](table, width)
+
+
+ACCURACY_COLUMNS = (
+    Column("dataset", "", "data set"),
+    Column("partition", "", "partition"),
+    Column("method", "", "method"),
+    Column("accuracy", "before", "mean", "percent"),
+    Column("accuracy_pooled", "before", "pooled", "percent"),
+    Column("accuracy_worst10", "before", "worst 10%", "percent"),
+    Column("ft_accuracy", "fine-tuned", "mean", "percent"),
+    Column("ft_accuracy_pooled", "fine-tuned", "pooled", "percent"),
+    Column("published", "published", "value", "percent"),
+    Column("difference", "published", "Δ mean", "difference"),
+    Column("difference_pooled", "published", "Δ pooled", "difference"),
+    Column("values_down", "values", "down", "count"),
+    Column("values_up", "values", "up", "count"),
+    Column("bits_down", "bits", "down", "count"),
+    Column("bits_up", "bits", "up", "count"),
+    Column("seconds", "", "s/round", "seconds"),
+    Column("round", "", "round"),
+    Column("seeds", "", "seeds", "whole"),
+    Column("status", "", "status"),
+)
+CURVE_COLUMNS = (
+    Column("dataset", "", "data set"),
+    Column("partition", "", "partition"),
+    Column("method", "", "method"),
+    Column("seed", "", "seed", "whole"),
+    Column("reference", "", "reference"),
+    Column("first", "rounds", "from", "whole"),
+    Column("last", "rounds", "to", "whole"),
+    Column("before_absolute", "before", "absolute", "percent"),
+    Column("before_signed", "before", "signed", "difference"),
+    Column("after_absolute", "after", "absolute", "percent"),
+    Column("after_signed", "after", "signed", "difference"),
+)
+
+
+def _record_keys() -> list[str]:
+    keys: list[str] = []
+    for column in ACCURACY_COLUMNS:
+        keys.append(column.key)
+        if column.key in (*ACCURACIES, *TRAFFIC, "seconds", "published"):
+            keys.append(f"{column.key}_seed_std")
+        if column.key == "seeds":
+            keys.append("seed_list")
+    return keys
+
+
+def _record(group: Group, select: str, every: int) -> dict[str, Any]:
+    found = [(run, _judged(run, select, every)) for run in group.used]
+    # Seeds without an evaluation yet say nothing, unless there is no other.
+    used = [run for run, row in found if row is not None] or list(group.used)
+    judged = [row for _, row in found if row is not None]
+    record: dict[str, Any] = {
+        "dataset": group.dataset,
+        "partition": group.partition,
+        "method": group.method,
+        "round": _span([int(row["round"]) for row in judged]),
+        "seeds": len(used),
+        "seed_list": " ".join(str(run.seed) for run in used),
+        "status": group.status,
+    }
+    for key in ACCURACIES:
+        record[key], record[f"{key}_seed_std"] = _over_seeds([float(row.get(key, math.nan)) for row in judged])
+    for key in TRAFFIC:
+        record[key], record[f"{key}_seed_std"] = _over_seeds([_per_client(run, key) for run in used])
+    record["seconds"], record["seconds_seed_std"] = _over_seeds(
+        [float(run.rounds["seconds"].median()) if "seconds" in run.rounds else math.nan for run in used]
+    )
+    known = published(group)
+    record["published"] = known.value if known else math.nan
+    record["published_seed_std"] = known.std if known else math.nan
+    record["difference"] = record["accuracy"] - record["published"]
+    record["difference_pooled"] = record["accuracy_pooled"] - record["published"]
+    return record
+
+
+def _judged(run: Run, select: str, every: int) -> Any:
+    """The row of `rounds.csv` that a run is judged by, None where there is none."""
+    rows = run.evaluations
+    if select == "best-checkpoint":
+        rows = rows[rows["round"] % every == 0]
+    if rows.empty:
+        return None
+    return rows.iloc[-1] if select == "last" else rows.loc[rows["accuracy"].idxmax()]
+
+
+def _per_client(run: Run, key: str) -> float:
+    """Mean over rounds of what one client of the cohort moves in a round."""
+    return float(run.rounds[key].mean()) / run.cohort if key in run.rounds else math.nan
+
+
+def _over_seeds(values: list[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation; nan where a seed lacks the value, and the deviation of a single seed."""
+    series = pd.Series(values, dtype=float)
+    return float(series.mean(skipna=False)), float(series.std(skipna=False))
+
+
+@cache
+def _published() -> dict[tuple[str, str, str], Published]:
+    return {
+        (_plain(row["method"]), row["dataset"], row["setting"]): Published(
+            float(row["value"]), float(row["std"] or "nan"), row["source"], row["note"]
+        )
+        for row in _published_rows()
+        if row["metric"].startswith("mean test accuracy")
+    }
+
+
+@cache
+def _published_quantiles() -> dict[tuple[str, str, str], float]:
+    return {
+        (_plain(row["method"]), row["dataset"], row["setting"]): float(row["value"])
+        for row in _published_rows()
+        if row["metric"] == "quantile q"
+    }
+
+
+@cache
+def _published_rows() -> tuple[dict[str, str], ...]:
+    text = resources.files("fedpfl.report").joinpath("published.csv").read_text(encoding="utf-8")
+    return tuple(csv.DictReader(text.splitlines()))
+
+
+def _published_key(run: Run) -> tuple[str, str, str]:
+    dataset = str(run.config["dataset"]["name"])
+    partition = run.config["partition"]
+    alpha = partition.get("alpha") if partition["name"] in ("dirichlet", "published") else None
+    setting = f"Dir({alpha:g})" if isinstance(alpha, int | float) else ""
+    return _plain(run.method_name), _PUBLISHED_DATASETS.get(dataset, DATASETS.get(dataset, dataset)), setting
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _caption(gathered: list[Group], frame: pd.DataFrame, select: str, every: int) -> str:
+    used = [run for group in gathered for run in group.used]
+    seeds = sorted({run.seed for run in used})
+    tuning = sorted({int(epochs) for run in used if (epochs := run.config.get("eval", {}).get("finetune_epochs"))})
+    which = "the last evaluation of each run"
+    if select == "best-checkpoint":
+        among = "its evaluations" if every == 1 else f"its evaluations after multiples of {every} rounds"
+        which = f"the best of {among}, chosen on test data as the published tables do,"
+    over = f"mean(sample standard deviation) over seeds {', '.join(map(str, seeds))}"
+    if len(seeds) == 1:
+        over = f"one seed ({seeds[0]})"
+    parts = [
+        f"Test accuracy in percent over all clients at {which} (column round); {over}.",
+        "Mean: over clients; pooled: over all their test samples; worst 10%: the clients' worst decile.",
+        "Before: each client's personal model as it stands"
+        + (f"; fine-tuned: after {_span(tuning)} local epochs more." if frame["ft_accuracy"].notna().any() else "."),
+        "Values and bits: per client of the cohort and round, mean over rounds; s/round: median over rounds.",
+    ]
+    if frame["published"].notna().any():
+        parts.append(
+            "Published: FedOBP (arXiv:2604.16574), Tables III and IV; described there as mean over clients, in the "
+            "authors' logs pooled, the best of rounds 100, 200, 300 and 400 before fine-tuning. "
+            "Δ: own minus published, in points."
+        )
+    return " ".join(parts)
+
+
+def _notes(gathered: list[Group], frame: pd.DataFrame) -> tuple[str, ...]:
+    compared = [group for group in gathered if published(group)]
+    behind: dict[str, list[str]] = {}
+    departures: dict[str, list[tuple[str, Group]]] = {}
+    for group in compared:
+        known = published(group)
+        name = METHODS.get(group.runs[0].method_name, group.runs[0].method_name)
+        if known and known.note and name not in behind.setdefault(known.note, []):
+            behind[known.note].append(name)
+        for what, own, theirs in _setup_differences(group.runs[0]):
+            departures.setdefault(f"{what} {{}} (published {theirs})", []).append((own, group))
+    lines = []
+    if departures:
+        told = []
+        for words, found in departures.items():
+            text = words.format(_few(dict.fromkeys(own for own, _ in found)))
+            if len(found) < len(compared):
+                text += f" for {_few(dict.fromkeys(group.method for _, group in found))}"
+            told.append(text)
+        lines.append(f"Set-up that differs from the published one: {'; '.join(told)}.")
+    lines += [f"{', '.join(names)}: {note}." for note, names in behind.items()]
+    return tuple(lines)
+
+
+def _few(words: Iterable[str]) -> str:
+    """A sweep must not turn a note into a list of its values."""
+    every = list(words)
+    return ", ".join(every) if len(every) <= 4 else f"{', '.join(every[:3])} and {len(every) - 3} more"
+
+
+def _setup_differences(run: Run) -> list[tuple[str, str, str]]:
+    """What, own value and published value, where they differ."""
+    found: list[tuple[str, Any, Any]] = []
+    for key, value in PUBLISHED_SETUP.items():
+        own: Any = run.config
+        for part in key.split("."):
+            own = own.get(part) if isinstance(own, dict) else None
+        found.append((key, own, value))
+    found.append(("q", run.q, _published_quantiles().get(_published_key(run))))
+    if run.method_name == "fedobp":
+        found.append(("norm", run.config["method"].get("norm"), "global"))
+    return [(key, str(own), str(value)) for key, own, value in found if None not in (own, value) and own != value]
+
+
+def _span(numbers: Sequence[int]) -> str | None:
+    if not numbers:
+        return None
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def _text(kind: str, value: Any, spread: float) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if kind == "percent":
+        return f"{value:.2f}" + ("" if math.isnan(spread) else f"({spread:.2f})")
+    if kind == "difference":
+        return f"{round(value, 2) + 0.0:+.2f}"  # no negative zero
+    if kind == "seconds":
+        return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    if kind == "whole":
+        return str(int(value))
+    if kind == "count":
+        for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+            if value >= size:
+                return f"{value / size:.4g}{unit}"
+        return f"{value:.4g}"
+    return str(value)
+
+
+def _terminal(table: Table, width: int | None) -> str:
+    """One block per data set and partition, whose names move into its title; more where the window is narrow."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    columns = [column for column in table.shown if column.key not in ("dataset", "partition")]
+    console = Console(file=io.StringIO(), width=width or 10_000, record=True)
+    frame = table.frame.reset_index(drop=True)
+    for (dataset, partition), part in frame.groupby(["dataset", "partition"], sort=False):
+        for number, block in enumerate(_blocks(table, columns, width)):
+            title = Text(f"{dataset}, {partition}") if number == 0 else None
+            shown = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+            for column in block:
+                heading = Text(f"{column.group}\n{column.heading}" if column.group else f"\n{column.heading}")
+                justify: Any = "left" if column.kind == "text" else "right"
+                shown.add_column(heading, justify=justify, no_wrap=width is None, overflow="fold")
+            for row in part.index:
+                shown.add_row(*(Text(table.text(column, row)) for column in block))
+            console.print(shown)
+    for line in (table.caption, *table.notes):
+        console.print(Text(line), width=width or 120)
+    return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
+
+
+def _blocks(table: Table, columns: list[Column], width: int | None) -> list[list[Column]]:
+    """Split the columns so that each block fits the width, the first column repeated."""
+    if width is None:
+        return [columns]
+
+    def wide(column: Column) -> int:
+        texts = [column.group, column.heading, *(table.text(column, row) for row in range(len(table.frame)))]
+        return max(map(len, texts)) + 2  # rich's padding
+
+    first, *rest = columns
+    # A long label folds rather than push the numbers out.
+    start = min(wide(first), max(18, width // 3)) + 2
+    blocks: list[list[Column]] = [[first]]
+    used = start
+    for column in rest:
+        if used + wide(column) > width and len(blocks[-1]) > 1:
+            blocks.append([first])
+            used = start
+        blocks[-1].append(column)
+        used += wide(column)
+    return blocks
+
+
+def _markdown(table: Table, _: int | None) -> str:
+    columns = table.shown
+    lines = [
+        "| " + " | ".join(_markdown_escape(f"{column.group} {column.heading}".strip()) for column in columns) + " |",
+        "|" + "|".join("---" if column.kind == "text" else "---:" for column in columns) + "|",
+    ]
+    for row in range(len(table.frame)):
+        lines.append("| " + " | ".join(_markdown_escape(table.text(column, row)) for column in columns) + " |")
+    lines += ["", table.caption]
+    lines += [line for note in table.notes for line in ("", note)]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_escape(text: str) -> str:
+    return text.replace("|", r"\|").replace("_", r"\_")
+
+
+def _csv(table: Table, _: int | None) -> str:
+    return table.frame.to_csv(index=False, lineterminator="\n")
+
+
+def _latex(table: Table, _: int | None) -> str:
+    r"""Needs `\usepackage{booktabs,graphicx}`."""
+    columns = table.shown
+    spans: list[tuple[str, int]] = []
+    for column in columns:
+        if spans and spans[-1][0] == column.group and column.group:
+            spans[-1] = (column.group, spans[-1][1] + 1)
+        else:
+            spans.append((column.group, 1))
+    top, rules, place = [], [], 1
+    for group, size in spans:
+        top.append(f"\\multicolumn{{{size}}}{{c}}{{{_latex_escape(group)}}}" if group else "")
+        rules += [f"\\cmidrule(lr){{{place}-{place + size - 1}}}"] if group else []
+        place += size
+    lines = [
+        r"% \usepackage{booktabs,graphicx}",
+        r"\begin{table*}",
+        rf"\caption{{{_latex_escape(' '.join((table.caption, *table.notes)))}}}",
+        r"\resizebox{\textwidth}{!}{%",
+        rf"\begin{{tabular}}{{{''.join('l' if column.kind == 'text' else 'r' for column in columns)}}}",
+        r"\toprule",
+        " & ".join(top) + r" \\",
+        " ".join(rules),
+        " & ".join(_latex_escape(column.heading) for column in columns) + r" \\",
+    ]
+    settings = list(zip(table.frame["dataset"], table.frame["partition"], strict=True))
+    for row, setting in enumerate(settings):
+        if row == 0 or setting != settings[row - 1]:
+            lines.append(r"\midrule")
+        lines.append(" & ".join(_latex_escape(table.text(column, row)) for column in columns) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table*}"]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "Δ": r"$\Delta$",
+    "–": "--",
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+}
+
+
+def _latex_escape(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in text)

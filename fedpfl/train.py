@@ -1,0 +1,243 @@
+"""Train: `python -m fedpfl.train method=fedobp dataset=cifar100`; `-m` sweeps. conf/train.yaml lists every key.
+
+Exit status: 0 finished (or finished before), 2 something in the command, the data or the files to mend, 3 diverged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedpfl import config, engine, record, tree
+from fedpfl.engine.evaluate import accuracies, per_client, pooled
+from fedpfl.engine.keys import Draws
+from fedpfl.errors import FedpflError
+
+STATE = ("server", "clients", "server_buffers", "client_buffers")
+JUDGED = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
+COLUMNS = (
+    *("seconds", "eval_seconds", "cohort_before", "cohort_after", "train_loss"),
+    *(*JUDGED, *(f"ft_{name}" for name in JUDGED)),
+    *("values_down", "values_up", "bits_down", "bits_up"),
+)
+"""Columns of rounds.csv after `round`; a method's own follow. Empty where nothing was judged."""
+
+CONF = str(Path(__file__).parents[1] / "conf")
+
+
+class Diverged(FedpflError):
+    """Training produced numbers that are not finite."""
+
+
+def train(cfg: DictConfig, path: Path, group: str) -> dict[str, Any]:
+    """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; returns the summary."""
+    started = time.monotonic()
+    run = config.build(cfg)
+    settings, federation, method, machine = run.settings, run.federation, run.method, run.device
+    backend = engine.make(run.engine, run.net, machine)
+    key = f"{run.identity}-seed{settings.seed}"
+    with record.RunDirectory.open(path, OmegaConf.to_yaml(run.config), key) as directory:
+        if directory.status == "finished":
+            print(f"already finished: {path} ({_final(directory.summary)}); remove it to run again")
+            return directory.summary
+        state, past = engine.begin(method, run.net, federation.clients, machine), directory.restore()
+        best, last, spent = {}, {}, 0.0
+        if past:
+            state = engine.State(past["round"], *(tree.to(past[part], machine) for part in STATE))
+            best, last, spent = past["best"], past["last"], past["seconds"]
+        cohorts = engine.cohorts(settings.seed, settings.clients, settings.participation, settings.rounds)
+        counts = federation.label_counts()
+        directory.write_summary(status="running", rounds=settings.rounds, **_facts(run, cohorts))
+        info = _info(run, path, group, state, counts)
+        with record.open_sinks(run.config["logger"], info) as sinks:
+            title = f"{federation.name}, {federation.clients} clients, {run.config['partition']['name']}"
+            train, test = ([own.numpy() for own in part] for part in (federation.train, federation.test))
+            directory.write_partition(train, test, counts.numpy(), title)
+            sinks.picture("partition", path / "partition.png")
+            saved = time.monotonic()
+            try:
+                for cohort in cohorts[state.round :]:
+                    row: dict[str, Any] = {"round": state.round + 1, **dict.fromkeys(COLUMNS)}
+                    before = time.monotonic()
+                    state, outcome = engine.play(backend, method, federation, state, cohort, run.local, settings.seed)
+                    row |= _row(outcome, cohort, time.monotonic() - before)
+                    if state.round % run.eval.every == 0 or state.round == settings.rounds:
+                        before = time.monotonic()
+                        judged, clients = _evaluate(run, backend, state)
+                        row |= judged | {"eval_seconds": time.monotonic() - before}
+                        last = row
+                        best = row if row["accuracy"] > best.get("accuracy", -1) else best
+                        directory.write_clients(_clients(run, counts, clients))
+                    directory.row(row)
+                    sinks.row(row)
+                    if time.monotonic() - saved >= run.checkpoint.seconds or state.round == settings.rounds:
+                        seconds = spent + time.monotonic() - started
+                        parts = {part: getattr(state, part) for part in STATE}
+                        payload = {"round": state.round, **parts, "best": best, "last": last, "seconds": seconds}
+                        directory.checkpoint(payload)
+                        saved = time.monotonic()
+            except Diverged as error:
+                directory.write_summary(status="diverged", error=str(error))
+                sinks.end("diverged", directory.summary)
+                raise
+            hours = (spent + time.monotonic() - started) / 3600
+            directory.write_summary(status="finished", best=best, last=last, hours=hours)
+            sinks.end("finished", directory.summary)
+        return directory.summary
+
+
+def _row(outcome: engine.Outcome, cohort: list[int], seconds: float) -> dict[str, Any]:
+    """The columns that every round has. Raises Diverged if a client's loss is not finite."""
+    finite = outcome.loss.isfinite()
+    if not bool(finite.all()):
+        client = cohort[int((~finite).nonzero()[0])]
+        raise Diverged(f"training diverged: the loss of client {client} is not finite; lower local.lr")
+    return {
+        "seconds": seconds,
+        "cohort_before": pooled(outcome.before),
+        "cohort_after": pooled(outcome.after),
+        "train_loss": float(outcome.loss.mean()),
+        "values_down": outcome.values_down,
+        "values_up": outcome.values_up,
+        "bits_down": outcome.bits_down,
+        "bits_up": outcome.bits_up,
+        **outcome.measures,
+    }
+
+
+def _evaluate(
+    run: config.Run, backend: engine.Backend, state: engine.State
+) -> tuple[dict[str, float], dict[str, list]]:
+    """All clients' accuracies, as row columns and per client; after fine-tuning too where it is due."""
+    everyone = list(range(run.federation.clients))
+    tally = backend.evaluate(run.method, run.federation, state, everyone)
+    row, clients = accuracies(tally), {"accuracy": per_client(tally)}
+    due = state.round % run.eval.finetune_every == 0 or state.round == run.settings.rounds
+    if run.eval.finetune_epochs and due:
+        draws = Draws(run.settings.seed, "finetune", state.round)
+        local = run.local.tuned(run.eval.finetune_epochs)
+        tuned = backend.evaluate(run.method, run.federation, state, everyone, (local, draws))
+        row |= {f"ft_{name}": value for name, value in accuracies(tuned).items()}
+        clients["ft_accuracy"] = per_client(tuned)
+    return row, clients
+
+
+def _clients(run: config.Run, counts: torch.Tensor, measured: dict[str, list]) -> list[dict[str, Any]]:
+    """Rows of clients.csv."""
+    federation = run.federation
+    return [
+        {
+            "client": client,
+            "train": int(federation.train_sizes[client]),
+            "test": int(federation.test_sizes[client]),
+            **{f"label_{label}": int(count) for label, count in enumerate(counts[client])},
+            **{name: values[client] for name, values in measured.items()},
+        }
+        for client in range(federation.clients)
+    ]
+
+
+def _facts(run: config.Run, cohorts: list[list[int]]) -> dict[str, Any]:
+    """What the summary says of a run from its first moment on."""
+    return {
+        "seed": run.settings.seed,
+        "cohort": len(cohorts[0]),
+        "parameters": tree.size(run.net.params),
+        "environment": record.describe(),
+    }
+
+
+def _info(run: config.Run, path: Path, group: str, state: engine.State, counts: torch.Tensor) -> record.RunInfo:
+    """What sinks are told at the beginning; its lines are the first thing a user sees."""
+    federation, settings = run.federation, run.settings
+    sizes = counts.sum(1)
+    spread = "/".join(f"{int(value):,}" for value in (sizes.min(), sizes.median(), sizes.max()))
+    name = type(run.method).__name__
+    values = ", ".join(f"{key}={value}" for key, value in run.config["method"].items() if key != "name")
+    shape = "x".join(map(str, federation.shape))
+    memory = tree.nbytes(state.clients) + tree.nbytes(state.client_buffers)
+    cohort = len(engine.cohorts(settings.seed, settings.clients, settings.participation, 1)[0])
+    partition = ", ".join(f"{key}={value}" for key, value in run.config["partition"].items() if key != "name")
+    lines = (
+        f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
+        f"clients     {federation.clients}, {cohort} per round; {run.config['partition']['name']} ({partition}); "
+        f"samples min/median/max {spread}",
+        f"method      {name}({values})",
+        f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
+        f"engine      {type(engine.make(run.engine, run.net, run.device)).__name__.lower()} on {run.device}, "
+        f"{run.engine.precision}; client states {memory / 2**20:,.0f} MiB",
+        f"directory   {path}",
+    )
+    return record.RunInfo(
+        name=f"{name}-{run.identity}-seed{settings.seed}",
+        group=group,
+        job_type=run.config["method"]["name"],
+        tags=(federation.name, run.config["partition"]["name"]),
+        config=run.config,
+        path=path,
+        identity=run.identity,
+        seed=settings.seed,
+        rounds=settings.rounds,
+        start_round=state.round,
+        lines=lines,
+    )
+
+
+def _final(summary: dict[str, Any]) -> str:
+    last = summary.get("last", {})
+    tuned = f", {last['ft_accuracy']:.2f} % after fine-tuning" if last.get("ft_accuracy") is not None else ""
+    return f"{last['accuracy']:.2f} % mean over clients, {last['accuracy_pooled']:.2f} % pooled{tuned}"
+
+
+@hydra.main(config_path=CONF, config_name="train", version_base="1.3")
+def job(cfg: DictConfig) -> None:
+    """One job of a single run or of a sweep."""
+    hydra_cfg = HydraConfig.get()
+    choices = hydra_cfg.runtime.choices
+    group = choices.get("experiment") or cfg.dataset.name
+    try:
+        train(cfg, Path(hydra_cfg.runtime.output_dir), group)
+    except FedpflError as error:
+        with contextlib.suppress(OSError):
+            os.removedirs(hydra_cfg.runtime.output_dir)  # Hydra makes it beforehand; an empty one is only litter
+        if hydra_cfg.mode == RunMode.RUN:
+            _give_up(error)
+        # In a sweep the others go on, and Hydra raises the first failure again after the last job.
+        print(f"fedpfl: job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {error}", file=sys.stderr)
+        raise
+
+
+def _give_up(error: Exception) -> NoReturn:
+    print(f"fedpfl: {config.one_line(error)}", file=sys.stderr)
+    sys.exit(3 if isinstance(error, Diverged) else 2)
+
+
+def main() -> None:
+    """Entry point: faults of the user's making are one line and a non-zero exit."""
+    config.register()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the line below is ours
+    logging.captureWarnings(True)
+    try:
+        job()
+    except (FedpflError, HydraException, OmegaConfBaseException) as error:
+        _give_up(error)
+    except KeyboardInterrupt:
+        print("fedpfl: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

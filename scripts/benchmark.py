@@ -1,0 +1,191 @@
+"""Speed and memory of training against the plain way, on this machine.
+
+    python scripts/benchmark.py [--data DIR] [--rounds N] [--repeats N] [--device cpu|cuda] [--out FILE]
+
+The plain way: one client after another, a DataLoader, nn.Module, torch.optim.SGD, PyTorch's default threads, fp32.
+Every measurement is a process of its own and they take turns, so that load on the machine hits all of them alike;
+ratios are of medians. Without --data, random images of FashionMNIST's shape do, split by the same rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fedpfl import engine, models, tree
+from fedpfl.data import Federation, build, datasets, partition
+from fedpfl.engine.select import device as find_device
+from fedpfl.methods import FedAvg, FedOBP, Method
+
+LOCAL = engine.Local(epochs=5, batch_size=32, lr=0.01, momentum=0.7)
+VARIANTS = {
+    "cpu": {"plain": None, "loop": ("loop", "fp32"), "loop bf16": ("loop", "bf16")},
+    "cuda": {
+        "plain": None,
+        "loop": ("loop", "fp32"),
+        "batched": ("batched", "fp32"),
+        "batched tf32": ("batched", "tf32"),
+        "batched bf16": ("batched", "bf16"),
+    },
+}
+
+
+def federation(data_dir: str | None, shape: tuple[int, int, int]) -> Federation:
+    """FashionMNIST from `data_dir`, or random images of `shape`, split as published (Dir(0.1), 100 clients)."""
+    if data_dir:
+        images = datasets.load("fmnist", Path(data_dir), mean=(0.286,), std=(0.3205,), download=False)
+    else:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randint(0, 256, (70_000, *shape), dtype=torch.uint8, generator=generator)
+        y = torch.arange(70_000) % 10
+        images = datasets.Images("random", x, y, 10, (0.5,) * shape[0], (0.25,) * shape[0])
+    split = partition.published(images.y.numpy(), 100, 42, alpha=0.1)
+    return build(images, split)
+
+
+def plain(fed: Federation, rounds: int, device: torch.device) -> dict[str, float]:
+    """FedAvg the way that simulators usually run it."""
+    net = models.build("cnn4", fed.shape, fed.classes, 42).module.to(device)
+    shared = {name: value.clone() for name, value in net.state_dict().items()}
+    sets = {}
+    for cohort in engine.cohorts(42, 100, 0.1, rounds):
+        for client in cohort:
+            own = fed.train[client]
+            sets[client] = torch.utils.data.TensorDataset(fed.normalize(fed.x[own]), fed.y[own])
+    samples, started = 0, time.perf_counter()
+    for cohort in engine.cohorts(42, 100, 0.1, rounds):
+        total = sum(len(sets[client]) for client in cohort)
+        merged = {name: torch.zeros_like(value) for name, value in shared.items()}
+        for client in cohort:
+            net.load_state_dict(shared)
+            net.train()
+            optimizer = torch.optim.SGD(net.parameters(), lr=LOCAL.lr, momentum=LOCAL.momentum)
+            loader = torch.utils.data.DataLoader(sets[client], batch_size=LOCAL.batch_size, shuffle=True)
+            for _ in range(LOCAL.epochs):
+                for x, y in loader:
+                    if len(y) > 1:
+                        optimizer.zero_grad()
+                        F.cross_entropy(net(x.to(device)), y.to(device)).backward()
+                        optimizer.step()
+            for name, value in net.state_dict().items():
+                merged[name] += value * (len(sets[client]) / total)
+            samples += len(sets[client]) * LOCAL.epochs
+        shared = merged
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return {"seconds": time.perf_counter() - started, "samples": samples}
+
+
+def timed(method: Method, spent: dict[str, float]) -> Method:
+    """The same method; the time inside its answers outside training and judging is added up in `spent`."""
+
+    def clocked(name: str) -> Callable[..., Any]:
+        def call(self: Method, *arguments: Any) -> Any:
+            before = time.perf_counter()
+            try:
+                return getattr(super(type(self), self), name)(*arguments)
+            finally:
+                spent[name] = spent.get(name, 0.0) + time.perf_counter() - before
+
+        return call
+
+    names = ("prepare", "start", "send", "measure", "finish", "merge")
+    fields = {name: getattr(method, name) for name in method.__dataclass_fields__}
+    return type(type(method).__name__, (type(method),), {name: clocked(name) for name in names})(**fields)
+
+
+def ours(fed: Federation, rounds: int, device: torch.device, backend: str, precision: str) -> dict[str, float]:
+    """FedOBP on one of the backends, and the share of a round spent outside training and judging."""
+    net = models.build("cnn4", fed.shape, fed.classes, 42)
+    fed = fed.to(device)
+    cores = len(os.sched_getaffinity(0))
+    runner = engine.make(engine.Engine(backend, 0, precision), net, device)  # type: ignore[arg-type]
+    spent: dict[str, float] = {}
+    method = timed(FedOBP(q=0.99993), spent)
+    state = engine.begin(method, net, fed.clients, device)
+    cohorts = engine.cohorts(42, 100, 0.1, rounds + 1)
+    state, _ = engine.play(runner, method, fed, state, cohorts[rounds], LOCAL, 42)  # warm up
+    spent.clear()
+    samples, started = 0, time.perf_counter()
+    for cohort in cohorts[:rounds]:
+        state, _ = engine.play(runner, method, fed, state, cohort, LOCAL, 42)
+        samples += int(fed.train_sizes[cohort].sum()) * LOCAL.epochs
+    seconds = time.perf_counter() - started
+    before = time.perf_counter()
+    tally = runner.evaluate(FedAvg(), fed, engine.begin(FedAvg(), net, fed.clients, device), list(range(fed.clients)))
+    tested = int(tally.total.sum())
+    judging = time.perf_counter() - before
+    # Answers given per client run on the worker threads side by side, the merge on its own.
+    outside = spent.pop("merge") + sum(spent.values()) / (cores if device.type == "cpu" else 1)
+    return {
+        "seconds": seconds,
+        "samples": samples,
+        "outside_share": outside / seconds,
+        "tested_per_second": tested / judging,
+        "state_mib": tree.nbytes(state.clients) / 2**20,
+    }
+
+
+def child(arguments: argparse.Namespace) -> None:
+    """Measure one variant and print it as JSON."""
+    device = find_device(arguments.device)
+    shape = (3, 32, 32) if arguments.colour else (1, 28, 28)
+    fed = federation(arguments.data, shape)
+    variant = VARIANTS[device.type][arguments.variant]
+    result = plain(fed, arguments.rounds, device) if variant is None else ours(fed, arguments.rounds, device, *variant)
+    result["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps(result))
+
+
+def main() -> None:
+    """Measure all variants in turns and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="folder with FashionMNIST in torchvision's layout")
+    parser.add_argument("--colour", action="store_true", help="random images of CIFAR10's shape")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", default="outputs/bench.json")
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.variant:
+        child(arguments)
+        return
+    results: dict[str, list[dict[str, float]]] = {}
+    names = list(VARIANTS[find_device(arguments.device).type])
+    load = os.getloadavg()[0]
+    for _ in range(arguments.repeats):
+        for name in names:
+            command = [sys.executable, *sys.argv, "--variant", name]
+            out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            results.setdefault(name, []).append(json.loads(out.splitlines()[-1]))
+    speed = {name: statistics.median(r["samples"] / r["seconds"] for r in rows) for name, rows in results.items()}
+    print(f"{'':14}{'samples/s':>10}{'ratio':>8}{'s/round':>9}{'outside':>9}{'peak MiB':>10}")
+    for name, rows in results.items():
+        seconds = statistics.median(r["seconds"] for r in rows) / arguments.rounds
+        outside = [r["outside_share"] for r in rows if "outside_share" in r]
+        share = f"{100 * statistics.median(outside):.1f} %" if outside else "-"
+        peak = max(r["peak_mib"] for r in rows)
+        ratio = speed[name] / speed["plain"]
+        print(f"{name:14}{speed[name]:>10,.0f}{ratio:>8.2f}{seconds:>9.2f}{share:>9}{peak:>10,.0f}")
+    out = Path(arguments.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    facts = {"load_before": load, "cores": len(os.sched_getaffinity(0)), "torch": torch.__version__}
+    out.write_text(json.dumps({**facts, "rounds": arguments.rounds, "results": results}, indent=1))
+    print(f"load before: {load:.2f}; written to {out}")
+
+
+if __name__ == "__main__":
+    main()
