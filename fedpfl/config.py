@@ -129,7 +129,7 @@ def build(cfg: DictConfig) -> Run:
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:
     """The configuration as plain values, with the quantile looked up. Raises FedpflError for missing values."""
-    cfg = OmegaConf.create({key: cfg._get_node(key) for key in cfg if key not in ("hydra", "experiment")})
+    cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     missing = OmegaConf.missing_keys(cfg)
     if missing:
         key = sorted(missing)[0]

@@ -61,7 +61,7 @@ def train(cfg: DictConfig, path: Path, group: str) -> dict[str, Any]:
         cohorts = engine.cohorts(settings.seed, settings.clients, settings.participation, settings.rounds)
         counts = federation.label_counts()
         directory.write_summary(status="running", rounds=settings.rounds, **_facts(run, cohorts))
-        info = _info(run, path, group, state, counts)
+        info = _info(run, path, group, backend, state, counts)
         with record.open_sinks(run.config["logger"], info) as sinks:
             title = f"{federation.name}, {federation.clients} clients, {run.config['partition']['name']}"
             train, test = ([own.numpy() for own in part] for part in (federation.train, federation.test))
@@ -125,8 +125,7 @@ def _evaluate(
     everyone = list(range(run.federation.clients))
     tally = backend.evaluate(run.method, run.federation, state, everyone)
     row, clients = accuracies(tally), {"accuracy": per_client(tally)}
-    due = state.round % run.eval.finetune_every == 0 or state.round == run.settings.rounds
-    if run.eval.finetune_epochs and due:
+    if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or state.round == run.settings.rounds):
         draws = Draws(run.settings.seed, "finetune", state.round)
         local = run.local.tuned(run.eval.finetune_epochs)
         tuned = backend.evaluate(run.method, run.federation, state, everyone, (local, draws))
@@ -160,7 +159,9 @@ def _facts(run: config.Run, cohorts: list[list[int]]) -> dict[str, Any]:
     }
 
 
-def _info(run: config.Run, path: Path, group: str, state: engine.State, counts: torch.Tensor) -> record.RunInfo:
+def _info(
+    run: config.Run, path: Path, group: str, backend: engine.Backend, state: engine.State, counts: torch.Tensor
+) -> record.RunInfo:
     """What sinks are told at the beginning; its lines are the first thing a user sees."""
     federation, settings = run.federation, run.settings
     sizes = counts.sum(1)
@@ -177,7 +178,7 @@ def _info(run: config.Run, path: Path, group: str, state: engine.State, counts: 
         f"samples min/median/max {spread}",
         f"method      {name}({values})",
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
-        f"engine      {type(engine.make(run.engine, run.net, run.device)).__name__.lower()} on {run.device}, "
+        f"engine      {type(backend).__name__.lower()} on {run.device}, "
         f"{run.engine.precision}; client states {memory / 2**20:,.0f} MiB",
         f"directory   {path}",
     )
