@@ -176,6 +176,12 @@ def register() -> None:
         OmegaConf.register_new_resolver(name, function, replace=True, use_cache=False)
 
 
+def described(choice: Mapping[str, Any]) -> str:
+    """A group's choice for people: `dirichlet (alpha=0.1, min_samples=10)`."""
+    values = ", ".join(f"{key}={value}" for key, value in choice.items() if key != "name" and value is not None)
+    return f"{choice['name']} ({values})" if values else str(choice["name"])
+
+
 def one_line(error: Exception) -> str:
     """An error's message as one line; of Hydra's and OmegaConf's, the part that helps."""
     text = str(error)

@@ -63,7 +63,7 @@ def train(cfg: DictConfig, path: Path, group: str) -> dict[str, Any]:
         directory.write_summary(status="running", rounds=settings.rounds, **_facts(run, cohorts))
         info = _info(run, path, group, backend, state, counts)
         with record.open_sinks(run.config["logger"], info) as sinks:
-            title = f"{federation.name}, {federation.clients} clients, {run.config['partition']['name']}"
+            title = f"{federation.name}, {federation.clients} clients, {config.described(run.config['partition'])}"
             train, test = ([own.numpy() for own in part] for part in (federation.train, federation.test))
             directory.write_partition(train, test, counts.numpy(), title)
             sinks.picture("partition", path / "partition.png")
@@ -167,16 +167,14 @@ def _info(
     sizes = counts.sum(1)
     spread = "/".join(f"{int(value):,}" for value in (sizes.min(), sizes.median(), sizes.max()))
     name = type(run.method).__name__
-    values = ", ".join(f"{key}={value}" for key, value in run.config["method"].items() if key != "name")
     shape = "x".join(map(str, federation.shape))
     memory = tree.nbytes(state.clients) + tree.nbytes(state.client_buffers)
     cohort = len(engine.cohorts(settings.seed, settings.clients, settings.participation, 1)[0])
-    partition = ", ".join(f"{key}={value}" for key, value in run.config["partition"].items() if key != "name")
     lines = (
         f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
-        f"clients     {federation.clients}, {cohort} per round; {run.config['partition']['name']} ({partition}); "
-        f"samples min/median/max {spread}",
-        f"method      {name}({values})",
+        f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}",
+        f"partition   {config.described(run.config['partition'])}",
+        f"method      {config.described(run.config['method'])}",
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
         f"engine      {type(backend).__name__.lower()} on {run.device}, "
         f"{run.engine.precision}; client states {memory / 2**20:,.0f} MiB",

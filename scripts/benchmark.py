@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,8 @@ def timed(method: Method, spent: dict[str, float]) -> Method:
         return call
 
     names = ("prepare", "start", "send", "measure", "finish", "merge")
-    fields = {name: getattr(method, name) for name in method.__dataclass_fields__}
-    return type(type(method).__name__, (type(method),), {name: clocked(name) for name in names})(**fields)
+    values = {field.name: getattr(method, field.name) for field in fields(method)}
+    return type(type(method).__name__, (type(method),), {name: clocked(name) for name in names})(**values)
 
 
 def ours(fed: Federation, rounds: int, device: torch.device, backend: str, precision: str) -> dict[str, float]:
@@ -169,7 +170,7 @@ def main() -> None:
     for _ in range(arguments.repeats):
         for name in names:
             command = [sys.executable, *sys.argv, "--variant", name]
-            out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             results.setdefault(name, []).append(json.loads(out.splitlines()[-1]))
     speed = {name: statistics.median(r["samples"] / r["seconds"] for r in rows) for name, rows in results.items()}
     print(f"{'':14}{'samples/s':>10}{'ratio':>8}{'s/round':>9}{'outside':>9}{'peak MiB':>10}")

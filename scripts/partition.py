@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
         run = config.build(compose("train", overrides))
     counts = run.federation.label_counts()
     sizes, classes = counts.sum(1), (counts > 0).sum(1)
-    name = f"{run.federation.name}, {run.federation.clients} clients, {run.config['partition']}"
+    name = f"{run.federation.name}, {run.federation.clients} clients, {config.described(run.config['partition'])}"
     print(name)
     for label, values in (
         ("samples", sizes),

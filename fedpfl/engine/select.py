@@ -37,6 +37,6 @@ def check(engine: Engine, on: torch.device) -> None:
 def make(engine: Engine, net: Net, on: torch.device) -> Backend:
     """The backend that `engine` asks for; `auto` is batched on CUDA and loop on a CPU."""
     name = {"cuda": "batched", "cpu": "loop"}[on.type] if engine.backend == "auto" else engine.backend
-    if engine.precision == "tf32":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    if on.type == "cuda":  # PyTorch's own default lets convolutions use tf32, which fp32 must not mean here
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = engine.precision == "tf32"
     return BACKENDS[name](net, on, engine)

@@ -20,7 +20,7 @@ class Ditto(Method):
     lam: pull towards the global model.
     personal_epochs: epochs of the private model; None: as many as the global model's.
     cold_start: what a client without a private model starts from and is judged by: the `initial` model (as the
-        references do) or the `global` one.
+        references do) or the `global` one (its parameters; BatchNorm statistics of the private model stay its own).
     """
 
     lam: float = 1.0

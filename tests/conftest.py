@@ -1,0 +1,209 @@
+"""Small federations, tiny smooth networks, trajectories, and comparisons bit for bit."""
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import settings
+from torch import Tensor, nn
+
+from fedpfl.data.federation import Federation
+from fedpfl.engine import Engine, Local, Outcome, State, begin, make, play
+from fedpfl.engine.keys import Draws
+from fedpfl.methods import METHODS, Method
+from fedpfl.models import Net
+from fedpfl.models.norm import BatchNorm2d
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(os.environ.get("FEDPFL_TEST_DATA", ROOT.parent / "shared" / "data"))
+CPU = torch.device("cpu")
+CLASSES = 5
+
+# Ragged on purpose: remainders of one sample (33, 65), clients of one batch, of one sample, without test samples.
+TRAIN = (40, 33, 65, 7, 90, 3, 50, 64, 2, 1)
+TEST = (10, 8, 16, 2, 22, 1, 12, 16, 1, 0)
+COHORTS = [
+    [0, 2, 3, 5, 9],
+    [1, 2, 4, 6, 8],
+    [0, 1, 5, 7, 9],
+]  # client 7 is unseen for two rounds, 2 trains twice in a row
+LOCAL = Local(epochs=2, batch_size=32, lr=0.05, momentum=0.7, weight_decay=1e-4)
+PLAIN = Local(epochs=1, batch_size=512, lr=0.05)  # one full-batch step without momentum
+
+settings.register_profile("fedpfl", deadline=None, derandomize=True)  # a shared machine stalls now and then
+settings.load_profile("fedpfl")
+
+BACKENDS = ("loop", "batched")
+LOOP = Engine("loop", workers=2)
+
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "ditto": [{}, {"lam": 0.3, "personal_epochs": 1}, {"personal_epochs": 3, "cold_start": "global"}],
+    "fedobp": [
+        {"q": 0.9},
+        {"q": 0.5, "norm": "layer"},
+        {"q": 0.9, "score": "obp_as_published", "ema": 0.3},
+        {"q": 0.8, "score": "gradient", "scope": "tensor"},
+        {"q": 0.9, "score": "fisher", "norm": "none", "ema": 0.5},
+        {"q": 0.7, "score": "fisher_batch", "classifier_only": True, "cold_start": "global"},
+    ],
+    "fedper": [{}, {"layers": 2}, {"head_init": "server_average"}],
+}
+"""Hyperparameters that the contract suite tries; a method that is not named here is tried with its defaults."""
+
+CASES = [
+    pytest.param(name, values, id="-".join([name, *(f"{k}={v}" for k, v in values.items())]))
+    for name in METHODS
+    for values in SETTINGS.get(name, [{}])
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `cuda` need a GPU."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "cuda" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+class Tiny(nn.Module):
+    """549 parameters for [1, 8, 8]; smooth, so that no kink amplifies rounding. `norm` adds BatchNorm."""
+
+    def __init__(self, norm: bool = False):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.norm = BatchNorm2d(4) if norm else nn.Identity()
+        self.fc = nn.Linear(36, 12)
+        self.classifier = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.avg_pool2d(torch.tanh(self.norm(self.conv(x))), 2)
+        return self.classifier(torch.tanh(self.fc(x.flatten(1))))
+
+
+HEAD = ("classifier.weight", "classifier.bias")
+
+
+def tiny(norm: bool = False, seed: int = 1) -> Net:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Net(Tiny(norm))
+
+
+def federate(train: tuple[int, ...] = TRAIN, test: tuple[int, ...] = TEST, seed: int = 0) -> Federation:
+    """Images of five noisy patterns, label-skewed over the clients."""
+    g = torch.Generator().manual_seed(seed)
+    total = sum(train) + sum(test)
+    y = torch.empty(total, dtype=torch.int64)
+    own_train, own_test, at = [], [], 0
+    for n_train, n_test in zip(train, test, strict=True):
+        share = torch.rand(CLASSES, generator=g) ** 3 + 0.01
+        n = n_train + n_test
+        y[at : at + n] = torch.multinomial(share, max(n, 1), replacement=True, generator=g)[:n]
+        index = torch.arange(at, at + n)
+        own_train.append(index[:n_train])
+        own_test.append(index[n_train:])
+        at += n
+    pattern = torch.rand(CLASSES, 1, 8, 8, generator=g)
+    x = 0.5 * pattern[y] + 0.5 * torch.rand(total, 1, 8, 8, generator=g)
+    return Federation(
+        "toy", (255 * x).to(torch.uint8), y, CLASSES, (0.4,), (0.3,), train=tuple(own_train), test=tuple(own_test)
+    )
+
+
+def rounds(
+    method: Method,
+    net: Net,
+    federation: Federation,
+    cohorts: list[list[int]] = COHORTS,
+    *,
+    engine: Engine | str = LOOP,
+    local: Local = LOCAL,
+    seed: int = 0,
+) -> tuple[list[State], list[Outcome]]:
+    """Copies of the states before round 1 and after every round, and the outcomes."""
+    engine = Engine(engine) if isinstance(engine, str) else engine
+    backend = make(engine, net, CPU)
+    state = begin(method, net, federation.clients, CPU)
+    states, outcomes = [copy.deepcopy(state)], []
+    for cohort in cohorts:
+        state, outcome = play(backend, method, federation, state, cohort, local, seed)
+        states.append(copy.deepcopy(state))
+        outcomes.append(outcome)
+    return states, outcomes
+
+
+def trajectory(*args: Any, **kwargs: Any) -> list[State]:
+    """The states of `rounds`."""
+    return rounds(*args, **kwargs)[0]
+
+
+def participate(
+    method: Method, net: Net, federation: Federation, state: State, cohort: list[int], **kwargs: Any
+) -> Any:
+    """What the cohort brings back from the round after `state`, which is left as it is."""
+    engine, local, seed = kwargs.get("engine", LOOP), kwargs.get("local", LOCAL), kwargs.get("seed", 0)
+    engine = Engine(engine) if isinstance(engine, str) else engine
+    draws = Draws(seed, "train", state.round + 1)
+    return make(engine, net, CPU).participate(method, federation, state, cohort, local, draws)
+
+
+def row(stacked: Any, client: int) -> Any:
+    """One client's tree."""
+    return {k: row(v, client) for k, v in stacked.items()} if isinstance(stacked, dict) else stacked[client]
+
+
+def state_trees(state: State) -> dict[str, Any]:
+    parts = ("server", "clients", "server_buffers", "client_buffers")
+    return {part: getattr(state, part) for part in parts}
+
+
+def flatten(tree: Any, path: str = "") -> dict[str, Tensor]:
+    """Leaves by path, for trees of dicts, named tuples and lists."""
+    if isinstance(tree, State):
+        tree = state_trees(tree)
+    if hasattr(tree, "_asdict"):
+        tree = tree._asdict()
+    if isinstance(tree, list | tuple):
+        tree = dict(enumerate(tree))
+    if isinstance(tree, dict):
+        return {k: leaf for key, part in tree.items() for k, leaf in flatten(part, f"{path}/{key}").items()}
+    return {path: tree}
+
+
+def differing(a: Any, b: Any) -> list[str]:
+    """Paths of leaves that are not bit-identical (dtype and shape included)."""
+    a, b = flatten(a), flatten(b)
+    assert a.keys() == b.keys(), set(a) ^ set(b)
+    return [k for k in a if a[k].dtype != b[k].dtype or a[k].shape != b[k].shape or not torch.equal(a[k], b[k])]
+
+
+def assert_same(a: Any, b: Any) -> None:
+    """Bit for bit."""
+    assert differing(a, b) == []
+
+
+def assert_close(a: Any, b: Any, atol: float = 1e-6, rtol: float = 1e-5) -> None:
+    a, b = flatten(a), flatten(b)
+    assert a.keys() == b.keys(), set(a) ^ set(b)
+    for path in a:
+        torch.testing.assert_close(a[path], b[path], atol=atol, rtol=rtol, msg=lambda m, p=path: f"{p}: {m}")
+
+
+@pytest.fixture(scope="session")
+def federation() -> Federation:
+    return federate()
+
+
+@pytest.fixture(scope="session")
+def net() -> Net:
+    return tiny()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param

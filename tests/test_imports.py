@@ -1,0 +1,120 @@
+"""Imports run one way: tree < data, models < importance < methods < engine < record < train; the report apart."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "fedpfl"
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+RANK = {
+    "errors": 0,
+    "tree": 1,
+    "data": 2,
+    "models": 2,
+    "traffic": 2,
+    "importance": 3,
+    "methods": 4,
+    "engine": 5,
+    "record": 6,
+    "config": 7,
+    "train": 8,
+}
+
+
+def part(path: Path) -> str:
+    """The module or package directly below fedpfl."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> list[tuple[str, str | None]]:
+    """(module, name) of every import anywhere in the file; name is None for `import module`. All are absolute."""
+    found: list[tuple[str, str | None]] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, None) for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found += [(node.module, alias.name) for alias in node.names]
+    return found
+
+
+def parts_imported(path: Path) -> set[str]:
+    """Parts of fedpfl that the file imports from."""
+    parts = set()
+    for module, name in imports(path):
+        top, *rest = module.split(".")
+        if top == "fedpfl":
+            parts.add(rest[0] if rest else name)
+    return parts
+
+
+def files(*names: str) -> list[Path]:
+    return [path for path in FILES if part(path) in names]
+
+
+def test_every_part_has_a_place():
+    assert {part(path) for path in FILES} <= {*RANK, "report"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path):
+    here = part(path)
+    for other in parts_imported(path) - {here, None}:
+        if here == "report":
+            assert other == "errors", f"report imports {other}"
+        else:
+            assert other != "report", f"{here} imports report"
+            assert RANK[other] < RANK[here], f"{here} imports {other}"
+
+
+def test_methods_know_no_files_devices_or_configuration():
+    forbidden = {"hydra", "omegaconf", "os", "pathlib", "yaml", "numpy", "torchvision", "wandb"}
+    for path in files("methods", "importance", "tree", "models", "traffic"):
+        assert not {module.split(".")[0] for module, _ in imports(path)} & forbidden, path
+
+
+def test_only_configuration_and_training_know_hydra():
+    for path in FILES:
+        if part(path) not in ("config", "train"):
+            assert not {module.split(".")[0] for module, _ in imports(path)} & {"hydra", "omegaconf"}, path
+
+
+def test_the_engine_knows_no_methods_name():
+    base = {
+        node.name
+        for node in ast.parse((PACKAGE / "methods/base.py").read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
+    concrete = {path.stem for path in files("methods")} - {"base", "__init__"}
+    assert concrete
+    for path in files("engine", "data", "models", "record"):
+        for module, name in imports(path):
+            if module.startswith("fedpfl.methods"):
+                assert name in base, f"{path} imports {name}"
+                assert module in ("fedpfl.methods", "fedpfl.methods.base"), path
+        constants = {
+            node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
+        } & concrete
+        assert not constants, f"{path} names {constants}"
+
+
+def test_tree_operations_are_nobody_elses():
+    """Torch's own pytree is not used beside fedpfl.tree."""
+    for path in FILES:
+        assert not any("pytree" in module for module, _ in imports(path)), path
+
+
+def test_the_report_never_loads_torch():
+    loaded = "[name for name in sys.modules if name.startswith(('torch', 'fedpfl.'))]"
+    code = f"import sys, fedpfl.report, fedpfl.report.__main__; print({loaded})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert result.returncode == 0, result.stderr
+    loaded = ast.literal_eval(result.stdout)
+    assert "torch" not in loaded
+    assert {name.split(".")[1] for name in loaded if name.startswith("fedpfl.")} <= {"report", "errors"}

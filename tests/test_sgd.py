@@ -1,0 +1,151 @@
+"""The one training step against torch.optim.SGD, and the plan of batches."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.sgd import Local, batches, movement, numbered, update_
+from fedpfl.methods import Phase
+from tests.conftest import assert_close, assert_same
+
+SETTINGS = list(itertools.product([0.0, 0.7], [0.0, 1e-2]))
+DRAWS = Draws(0, "train", 1)
+
+
+def problem(steps: int = 6) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
+    g = torch.Generator().manual_seed(0)
+    shapes = [(4, 3), (5,), (2, 2, 2)]
+    return [torch.randn(s, generator=g) for s in shapes], [
+        [torch.randn(s, generator=g) for s in shapes] for _ in range(steps)
+    ]
+
+
+def descend(local: Local, masks=None) -> list[torch.Tensor]:
+    params, gradients = problem()
+    velocity = [torch.zeros_like(p) for p in params]
+    for grads in gradients:
+        update_(params, velocity, [g.clone() for g in grads], masks or [None] * len(params), local)
+    return params
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), SETTINGS)
+def test_update_is_torch_optim_sgd_bit_for_bit(momentum, weight_decay):
+    params, gradients = problem()
+    optimizer = torch.optim.SGD(params, lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    for grads in gradients:
+        for p, g in zip(params, grads, strict=True):
+            p.grad = g.clone()
+        optimizer.step()
+    assert_same(descend(Local(1, 2, 0.1, momentum, weight_decay)), params)
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), SETTINGS)
+def test_masked_entries_hold_still_and_the_others_move_as_ever(momentum, weight_decay):
+    local = Local(1, 2, 0.1, momentum, weight_decay)
+    start, _ = problem()
+    masks = [torch.rand(p.shape, generator=torch.Generator().manual_seed(1)) < 0.5 for p in start]
+    masks[1] = None
+    free, masked = descend(local), descend(local, masks)
+    for before, unmasked, after, mask in zip(start, free, masked, masks, strict=True):
+        move = torch.ones_like(before, dtype=torch.bool) if mask is None else mask
+        assert torch.equal(after[~move], before[~move])
+        assert_close(after[move], unmasked[move])
+
+
+def test_a_masked_entry_gathers_no_momentum():
+    """It starts from rest when a later phase lets it go."""
+    local, frozen = Local(1, 2, 1.0, momentum=0.5), torch.tensor([False, True])
+    params, velocity, gradient = [torch.zeros(2)], [torch.zeros(2)], [torch.ones(2)]
+    update_(params, velocity, gradient, [frozen], local)
+    update_(params, velocity, gradient, [None], local)
+    assert params[0].tolist() == [-1.0, -2.5]
+
+
+def test_gradients_handed_in_are_not_changed():
+    params, (grads, *_) = problem()
+    before = [g.clone() for g in grads]
+    for masks in ([None] * 3, [torch.ones_like(p, dtype=torch.bool) for p in params]):
+        update_(params, [torch.zeros_like(p) for p in params], grads, masks, Local(1, 2, 0.1, 0.7, 0.1))
+        assert_same(grads, before)
+
+
+@given(st.integers(0, 200), st.integers(2, 40), st.integers(1, 3))
+def test_every_epoch_deals_all_samples_once_but_a_last_single_one(samples, size, epochs):
+    dealt = list(batches(DRAWS, 0, "main", range(epochs), samples, size))
+    single = samples % size == 1
+    per_epoch = samples // size + (samples % size > 1)
+    assert len(dealt) == epochs * per_epoch
+    for epoch in range(epochs):
+        own = dealt[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert all(1 < len(batch) <= size for batch in own)
+        assert all(len(batch) == size for batch in own[:-1])
+        seen = torch.cat(own).tolist() if own else []
+        assert len(set(seen)) == len(seen) == samples - single
+        assert set(seen) <= set(range(samples))
+
+
+def test_batches_are_a_pure_function_of_their_key():
+    def order(draws=DRAWS, client=3, stream="main", epoch=0):
+        return draws.order(client, stream, epoch, 50).tolist()
+
+    base = order()
+    assert order() == base
+    others = [
+        order(Draws(1, "train", 1)),
+        order(Draws(0, "finetune", 1)),
+        order(Draws(0, "train", 2)),
+        order(client=4),
+        order(stream="second"),
+        order(epoch=1),
+    ]
+    assert base not in others
+    assert len({tuple(other) for other in others}) == len(others)
+
+
+def test_generators_do_not_touch_the_global_one():
+    state = torch.get_rng_state()
+    torch.rand(3, generator=generator(1, "train", 2))
+    list(batches(DRAWS, 0, "main", range(2), 30, 8))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_epochs_count_up_per_stream_and_empty_phases_are_dropped():
+    phases = [Phase(2), Phase(0), Phase(1, stream="head"), Phase(3), Phase(-1), Phase(2, stream="head")]
+    plan = [(phase.stream, list(epochs)) for phase, epochs in numbered(phases)]
+    assert plan == [("main", [0, 1]), ("head", [0]), ("main", [2, 3, 4]), ("head", [1, 2])]
+
+
+def test_movement_reads_masks():
+    trained = {"w": {"a": torch.zeros(2), "b": torch.zeros(3)}, "v": {"a": torch.zeros(2), "b": torch.zeros(3)}}
+    elements = torch.tensor([True, False])
+    assert movement(Phase(1), trained).moving == [0, 1, 2, 3]
+    assert movement(Phase(1, {"w": True, "v": False}), trained).moving == [0, 1]
+    mixed = movement(Phase(1, {"w": {"a": elements, "b": False}, "v": {"a": True, "b": False}}), trained)
+    assert mixed.moving == [0, 2]
+    assert mixed.masks == [elements, None]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"epochs": 0}, "epochs must be 1 or more"),
+        ({"batch_size": 1}, "batch_size must be 2 or more"),
+        ({"lr": 0.0}, "lr must be a positive number"),
+        ({"lr": float("nan")}, "lr must be a positive number"),
+        ({"lr": float("inf")}, "lr must be a positive number"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
+        ({"momentum": -0.1}, "momentum must be"),
+        ({"weight_decay": -1.0}, "weight_decay must be 0 or more"),
+    ],
+)
+def test_settings_out_of_range_are_named(change, named):
+    with pytest.raises(ValueError, match=named):
+        Local(**{"epochs": 1, "batch_size": 32, "lr": 0.1, **change})
+
+
+def test_tuned_changes_the_epochs_only():
+    assert Local(5, 32, 0.1, 0.7, 0.2).tuned(2) == Local(2, 32, 0.1, 0.7, 0.2)

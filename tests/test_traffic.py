@@ -1,0 +1,129 @@
+"""What travels, counted by hand."""
+
+import pytest
+import torch
+
+from fedpfl import tree
+from fedpfl.importance import personal_count
+from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
+from fedpfl.traffic import count
+from fedpfl.tree import Masked
+from tests.conftest import BACKENDS, COHORTS, rounds, trajectory
+
+N, N_HEAD = 549, 65  # of the tiny net: 40 + 444 + 65
+
+
+def counted(sent) -> tuple[int, int]:
+    values, bits = count(sent)
+    return int(values), int(bits)
+
+
+def mask(selected: int, n: int) -> torch.Tensor:
+    return torch.arange(n) < selected
+
+
+def test_tensors_travel_whole_by_their_width():
+    assert counted({}) == (0, 0)
+    assert counted(torch.zeros(3)) == (3, 96)
+    assert counted({"a": torch.zeros(2, 2), "b": {"c": torch.zeros(5, dtype=torch.float16)}}) == (9, 128 + 80)
+    assert counted({"signs": torch.zeros(7, dtype=torch.bool)}) == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("selected", "positions"),
+    [
+        (0, 0),
+        (10, 320),  # a list of the selected
+        (31, 992),
+        (32, 1000),  # 1024 bits listed: the bitmap is cheaper
+        (500, 1000),
+        (969, 992),  # a list of the 31 others
+        (999, 32),
+        (1000, 0),
+    ],
+)
+def test_masked_values_pay_the_cheapest_positions(selected, positions):
+    sent = Masked({"a": torch.zeros(1000)}, {"a": mask(selected, 1000)})
+    assert counted(sent) == (selected, 32 * selected + positions)
+
+
+def test_positions_are_those_of_the_whole_masked_tree():
+    sent = Masked(
+        {"a": torch.zeros(600), "b": torch.zeros(400, dtype=torch.float64)}, {"a": mask(20, 600), "b": mask(15, 400)}
+    )
+    assert counted(sent) == (35, 20 * 32 + 15 * 64 + 1000)
+
+
+def test_masked_beside_whole_tensors():
+    sent = {"all": torch.zeros(5), "some": Masked({"a": torch.zeros(100)}, {"a": mask(1, 100)})}
+    assert counted(sent) == (6, 5 * 32 + 32 + 32)
+
+
+def test_the_tiny_net_is_as_large_as_these_tests_believe(net):
+    assert tree.size(net.params) == N
+    assert sum(net.params[name].numel() for name in net.parts.head) == N_HEAD
+
+
+@pytest.mark.parametrize("engine", BACKENDS)
+@pytest.mark.parametrize(
+    ("method", "down", "up"),
+    [
+        (FedAvg(), N, N),
+        (LocalOnly(), 0, 0),
+        (FedPer(), N - N_HEAD, N - N_HEAD),
+        (FedPer(layers=2), 40, 40),
+        (FedPer(head_init="server_average"), N, N),
+        (Ditto(), N, N),
+        (FedOBP(q=1.0), N, N),
+        (FedOBP(q=0.9, score="fisher"), N, N),
+    ],
+    ids=str,
+)
+def test_values_of_the_cohort(method, down, up, engine, net, federation):
+    _, outcomes = rounds(method, net, federation, engine=engine)
+    for outcome in outcomes:
+        assert (outcome.values_down, outcome.values_up) == (5 * down, 5 * up)
+        assert (outcome.bits_down, outcome.bits_up) == (5 * 32 * down, 5 * 32 * up)
+
+
+@pytest.mark.parametrize("engine", BACKENDS)
+@pytest.mark.parametrize("score", ["obp", "obp_as_published"])
+def test_fedobp_leaves_its_personal_entries_out(engine, score, net, federation):
+    """In round 1 all scores are zero and nothing is personal; later each client has n_q personal entries."""
+    _, outcomes = rounds(FedOBP(q=0.98, score=score), net, federation, engine=engine)
+    n_q = personal_count(0.98, N)
+    assert n_q == 11
+    down = [(outcome.values_down, outcome.bits_down) for outcome in outcomes]
+    assert down == [(5 * N, 5 * N * 32)] + [(5 * (N - n_q), 5 * (32 * (N - n_q) + 32 * n_q))] * 2
+    assert [(outcome.values_up, outcome.bits_up) for outcome in outcomes] == [(5 * N, 5 * N * 32)] * 3
+    assert [sum(outcome.measures.values()) for outcome in outcomes] == [0, n_q, n_q]
+    assert set(outcomes[0].measures) == {f"personal/{name}" for name in net.params}
+
+
+def test_fedobp_counts_only_scored_entries_when_only_the_classifier_is(net, federation):
+    method = FedOBP(q=0.5, classifier_only=True)
+    _, outcomes = rounds(method, net, federation)
+    n_q = personal_count(0.5, N_HEAD)
+    assert [outcome.values_down for outcome in outcomes] == [5 * N, 5 * (N - n_q), 5 * (N - n_q)]
+    assert outcomes[1].bits_down == 5 * (32 * (N - n_q) + N_HEAD)  # the bitmap of the head is cheaper
+    assert set(outcomes[1].measures) == {f"personal/{name}" for name in net.parts.head}
+
+
+def test_personal_entries_never_trained_are_not_counted_with_cold_start_global(net, federation):
+    state = trajectory(FedOBP(q=0.9, cold_start="global"), net, federation, COHORTS[:1])[-1]
+    method = FedOBP(q=0.9, cold_start="global")
+    for client in range(10):
+        prepared = method.prepare(state.server, tree.take(state.clients, client))
+        values, _ = counted(method.send(state.server, prepared))
+        assert values == (N - personal_count(0.9, N) if client in COHORTS[0] else N)
+
+
+def test_averaged_statistics_travel_both_ways_and_local_ones_do_not(federation):
+    from tests.conftest import tiny
+
+    normed = tiny(norm=True)  # 8 more parameters, 8 floating statistics
+    _, (outcome, *_) = rounds(FedAvg(), normed, federation, COHORTS[:1])
+    assert outcome.values_down == outcome.values_up == 5 * (N + 8 + 8)
+    assert outcome.bits_down == outcome.bits_up == 5 * 32 * (N + 8 + 8)
+    _, (outcome, *_) = rounds(LocalOnly(), normed, federation, COHORTS[:1])
+    assert outcome.values_down == outcome.values_up == 0
