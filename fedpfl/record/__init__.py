@@ -3,10 +3,11 @@
 Nothing here knows methods, data or the engine: rows and summaries are plain mappings.
 """
 
+from fedpfl.record.choose import check_logger, open_sinks
 from fedpfl.record.environment import describe
 from fedpfl.record.picture import partition_picture
 from fedpfl.record.rundir import RunDirectory
-from fedpfl.record.sinks import Console, LogFile, RunInfo, Sink, Sinks, check_logger, open_sinks
+from fedpfl.record.sinks import Console, LogFile, RunInfo, Sink, Sinks
 
 __all__ = [
     "Console",
