@@ -74,6 +74,13 @@ class Settings:
         _require(0 < self.participation <= 1, "participation", "above 0 and at most 1", self.participation)
 
 
+SETTINGS = tuple(get_type_hints(Settings))
+GROUPS = (
+    *("local", "eval", "checkpoint"),
+    *("dataset", "partition", "model", "method", "quantile", "norm", "score", "engine", "logger"),
+)
+
+
 @dataclass(frozen=True)
 class Run:
     """Everything a run needs, built and checked. `config` is the resolved configuration, `identity` its hash."""
@@ -94,8 +101,10 @@ class Run:
 def build(cfg: DictConfig) -> Run:
     """Check the whole configuration, then load the data and build the network. Raises FedpflError."""
     config = resolve(cfg)
-    top = {key: config[key] for key in get_type_hints(Settings)}
-    settings = typed(Settings, top, "")
+    for key in config:
+        if key not in (*SETTINGS, *GROUPS):
+            raise FedpflError(f"{key} is not a key here; known keys: {', '.join((*SETTINGS, *GROUPS))}")
+    settings = typed(Settings, {key: config[key] for key in SETTINGS}, "")
     local = typed(Local, config["local"], "local")
     judging, checkpoint = typed(Eval, config["eval"], "eval"), typed(Checkpoint, config["checkpoint"], "checkpoint")
     machine = typed(Engine, config["engine"], "engine")
@@ -104,6 +113,8 @@ def build(cfg: DictConfig) -> Run:
     record.check_logger(config["logger"])
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
     _named("model", config["model"], MODELS)
+    for group, keys in (("model", ()), ("norm", ()), ("score", ()), ("quantile", ("q", "otherwise", "table"))):
+        _known(_rest(config[group]), keys, group)
     scheme = _named("partition", config["partition"], partition.SCHEMES)
     # y, clients and seed come from elsewhere in the configuration
     arguments = _checked(scheme, _rest(config["partition"]), "partition", given=("y", "clients", "seed"))
@@ -130,14 +141,17 @@ def build(cfg: DictConfig) -> Run:
 def resolve(cfg: DictConfig) -> dict[str, Any]:
     """The configuration as plain values, with the quantile looked up. Raises FedpflError for missing values."""
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    missing = OmegaConf.missing_keys(cfg)
-    if missing:
-        key = sorted(missing)[0]
-        raise FedpflError(f"{key} has no value; set it with {key}=...")
+    for key in (*SETTINGS, *GROUPS):
+        if cfg.get(key) is None:
+            raise FedpflError(f"{key} has no value; set it with {key}=...")
     try:
+        missing = OmegaConf.missing_keys(cfg)
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
-        raise FedpflError(" ".join(str(error).split())) from None
+        raise FedpflError(f"{error.full_key}: {' '.join(str(error.msg).split())}") from None
+    if missing:
+        key = min(missing)
+        raise FedpflError(f"{key} has no value; set it with {key}=...")
     method = config["method"]
     if isinstance(method, dict) and method.get("name") == "fedobp" and method.get("q") == "paper":
         method["q"] = _table_q(config)
@@ -149,8 +163,17 @@ def identity(config: Mapping[str, Any]) -> str:
     kept = {key: value for key, value in config.items() if key not in IDENTITY_WITHOUT}
     kept["engine"] = {key: value for key, value in kept["engine"].items() if key == "precision"}
     kept["dataset"] = {key: value for key, value in kept["dataset"].items() if key != "download"}
-    text = json.dumps(kept, sort_keys=True, default=str)
+    text = json.dumps(_canonical(kept), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    """Numbers as floats: 1 and 1.0 are the same choice."""
+    if isinstance(value, Mapping):
+        return {key: _canonical(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_canonical(inner) for inner in value]
+    return float(value) if type(value) is int else value
 
 
 def run_subdir(config: Mapping[str, Any], experiment: str | None) -> str:
@@ -214,13 +237,18 @@ def _checked(schema: Callable[..., Any], values: Any, path: str, given: tuple[st
     parameters = {n: p for n, p in inspect.signature(schema).parameters.items() if n not in given}
     hints = get_type_hints(schema)
     dot = f"{path}." if path else ""
-    for key in values:
-        if key not in parameters:
-            raise FedpflError(f"{dot}{key} is not a key here; known keys: {', '.join(parameters)}")
+    _known(values, tuple(parameters), path)
     for key, parameter in parameters.items():
         if key not in values and parameter.default is parameter.empty:
             raise FedpflError(f"{dot}{key} has no value; set it with {dot}{key}=...")
     return {key: _cast(value, hints[key], dot + key) for key, value in values.items()}
+
+
+def _known(values: Mapping[str, Any], keys: tuple[str, ...], path: str) -> None:
+    for key in values:
+        if key not in keys:
+            name = f"{path}.{key}" if path else key
+            raise FedpflError(f"{name} is not a key here; known keys: {', '.join(keys) or 'name'}")
 
 
 def _cast(value: Any, hint: Any, path: str) -> Any:
@@ -274,9 +302,12 @@ def _rest(values: Mapping[str, Any]) -> dict[str, Any]:
 def _table_q(config: Mapping[str, Any]) -> Any:
     """Table II, or the fallback of quantile=auto."""
     quantile, name, alpha = config["quantile"], config["dataset"]["name"], config["partition"].get("alpha")
-    q = quantile["table"].get(name, {}).get(alpha, quantile["otherwise"])
+    table = quantile["table"]
+    if not isinstance(table, Mapping) or not all(isinstance(row, Mapping) for row in table.values()):
+        raise FedpflError(f"quantile.table must map data sets to alphas to q, got {table!r}")
+    q = table.get(name, {}).get(alpha, quantile["otherwise"])
     if q is None:
-        known = "; ".join(f"{d} ({', '.join(map(str, row))})" for d, row in quantile["table"].items())
+        known = "; ".join(f"{d} ({', '.join(map(str, row))})" for d, row in table.items())
         raise FedpflError(
             f"quantile=paper: Table II has no q for dataset {name} with alpha {alpha}; "
             f"it has {known}; set quantile.q=..."

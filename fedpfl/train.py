@@ -5,7 +5,6 @@ Exit status: 0 finished (or finished before), 2 something in the command, the da
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -16,12 +15,10 @@ from typing import Any, NoReturn
 import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl import config, engine, record, tree
+from fedpfl import config, engine, record, tidy, tree
 from fedpfl.engine.evaluate import accuracies, per_client, pooled
 from fedpfl.engine.keys import Draws
 from fedpfl.errors import FedpflError
@@ -38,11 +35,14 @@ COLUMNS = (
 CONF = str(Path(__file__).parents[1] / "conf")
 
 
+_begun: list[bool] = []  # whether a job was reached
+
+
 class Diverged(FedpflError):
     """Training produced numbers that are not finite."""
 
 
-def train(cfg: DictConfig, path: Path, group: str) -> dict[str, Any]:
+def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[str, Any]:
     """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; returns the summary."""
     started = time.monotonic()
     run = config.build(cfg)
@@ -61,7 +61,7 @@ def train(cfg: DictConfig, path: Path, group: str) -> dict[str, Any]:
         cohorts = engine.cohorts(settings.seed, settings.clients, settings.participation, settings.rounds)
         counts = federation.label_counts()
         directory.write_summary(status="running", rounds=settings.rounds, **_facts(run, cohorts))
-        info = _info(run, path, group, backend, state, counts)
+        info = _info(run, path, experiment or federation.name, backend, state, counts)
         with record.open_sinks(run.config["logger"], info) as sinks:
             title = f"{federation.name}, {federation.clients} clients, {config.described(run.config['partition'])}"
             train, test = ([own.numpy() for own in part] for part in (federation.train, federation.test))
@@ -100,11 +100,10 @@ def train(cfg: DictConfig, path: Path, group: str) -> dict[str, Any]:
 
 
 def _row(outcome: engine.Outcome, cohort: list[int], seconds: float) -> dict[str, Any]:
-    """The columns that every round has. Raises Diverged if a client's loss is not finite."""
-    finite = outcome.loss.isfinite()
-    if not bool(finite.all()):
-        client = cohort[int((~finite).nonzero()[0])]
-        raise Diverged(f"training diverged: the loss of client {client} is not finite; lower local.lr")
+    """The columns that every round has. Raises Diverged where a client's numbers are not finite."""
+    if not bool(outcome.finite.all()):
+        client = sorted(cohort)[int((~outcome.finite).nonzero()[0])]
+        raise Diverged(f"training diverged: client {client} brought back numbers that are not finite; lower local.lr")
     return {
         "seconds": seconds,
         "cohort_before": pooled(outcome.before),
@@ -197,6 +196,8 @@ def _info(
 
 def _final(summary: dict[str, Any]) -> str:
     last = summary.get("last", {})
+    if last.get("accuracy") is None:
+        return "no test samples"
     tuned = f", {last['ft_accuracy']:.2f} % after fine-tuning" if last.get("ft_accuracy") is not None else ""
     return f"{last['accuracy']:.2f} % mean over clients, {last['accuracy_pooled']:.2f} % pooled{tuned}"
 
@@ -204,14 +205,13 @@ def _final(summary: dict[str, Any]) -> str:
 @hydra.main(config_path=CONF, config_name="train", version_base="1.3")
 def job(cfg: DictConfig) -> None:
     """One job of a single run or of a sweep."""
+    _begun.append(True)
     hydra_cfg = HydraConfig.get()
-    choices = hydra_cfg.runtime.choices
-    group = choices.get("experiment") or cfg.dataset.name
+    path = Path(hydra_cfg.runtime.output_dir)
     try:
-        train(cfg, Path(hydra_cfg.runtime.output_dir), group)
+        train(cfg, path, hydra_cfg.runtime.choices.get("experiment"))
     except FedpflError as error:
-        with contextlib.suppress(OSError):
-            os.removedirs(hydra_cfg.runtime.output_dir)  # Hydra makes it beforehand; an empty one is only litter
+        tidy.prune(path, otherwise=Path(hydra_cfg.sweep.dir))
         if hydra_cfg.mode == RunMode.RUN:
             _give_up(error)
         # In a sweep the others go on, and Hydra raises the first failure again after the last job.
@@ -229,13 +229,21 @@ def main() -> None:
     config.register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the line below is ours
     logging.captureWarnings(True)
+    _begun.clear()
     try:
         job()
-    except (FedpflError, HydraException, OmegaConfBaseException) as error:
-        _give_up(error)
+    except FedpflError as error:  # from a sweep; its lines are told
+        sys.exit(3 if isinstance(error, Diverged) else 2)
     except KeyboardInterrupt:
         print("fedpfl: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
+    except Exception as error:
+        if _begun:
+            raise
+        # Composing the configuration and making the directory: the command line's faults, which Hydra may not name.
+        if isinstance(error, ValueError):
+            error = ValueError(f"{error}, in the command {' '.join(sys.argv[1:])}")
+        _give_up(error)
 
 
 if __name__ == "__main__":

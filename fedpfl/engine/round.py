@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpfl import tree
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backend import Backend, Tally
+from fedpfl.engine.backend import Backend, Participation, Tally
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.sgd import Local
 from fedpfl.engine.state import State, begin
@@ -23,12 +23,14 @@ __all__ = ["Outcome", "State", "begin", "play"]
 class Outcome:
     """What a round tells: the cohort judged before and after local training, training losses, traffic, extras.
 
+    finite: whether a client's losses and everything it brought back are finite, `[cohort]`.
     values_down, values_up, bits_down, bits_up: sums over the cohort. loss: `[cohort]`. measures: means over it.
     """
 
     before: Tally
     after: Tally
     loss: Tensor
+    finite: Tensor
     values_down: int
     values_up: int
     bits_down: int
@@ -60,6 +62,7 @@ def play(
         before=part.before,
         after=part.after,
         loss=part.loss,
+        finite=_finite(part),
         values_down=int(part.down.values.sum()) + extra,
         values_up=int(part.up.values.sum()) + extra,
         bits_down=int(part.down.bits.sum()) + 32 * extra,
@@ -67,6 +70,15 @@ def play(
         measures={name: float(value.double().mean()) for name, value in part.measures.items()},
     )
     return replace(state, round=state.round + 1, server=server, server_buffers=shared), outcome
+
+
+def _finite(part: Participation) -> Tensor:
+    """Which clients brought back numbers only; a sum shows every infinity and nan in one pass."""
+    finite = part.loss.isfinite()
+    for leaf in tree.leaves({"uploads": part.uploads, "mine": part.mine}):
+        if leaf.is_floating_point():
+            finite &= leaf.flatten(1).sum(1).isfinite() if leaf.dim() > 1 else leaf.isfinite()
+    return finite
 
 
 def _merge_buffers(stacked: Tree, weight: Tensor) -> Tree:

@@ -20,6 +20,8 @@ def check_logger(logger: Mapping[str, Any]) -> None:
         from fedpfl.record.wandb_sink import Options
 
         Options.of(logger)
+    elif len(logger) > 1:
+        raise FedpflError(f"logger.{next(key for key in logger if key != 'name')} is not a key of logger={name}")
 
 
 def open_sinks(logger: Mapping[str, Any], run: RunInfo, quiet: bool = False) -> Sinks:

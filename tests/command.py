@@ -1,0 +1,102 @@
+"""The command line, in this process or in one of its own; a tiny federation; what a run leaves behind."""
+
+import contextlib
+import csv
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from fedpfl import train
+from tests.conftest import ROOT
+
+TINY = (
+    *("rounds=2", "clients=4", "participation=0.5", "partition.samples_per_client=24", "local.epochs=1"),
+    *("eval.every=1", "checkpoint.seconds=0"),
+)
+FILES = {
+    *("config.yaml", "rounds.csv", "clients.csv", "summary.json", "state.pt", "run.log"),
+    *("partition.npz", "partition.png"),
+}
+CLOCKED = ("seconds", "eval_seconds")
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def complaints(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("fedpfl:")]
+
+
+def _environment() -> dict[str, str]:
+    gone = ("FEDPFL_DATA", "WANDB_API_KEY", "WANDB_MODE")
+    kept = {key: value for key, value in os.environ.items() if key not in gone}
+    return {**kept, "PYTHONPATH": str(ROOT), "HYDRA_FULL_ERROR": "0"}
+
+
+def call(*arguments: str, cwd: Path) -> Result:
+    """`python -m fedpfl.train` in this process; a traceback that a user would see is raised here."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    with (
+        mock.patch.object(sys, "argv", ["fedpfl.train", *arguments]),
+        mock.patch.dict(os.environ, _environment(), clear=True),
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            train.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        finally:
+            logging.captureWarnings(False)
+            root.handlers[:], root.level = handlers, level
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def start(*arguments: str, cwd: Path, script: str | None = None) -> subprocess.Popen[str]:
+    """The command, or a script that ends in it, as a process of its own."""
+    what = ["-c", script] if script else ["-m", "fedpfl.train"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *what, *arguments], cwd=cwd, env=_environment(), **pipes)
+
+
+def wait(process: subprocess.Popen[str]) -> Result:
+    out, err = process.communicate(timeout=120)
+    return Result(process.returncode, out, err)
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Everything below a folder: the bytes of files, None for folders; not the lock, which says who was last."""
+    paths = (path for path in folder.rglob("*") if path.name != "run.lock")
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file without the columns that a clock wrote."""
+    with path.open(newline="") as file:
+        return [{key: cell for key, cell in row.items() if key not in CLOCKED} for row in csv.DictReader(file)]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """The trees of the last checkpoint, and its round."""
+    payload = torch.load(folder / "state.pt", weights_only=True)
+    return {"round": torch.tensor(payload["round"]), **{part: payload[part] for part in train.STATE}}

@@ -1,0 +1,357 @@
+"""`python -m fedpfl.train` as a user meets it: one line for every fault, whole run directories, sweeps, signals."""
+
+import csv
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedpfl import record, train
+from fedpfl.methods import METHODS
+from tests.command import FILES, TINY, call, snapshot, start, summary, table, wait
+
+NOT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+
+
+# Bad input
+
+BAD = [
+    # unknown keys
+    ("foo=1", "foo is not a key"),
+    ("+foo=1", "foo is not a key"),
+    ("method.foo=1", "method.foo is not a key"),
+    ("+method.foo=1", "method.foo is not a key here; known keys: q, norm"),
+    ("+local.foo=1", "local.foo is not a key here; known keys: epochs, batch_size, lr"),
+    ("+dataset.foo=1", "dataset.foo is not a key here; known keys: name, mean"),
+    ("+engine.foo=1", "engine.foo is not a key here; known keys: backend"),
+    ("+model.width=3", "model.width is not a key"),
+    ("+quantile.foo=1", "quantile.foo"),
+    ("+norm.foo=1", "norm.foo"),
+    ("+logger.foo=1", "logger.foo"),
+    ("logger=wandb +logger.foo=1", "logger.foo is unknown; known are project"),
+    ("method=fedavg method.q=0.5", "method.q is not a key"),
+    # unknown choices
+    ("method=foo", "method must be one of ditto, fedavg, fedobp, fedper, local_only, got 'foo'"),
+    ("dataset=foo", "dataset must be one of cifar10, cifar100, digits"),
+    ("partition=foo", "partition must be one of dirichlet, iid, published, shards, got 'foo'"),
+    ("model=foo", "model must be one of cnn4, got 'foo'"),
+    ("norm=foo", "norm must be one of global, layer, none, got 'foo'"),
+    ("score=foo", "score must be one of fisher, fisher_batch, gradient, obp, obp_as_published, got 'foo'"),
+    ("quantile=foo", "quantile must be one of auto, paper, got 'foo'"),
+    ("engine=foo", "engine must be one of auto, batched, loop, got 'foo'"),
+    ("logger=foo", "logger must be one of none, wandb, got 'foo'"),
+    ("experiment=foo", "experiment must be one of demo"),
+    ("method.name=foo", "method.name must be one of ditto"),
+    ("logger.name=foo", "logger.name=foo is unknown; choose one of none, wandb"),
+    ("logger=wandb logger.mode=loud", "logger.mode=loud is unknown; choose one of auto, online, offline, disabled"),
+    ("engine.precision=fp8", "engine.precision must be one of fp32, tf32, bf16, got 'fp8'"),
+    ("norm.name=foo", "norm must be one of none, layer, global, got 'foo'"),
+    # wrong types
+    ("rounds=abc", "rounds must be a whole number, got 'abc'"),
+    ("rounds=1.5", "rounds must be a whole number, got 1.5"),
+    ("rounds=true", "rounds must be a whole number, got True"),
+    ("rounds=", "rounds must be a whole number, got ''"),
+    ("local.lr=fast", "local.lr must be a number, got 'fast'"),
+    ("local=3", "local must be a group of keys, got 3"),
+    ("method.classifier_only=3", "method.classifier_only must be true or false, got 3"),
+    ("quantile.q=abc", "q must be a number, got 'abc'"),
+    ("dataset.download=maybe", "dataset.download must be true or false, got 'maybe'"),
+    # keys taken away
+    ("~rounds", "rounds has no value"),
+    ("~local", "local"),
+    ("~dataset", "dataset"),
+    ("~engine", "engine"),
+    ("method=null", "method"),
+    # out of range
+    ("rounds=0", "rounds must be 1 or more, got 0"),
+    ("clients=0", "clients must be 1 or more, got 0"),
+    ("participation=0", "participation must be above 0 and at most 1, got 0"),
+    ("participation=1.5", "participation must be above 0 and at most 1, got 1.5"),
+    ("participation=nan", "participation must be above 0 and at most 1, got nan"),
+    ("seed=4294967296", "seed must be from 0 to 4294967295, got 4294967296"),
+    ("local.epochs=0", "local.epochs must be 1 or more, got 0"),
+    ("local.batch_size=1", "local.batch_size must be 2 or more"),
+    ("local.lr=0", "local.lr must be a positive number, got 0"),
+    ("local.momentum=1", "local.momentum must be at least 0 and below 1, got 1"),
+    ("local.weight_decay=-1", "local.weight_decay must be 0 or more, got -1"),
+    ("eval.every=0", "eval.every must be 1 or more, got 0"),
+    ("eval.finetune_epochs=-1", "eval.finetune_epochs must be 0 or more, got -1"),
+    ("eval.finetune_epochs=1 eval.finetune_every=0", "eval.finetune_every must be a positive multiple"),
+    (
+        "eval.every=5 eval.finetune_epochs=1 eval.finetune_every=7",
+        "eval.finetune_every must be a positive multiple of eval.every (5), got 7",
+    ),
+    ("checkpoint.seconds=-1", "checkpoint.seconds must be 0 or more, got -1"),
+    ("quantile.q=1.1", "q must be between 0 and 1, got 1.1"),
+    ("quantile.q=-0.1", "q must be between 0 and 1, got -0.1"),
+    ("method.ema=1", "method.ema must be at least 0 and below 1, got 1"),
+    ("method=fedper method.layers=-1", "method.layers must be 0 or more, got -1"),
+    ("method=ditto method.lam=-1", "method.lam must be 0 or more, got -1"),
+    ("method=ditto method.personal_epochs=-1", "method.personal_epochs must be 0 or more, or null, got -1"),
+    ("partition.alpha=0", "partition.alpha must be a positive number, got 0"),
+    ("partition.alpha=1e7", "partition.alpha must be at most 1e6, got 10000000.0"),
+    (
+        "partition.samples_per_client=null partition.min_samples=0",
+        "partition.min_samples must be an integer of at least 1, got 0",
+    ),
+    ("partition.test_fraction=1", "partition.test_fraction must be a number in [0, 1), got 1"),
+    ("partition.samples_per_client=0", "partition.samples_per_client must be an integer of at least 1, got 0"),
+    ("partition=shards partition.classes_per_client=0", "classes_per_client must be an integer of at least 1, got 0"),
+    ("engine.workers=-1", "engine.workers must be 0 or more, got -1"),
+    ("engine.width=-1", "engine.width must be 0 or more, got -1"),
+    # impossible together
+    ("clients=1798", "clients must be at most the number of samples, 1797, got 1798"),
+    (
+        "clients=500 partition.samples_per_client=null",
+        "clients=500 with partition.min_samples=10 need 5000 samples, the data set has 1797",
+    ),
+    ("clients=100", "clients=100 with partition.samples_per_client=24 need 2400 samples, the data set has 1797"),
+    (
+        "partition=shards partition.classes_per_client=11",
+        "classes_per_client must be at most the number of classes, 10",
+    ),
+    ("partition=published partition.max_attempts=1 clients=90", "found no split in 1 attempts"),
+    (
+        "quantile=paper",
+        "quantile=paper: Table II has no q for dataset digits with alpha 0.1; it has cifar10 (0.1, 0.5)",
+    ),
+    ("device=tpu", "device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+    pytest.param("device=cuda", "device=cuda: this machine has no such CUDA device; use device=cpu", marks=NOT_CUDA),
+    ("device=cpu engine.precision=tf32", "engine.precision=tf32 needs a CUDA device; use fp32 or bf16"),
+    # files
+    ("dataset=npz", "dataset.path has no value; set it with dataset.path="),
+    ("dataset=npz dataset.path=absent.npz", "dataset.path=absent.npz is not a file"),
+    ("dataset=npz dataset.path=corrupt.npz", "corrupt.npz cannot be read as an .npz archive"),
+    ("dataset=npz dataset.path=keys.npz", "keys.npz has no array 'x', only a"),
+    ("dataset=npz dataset.path=float.npz", "float.npz: x must be uint8 (pixels 0..255), got float64"),
+    ("dataset=npz dataset.path=small.npz", "cnn4 needs images of at least 16x16 pixels, got 12x12"),
+    ("dataset=npz dataset.path=good.npz dataset.classes=2", "found label 3, but dataset.classes=2 allows 0..1"),
+    ("dataset=npz dataset.path=good.npz dataset.std=[0]", "dataset.std must be positive numbers, got [0.0]"),
+    ("dataset=mnist dataset.download=false", "data set mnist is not in data_dir=data"),
+    ("dataset=cifar10 dataset.download=false data_dir=here", "data set cifar10 is not in data_dir=here"),
+    ("hydra.run.dir=file", "file"),
+    ("hydra.run.dir=file/run", "file/run"),
+    # syntax
+    ("rounds=(1", "rounds=(1"),
+    ("rounds", "rounds"),
+    ("=3", "=3"),
+    ("local.lr=[0.1", "[0.1"),
+    ("local.lr=${nowhere}", "nowhere"),
+    ("method=fedavg,fedper", "method=fedavg,fedper"),
+]
+SCHEMES = ("partition=shards", "partition=published")  # they have no use for the tiny federation's other keys
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A working directory with files of all kinds."""
+    labels = np.arange(96) % 4
+    np.savez(tmp_path / "good.npz", x=np.zeros((96, 28, 28), np.uint8), y=labels)
+    np.savez(tmp_path / "small.npz", x=np.zeros((96, 12, 12), np.uint8), y=labels)
+    np.savez(tmp_path / "float.npz", x=np.zeros((96, 28, 28)), y=labels)
+    np.savez(tmp_path / "keys.npz", a=labels)
+    (tmp_path / "corrupt.npz").write_bytes(b"PK\x03\x04 and then nothing of the sort")
+    (tmp_path / "file").write_text("not a directory")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("overrides", "says"), BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, place: Path) -> None:
+    before = snapshot(place)
+    base = [key for key in TINY if not (overrides.startswith(SCHEMES) and key.startswith("partition."))]
+    result = call(*base, *overrides.split(), cwd=place)
+    assert result.code == 2, result
+    assert result.err.count("\n") == 1, result.err
+    assert result.err.startswith("fedpfl: ")
+    assert says in result.err
+    assert result.out == ""
+    assert snapshot(place) == before
+
+
+def test_bad_input_of_a_real_process_is_one_line(tmp_path: Path) -> None:
+    result = wait(start("rounds=0", cwd=tmp_path))
+    assert (result.code, result.out, result.err) == (2, "", "fedpfl: rounds must be 1 or more, got 0\n")
+
+
+def test_bad_input_leaves_the_users_empty_directories(tmp_path: Path) -> None:
+    (tmp_path / "work" / "run").mkdir(parents=True)
+    call("rounds=0", "hydra.run.dir=run", cwd=tmp_path / "work")
+    call("rounds=0", cwd=tmp_path / "work" / "run")
+    assert set(snapshot(tmp_path)) == {"work", "work/run"}
+
+
+def test_a_directory_of_another_run_is_refused_and_kept(tmp_path: Path) -> None:
+    assert call(*TINY, "hydra.run.dir=here", cwd=tmp_path).code == 0
+    before = snapshot(tmp_path)
+    for other in ("rounds=3", "method=fedavg", "seed=7"):
+        result = call(*TINY, "hydra.run.dir=here", other, cwd=tmp_path)
+        assert result.code == 2, (other, result)
+        assert "holds a different run; choose another with hydra.run.dir=" in result.err
+        assert len(result.err.splitlines()) == 1
+        assert snapshot(tmp_path) == before
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    with record.RunDirectory.open(tmp_path / "here", "", "someone"):
+        result = call(*TINY, "hydra.run.dir=here", cwd=tmp_path)
+    assert result.code == 2
+    assert "is in use by process" in result.err
+
+
+# Good input
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path) -> None:
+    tuning = ("eval.finetune_epochs=1", "eval.finetune_every=2")
+    result = call(*TINY, *tuning, f"method={method}", "quantile.q=0.9", cwd=tmp_path)
+    assert result.code == 0, result
+    (folder,) = (tmp_path / "outputs" / "digits" / method).glob("*/seed42")
+    assert {path.name for path in folder.iterdir()} - {"run.lock"} == FILES
+
+    with (folder / "rounds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[: 1 + len(train.COLUMNS)] == ["round", *train.COLUMNS]
+    assert [row["round"] for row in rows] == ["1", "2"]
+    judged = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "cohort_before", "cohort_after")
+    assert all(0 <= float(row[name]) <= 100 for row in rows for name in judged)
+    assert [row["ft_accuracy"] == "" for row in rows] == [True, False]
+    layers = [name for name in rows[0] if name.startswith("personal/")]
+    assert len(layers) == (8 if method == "fedobp" else 0)
+    if method == "fedobp":
+        down = 2 * 582026 - int(rows[1]["values_down"])  # two clients; what is personal does not travel
+        assert down == 2 * sum(float(rows[1][name]) for name in layers) > 0
+
+    clients = table(folder / "clients.csv")
+    assert [(row["client"], row["train"], row["test"]) for row in clients] == [(str(k), "18", "6") for k in range(4)]
+    assert all(sum(int(row[f"label_{label}"]) for label in range(10)) == 24 for row in clients)
+    assert all(0 <= float(row[name]) <= 100 for row in clients for name in ("accuracy", "ft_accuracy"))
+    mean = np.mean([float(row["accuracy"]) for row in clients])
+    assert mean == pytest.approx(float(rows[1]["accuracy"]))
+
+    told = summary(folder)
+    assert (told["status"], told["last"]["round"], told["parameters"]) == ("finished", 2, 582026)
+    assert told["best"]["accuracy"] == max(float(row["accuracy"]) for row in rows)
+    assert torch.load(folder / "state.pt", weights_only=True)["round"] == 2
+    with np.load(folder / "partition.npz", allow_pickle=False) as arrays:
+        assert len(arrays["train_indices"]) == 4 * 18
+        assert arrays["label_counts"].sum() == 4 * 24
+
+
+def test_the_first_lines_say_what_runs(tmp_path: Path) -> None:
+    result = call(*TINY, "hydra.run.dir=here", cwd=tmp_path)
+    for text in (
+        "1,797 samples 1x28x28",
+        "min/median/max 24/24/24",
+        "582,026 parameters",
+        "MiB",
+        str(tmp_path / "here"),
+    ):
+        assert text in result.err
+
+
+def test_a_finished_run_is_recognised_and_left_alone(tmp_path: Path) -> None:
+    assert call(*TINY, cwd=tmp_path).code == 0
+    (folder,) = tmp_path.glob("outputs/digits/fedobp/*/seed42")
+    before, times = snapshot(tmp_path), {path: path.stat().st_mtime_ns for path in map(folder.joinpath, FILES)}
+    again = call(*TINY, "device=cpu", "checkpoint.seconds=5", cwd=tmp_path)
+    assert again.code == 0
+    assert again.out.startswith(f"already finished: {folder}")
+    assert snapshot(tmp_path) == before
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_a_run_without_test_samples_finishes_and_is_recognised(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert call(*TINY, "partition.test_fraction=0", cwd=tmp_path).code == 0
+
+
+def test_hydra_run_dir_puts_the_run_anywhere(tmp_path: Path) -> None:
+    assert call(*TINY, f"hydra.run.dir={tmp_path}/some/where", cwd=tmp_path).code == 0
+    assert set(snapshot(tmp_path)) == {"some", "some/where", *(f"some/where/{name}" for name in FILES)}
+
+
+def test_the_configuration_can_be_printed_without_a_run(tmp_path: Path) -> None:
+    result = call("method=fedper", "--cfg", "job", cwd=tmp_path)
+    assert result.code == 0
+    assert "name: fedper" in result.out
+    assert snapshot(tmp_path) == {}
+
+
+@pytest.mark.parametrize("when", [("rounds=4", "local.lr=1e6"), ("rounds=1", "local.lr=1e38")], ids=["early", "last"])
+def test_a_diverging_run_stops_with_status_three_and_one_complaint(when: tuple[str, str], tmp_path: Path) -> None:
+    result = call(*TINY, *when, "hydra.run.dir=here", cwd=tmp_path)
+    assert result.code == 3, result
+    assert len(result.complaints) == 1
+    assert "training diverged" in result.complaints[0]
+    assert "local.lr" in result.complaints[0]
+    told = summary(tmp_path / "here")
+    assert told["status"] == "diverged"
+    assert "diverged" in told["error"]
+
+
+# Sweeps
+
+
+def seeds(folder: Path) -> dict[str, list[str]]:
+    """The runs that a sweep finished: seeds by method."""
+    done = [path.parent for path in folder.glob("outputs/*/*/*/seed*/state.pt")]
+    assert all(summary(path)["status"] == "finished" for path in done)
+    return {method: sorted(p.name for p in done if p.parts[-3] == method) for method in {p.parts[-3] for p in done}}
+
+
+def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Path) -> None:
+    result = call("--multirun", *TINY, "method=fedavg,fedper", "seed=1,2", cwd=tmp_path)
+    assert result.code == 0, result
+    assert seeds(tmp_path) == {"fedavg": ["seed1", "seed2"], "fedper": ["seed1", "seed2"]}
+    assert len(list(tmp_path.glob("outputs/digits/*/*"))) == 2  # the seeds of one configuration lie together
+
+
+def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
+    result = call("--multirun", *TINY, "method=fedavg", "clients=5000,4", cwd=tmp_path)
+    assert result.code == 2, result
+    assert "clients=5000" in result.err
+    assert "clients must be at most the number of samples, 1797, got 5000" in result.err
+    assert "Traceback" not in result.err
+    assert seeds(tmp_path) == {"fedavg": ["seed42"]}
+
+
+def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
+    result = call("--multirun", *TINY, "rounds=3", "method=fedavg", "local.lr=1e30,0.01", cwd=tmp_path)
+    assert result.code == 3, result
+    statuses = [summary(path.parent)["status"] for path in tmp_path.glob("outputs/*/*/*/*/summary.json")]
+    assert sorted(statuses) == ["diverged", "finished"]
+
+
+@pytest.mark.slow
+def test_joblib_runs_a_sweep_in_parallel(tmp_path: Path) -> None:
+    parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    result = wait(start("--multirun", *TINY, *parallel, "method=fedavg,local_only", cwd=tmp_path))
+    assert result.code == 0, result
+    assert seeds(tmp_path) == {"fedavg": ["seed42"], "local_only": ["seed42"]}
+
+
+# Signals
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_with_130_and_can_be_resumed(tmp_path: Path) -> None:
+    script = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    script += "from fedpfl import train; train.main()"
+    process = start(*TINY, "rounds=10000", "hydra.run.dir=here", cwd=tmp_path, script=script)
+    rounds, deadline = tmp_path / "here" / "rounds.csv", time.monotonic() + 60
+    while not (rounds.exists() and rounds.read_text().count("\n") > 2) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    result = wait(process)
+    assert result.code == 130, result
+    assert result.complaints == ["fedpfl: interrupted; the same command goes on from the last checkpoint"]
+    assert "Traceback" not in result.err
+    with record.RunDirectory.open(tmp_path / "here", "", summary(tmp_path / "here")["identity"]) as directory:
+        assert directory.status == "interrupted"
+        past = directory.restore()
+    assert past is not None
+    assert past["round"] >= 1

@@ -1,0 +1,265 @@
+"""The configuration: groups compose, values are checked, and a run's identity is what it computes."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import hydra
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from fedpfl import config, train
+from fedpfl.errors import FedpflError
+from fedpfl.methods import METHODS, FedOBP
+from tests.command import TINY
+
+CONF = Path(train.CONF)
+GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
+FILES = sorted(CONF.rglob("*.yaml"))
+OPTIONS = [(path.parent.name, path.stem) for path in FILES if path.parent != CONF]
+UNSET = {"npz": ["dataset.path=mine.npz"], "paper": ["dataset=fmnist"]}
+"""What an option needs beside itself."""
+
+
+def compose(*overrides: str) -> DictConfig:
+    config.register()
+    with hydra.initialize_config_dir(train.CONF, version_base="1.3"):
+        return hydra.compose("train", overrides=list(overrides))
+
+
+@functools.cache
+def resolve(*overrides: str) -> dict[str, Any]:
+    return config.resolve(compose(*overrides))
+
+
+def identity(*overrides: str) -> str:
+    return config.identity(resolve(*overrides))
+
+
+# Files
+
+
+def test_the_groups_are_the_designs() -> None:
+    expected = "dataset engine experiment logger method model norm partition quantile score"
+    assert expected.split() == GROUPS
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONF)))
+def test_a_file_begins_with_a_comment(path: Path) -> None:
+    first = path.read_text().splitlines()[0]
+    assert first.startswith("# ")
+    assert len(first) > 10
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes_and_its_values_fit(group: str, option: str) -> None:
+    whole = resolve(f"{group}={option}", *UNSET.get(option, []))
+    config.typed(config.Settings, {key: whole[key] for key in config.Settings.__annotations__}, "")
+    method = METHODS[whole["method"]["name"]]
+    config.typed(method, {key: value for key, value in whole["method"].items() if key != "name"}, "method")
+
+
+def test_every_registered_method_has_a_file_and_every_file_a_method() -> None:
+    assert {path.stem for path in (CONF / "method").glob("*.yaml")} == set(METHODS)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_composes_with_other_choices(method: str) -> None:
+    others = "dataset=svhn partition=shards norm=none quantile=paper score=fisher engine=batched logger=wandb"
+    whole = resolve(f"method={method}", *others.split(), "quantile.q=0.5")
+    assert (whole["method"]["name"], whole["partition"]["name"]) == (method, "shards")
+
+
+# Quantile
+
+
+def test_the_papers_command_composes() -> None:
+    overrides = "method=fedobp dataset=cifar100 partition.alpha=0.1 norm=global quantile=paper"
+    assert resolve(*overrides.split())["method"] == {
+        "name": "fedobp",
+        "q": 0.9998,
+        "norm": "global",
+        "score": "obp",
+        "scope": "all",
+        "classifier_only": False,
+        "ema": 0.0,
+        "cold_start": "paper",
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "q"),
+    [
+        ("quantile=paper dataset=fmnist", 0.99993),
+        ("quantile=paper dataset=fmnist partition.alpha=0.5", 0.9999),
+        ("quantile=paper dataset=organcmnist_as_published", 0.9997),
+        ("quantile=auto dataset=emnist", 0.995),
+        ("quantile=auto dataset=digits", 0.9999),
+        ("quantile=auto dataset=emnist partition=iid", 0.9999),
+        ("quantile.q=0.75 dataset=emnist", 0.75),
+        ("quantile=paper quantile.q=1", 1),
+        ("method.q=0.5", 0.5),
+    ],
+)
+def test_q_comes_from_the_table_the_fallback_or_the_user(overrides: str, q: float) -> None:
+    assert resolve("method=fedobp", *overrides.split())["method"]["q"] == q
+
+
+@pytest.mark.parametrize(
+    "overrides", ["dataset=digits", "dataset=fmnist partition.alpha=0.3", "dataset=fmnist partition=iid"]
+)
+def test_the_papers_quantile_is_an_error_where_the_table_is_silent(overrides: str) -> None:
+    with pytest.raises(FedpflError, match=r"^quantile=paper: Table II has no q for .*; set quantile\.q=") as caught:
+        resolve("quantile=paper", *overrides.split())
+    assert "\n" not in str(caught.value)
+
+
+# Identity
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *("seed=7", "logger=wandb", "device=cpu", "data_dir=elsewhere", "checkpoint.seconds=1"),
+        *("engine.workers=1", "engine=loop", "engine.width=3", "dataset.download=false"),
+        *("quantile.q=0.9999", "norm.name=global"),  # what the defaults resolve to
+        *("local.lr=1e-2", "local.weight_decay=0", "method.ema=0"),  # another spelling of the same number
+    ],
+)
+def test_where_and_how_it_runs_leaves_the_identity(overrides: str) -> None:
+    assert identity(overrides) == identity()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("rounds=10", "clients=50", "participation=0.2", "local.lr=0.1", "local.epochs=1", "local.batch_size=16"),
+        *("local.momentum=0", "local.weight_decay=0.1", "eval.every=5", "eval.finetune_epochs=1"),
+        *("partition=iid", "partition.alpha=0.5", "partition.min_samples=5", "partition.test_fraction=0.5"),
+        *("dataset=mnist", "dataset.mean=[0.5]", "dataset.path=mine.npz"),
+        *("method=fedavg", "method.ema=0.3", "method.scope=tensor", "method.classifier_only=true"),
+        *("quantile.q=0.5", "norm=layer", "score=gradient", "engine.precision=bf16"),
+    ],
+)
+def test_whatever_changes_the_results_changes_the_identity(override: str) -> None:
+    assert identity(override) != identity()
+
+
+def test_choices_that_a_method_does_not_read_are_no_part_of_its_identity() -> None:
+    plain = identity("method=fedavg")
+    assert identity("method=fedavg", "norm=layer", "score=fisher", "quantile.q=0.5") == plain
+
+
+def test_a_run_belongs_below_its_data_set_or_experiment() -> None:
+    whole = resolve("method=fedper", "seed=3")
+    key = config.identity(whole)
+    assert config.run_subdir(whole, None) == f"digits/fedper/{key}/seed3"
+    assert config.run_subdir(whole, "demo") == f"demo/fedper/{key}/seed3"
+
+
+# Types
+
+
+@dataclass(frozen=True)
+class Schema:
+    count: int = 1
+    share: float = 0.5
+    fast: bool = False
+    name: str = "x"
+    kind: Literal["a", "b"] = "a"
+    limit: int | None = None
+    values: Sequence[float] = ()
+    pair: tuple[int, ...] = ()
+    where: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"count must be 0 or more, got {self.count}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "becomes"),
+    [
+        ("share", 1, 1.0),
+        ("share", 0.25, 0.25),
+        ("limit", None, None),
+        ("limit", 3, 3),
+        ("values", [1, 0.5], (1.0, 0.5)),
+        ("pair", [1, 2], (1, 2)),
+        ("kind", "b", "b"),
+        ("where", "there", Path("there")),
+    ],
+)
+def test_a_value_that_fits_is_taken(key: str, value: Any, becomes: Any) -> None:
+    taken = getattr(config.typed(Schema, {key: value}, "group"), key)
+    assert taken == becomes
+    assert type(taken) is type(becomes)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("count", True, "a whole number"),
+        ("count", 1.0, "a whole number"),
+        ("count", "abc", "a whole number"),
+        ("count", None, "a whole number"),
+        ("share", True, "a number"),
+        ("share", "abc", "a number"),
+        ("fast", 1, "true or false"),
+        ("name", 3, "a text"),
+        ("kind", "c", "one of a, b"),
+        ("kind", ["a"], "one of a, b"),
+        ("limit", 0.5, "a whole number or null"),
+        ("values", [0.5, "abc"], "a number"),
+        ("values", 0.5, "a list of numbers"),
+        ("pair", [1, 0.5], "a whole number"),
+        ("where", 3, "a path or null"),
+        ("count", -1, "0 or more"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(key: str, value: Any, allowed: str) -> None:
+    with pytest.raises(FedpflError) as caught:
+        config.typed(Schema, {key: value}, "group")
+    message = str(caught.value)
+    assert message.startswith(f"group.{key} must be {allowed}, got ")
+    assert "\n" not in message
+
+
+def test_an_unknown_key_is_named_with_the_known_ones() -> None:
+    with pytest.raises(FedpflError, match=r"^group\.cuont is not a key here; known keys: count, share, "):
+        config.typed(Schema, {"cuont": 1}, "group")
+
+
+def test_a_missing_key_and_a_missing_group_are_named() -> None:
+    with pytest.raises(FedpflError, match=r"^local\.epochs has no value; set it with local\.epochs="):
+        config.typed(config.Local, {"lr": 0.1, "batch_size": 2}, "local")
+    with pytest.raises(FedpflError, match=r"^local must be a group of keys, got None"):
+        config.typed(config.Local, None, "local")
+    with pytest.raises(FedpflError, match=r"^dataset\.path has no value; set it with dataset\.path="):
+        resolve("dataset=npz")
+
+
+# Build
+
+
+def test_build_gives_checked_objects() -> None:
+    run = config.build(compose(*TINY, "method=fedobp", "quantile.q=0.9", "local.lr=1"))
+    assert run.method == FedOBP(q=0.9)
+    assert (run.settings.rounds, run.local.lr, run.eval.every) == (2, 1.0, 1)
+    assert run.federation.clients == 4
+    assert run.federation.shape == (1, 28, 28)
+    assert (run.federation.mean, run.federation.std) == ((0.3053,), (0.3247,))
+    assert run.identity == config.identity(run.config)
+
+
+def test_the_seed_decides_partition_and_model() -> None:
+    runs = [config.build(compose(*TINY, f"seed={seed}")) for seed in (1, 1, 2)]
+    first, again, other = (torch.cat(run.federation.train) for run in runs)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    first, again, other = (run.net.params["fc1.weight"] for run in runs)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)

@@ -1,0 +1,181 @@
+"""Killed at any moment, then the same command: the run ends bit for bit as one that was never killed."""
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from fedpfl import record
+from tests.command import TINY, call, snapshot, start, state, summary, table, wait
+from tests.conftest import assert_same
+
+SETTINGS = {
+    "fedobp": ("method=fedobp", "quantile.q=0.9", "method.ema=0.3"),
+    "ditto": ("method=ditto", "method.personal_epochs=2"),
+}
+COMMON = (
+    *TINY,
+    *("rounds=4", "partition.samples_per_client=80", "local.batch_size=16", "eval.every=2", "hydra.run.dir=run"),
+    *("eval.finetune_epochs=1", "eval.finetune_every=4"),
+)
+
+DRIVER = """
+import io, os, signal, sys
+import torch
+from fedpfl import record, train
+from fedpfl.methods import METHODS
+
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+
+def wrap(owner, name, count, action):
+    "Replace owner.name by a function whose call number `count` does `action` instead; the others do as before."
+    real, calls = getattr(owner, name), []
+    def counted(*args, **kwargs):
+        calls.append(None)
+        return action(real, *args, **kwargs) if len(calls) == count else real(*args, **kwargs)
+    setattr(owner, name, counted)
+
+def after(real, *args, **kwargs):
+    real(*args, **kwargs)
+    die()
+
+def torn(real, value, file):
+    whole = io.BytesIO()
+    real(value, whole)
+    file.write(whole.getvalue()[: len(whole.getvalue()) // 2])
+    file.flush()
+    die()
+
+def half(real, file, data):
+    os.write(file, data[: len(data) // 2])
+    die()
+
+method = METHODS[next(arg for arg in sys.argv if arg.startswith("method=")).split("=")[1]]
+rundir = sys.modules[record.RunDirectory.__module__]
+"""
+POINTS = {  # what happens, how, and the round of the checkpoint that is left
+    "right after a row": ("wrap(record.RunDirectory, 'row', 3, after)", 2),
+    "in the middle of a round": ("wrap(method, 'finish', 6, after)", 2),  # the second of two clients in round 3
+    "while a checkpoint is written": ("wrap(torch, 'save', 3, torn)", 2),
+    "while a row is written": ("wrap(rundir, '_append', 4, half)", 3),
+    "right before the end": ("wrap(record.RunDirectory, 'checkpoint', 4, after)", 4),
+}
+
+
+def kill(cwd: Path, point: str, *overrides: str) -> None:
+    """Run the command in a process that kills itself at a point."""
+    result = wait(start(*overrides, cwd=cwd, script=f"{DRIVER}\n{point}\ntrain.main()"))
+    assert result.code == -signal.SIGKILL, result
+
+
+def finish(cwd: Path, *overrides: str) -> str:
+    result = call(*overrides, cwd=cwd)
+    assert result.code == 0, result
+    return result.err
+
+
+def assert_ends_alike(folder: Path, whole: Path) -> None:
+    """State, rows and clients bit for bit; the summary without what a clock wrote."""
+    assert_same(state(folder), state(whole))
+    assert table(folder / "rounds.csv") == table(whole / "rounds.csv")
+    assert (folder / "clients.csv").read_bytes() == (whole / "clients.csv").read_bytes()
+    mine, theirs = summary(folder), summary(whole)
+    assert mine["status"] == theirs["status"] == "finished"
+    for row in ("best", "last"):
+        clocked = {key for key in mine[row] if key.endswith("seconds")}
+        assert {k: v for k, v in mine[row].items() if k not in clocked} == {
+            k: v for k, v in theirs[row].items() if k not in clocked
+        }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run directory of each method."""
+    done = {}
+    for method, settings in SETTINGS.items():
+        place = tmp_path_factory.mktemp(method)
+        finish(place, *COMMON, *settings)
+        done[method] = place / "run"
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "point"),
+    [*(("fedobp", point) for point in POINTS), ("ditto", "in the middle of a round")],
+)
+def test_a_killed_run_ends_as_if_it_never_was(
+    method: str, point: str, tmp_path: Path, uninterrupted: dict[str, Path]
+) -> None:
+    command, (how, reached) = (*COMMON, *SETTINGS[method]), POINTS[point]
+    kill(tmp_path, how, *command)
+    assert summary(tmp_path / "run")["status"] == "running"
+    assert int(state(tmp_path / "run")["round"]) == reached
+    assert f"after round {reached} of 4" in finish(tmp_path, *command)
+    assert_ends_alike(tmp_path / "run", uninterrupted[method])
+
+
+@pytest.mark.slow
+def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
+    command = (*COMMON, *SETTINGS["fedobp"])
+    kill(tmp_path, POINTS["right after a row"][0], *command)
+    kill(tmp_path, "wrap(record.RunDirectory, 'row', 2, after)", *command, "checkpoint.seconds=1e6")
+    run = tmp_path / "run"
+    assert (int(state(run)["round"]), [row["round"] for row in table(run / "rounds.csv")]) == (2, list("1234"))
+    finish(tmp_path, *command, "checkpoint.seconds=1e6")
+    assert_ends_alike(run, uninterrupted["fedobp"])
+
+
+def test_without_a_checkpoint_the_run_starts_again(
+    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (*COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e6")
+    interrupt(monkeypatch, tmp_path, *command)
+    assert not (tmp_path / "run" / "state.pt").exists()
+    assert (tmp_path / "run" / "rounds.csv").exists()
+    finish(tmp_path, *command)
+    assert_ends_alike(tmp_path / "run", uninterrupted["fedobp"])
+
+
+def test_an_interrupted_run_ends_as_if_it_never_was(
+    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (*COMMON, *SETTINGS["ditto"])
+    interrupt(monkeypatch, tmp_path, *command)
+    assert int(state(tmp_path / "run")["round"]) == 2
+    finish(tmp_path, *command, "engine.workers=1")  # the number of workers changes nothing
+    assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
+
+
+@pytest.mark.parametrize("fault", ["garbage", "cut short", "empty"])
+def test_a_corrupt_checkpoint_is_one_line_and_kept(fault: str, tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted["fedobp"], run)
+    (run / "summary.json").write_text((run / "summary.json").read_text().replace('"finished"', '"running"'))
+    whole = (run / "state.pt").read_bytes()
+    (run / "state.pt").write_bytes({"garbage": b"hello", "cut short": whole[: len(whole) // 2], "empty": b""}[fault])
+    before = snapshot(tmp_path)
+    result = call(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
+    assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1), result
+    assert f"{run}/state.pt cannot be read as a checkpoint; remove it to start over" in result.err
+    assert {k: v for k, v in snapshot(tmp_path).items() if k != "run/summary.json"} == {
+        k: v for k, v in before.items() if k != "run/summary.json"
+    }
+    assert summary(run)["status"] != "finished"
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, cwd: Path, *overrides: str) -> None:
+    """Ctrl-C after the third row."""
+    row = record.RunDirectory.row
+
+    def pressed(self: record.RunDirectory, values: dict[str, int]) -> None:
+        row(self, values)
+        if values["round"] == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record.RunDirectory, "row", pressed)
+        result = call(*overrides, cwd=cwd)
+    assert result.code == 130, result
+    assert len(result.complaints) == 1
