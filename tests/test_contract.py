@@ -94,6 +94,8 @@ def agree(one, other, **tolerance):
             assert_close(a[key].loss, b[key].loss, atol=1e-4, rtol=1e-4)
         elif key == "loss":
             assert_close(a[key], b[key], atol=1e-5, rtol=1e-4)
+        elif key == "finite":
+            assert a[key].tolist() == b[key].tolist()
         else:
             assert a[key] == b[key], key
 

@@ -388,9 +388,10 @@ def test_normalize_any_batch_shape_and_leave_the_images_alone():
     assert torch.equal(vmapped, out.view(12, 3, 2, 2))
 
 
-def test_to_moves_everything():
+def test_to_moves_images_and_labels_and_leaves_the_indices():
     federation = build(small_images(), partition.iid(small_images().y, 3, 0)).to("meta")
-    assert {t.device.type for t in (federation.x, federation.y, *federation.train, *federation.test)} == {"meta"}
+    assert {t.device.type for t in (federation.x, federation.y)} == {"meta"}
+    assert {t.device.type for t in (*federation.train, *federation.test)} == {"cpu"}
     assert federation.train_sizes.tolist() == [3, 3, 3]
 
 
