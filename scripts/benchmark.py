@@ -2,7 +2,8 @@
 
     python scripts/benchmark.py [--data DIR] [--rounds N] [--repeats N] [--device cpu|cuda] [--out FILE]
 
-The plain way: one client after another, a DataLoader, nn.Module, torch.optim.SGD, PyTorch's default threads, fp32.
+The plain way: one client after another, a DataLoader, nn.Module, torch.optim.SGD, PyTorch's default threads, fp32, each
+client judged before and after its training, as ours are. Samples per second count training samples, each epoch anew.
 Every measurement is a process of its own and they take turns, so that load on the machine hits all of them alike;
 ratios are of medians. Without --data, random images of FashionMNIST's shape do, split by the same rule.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedpfl import engine, models, tree
 from fedpfl.data import Federation, build, datasets, partition
@@ -56,21 +58,39 @@ def federation(data_dir: str | None, shape: tuple[int, int, int]) -> Federation:
     return build(images, split)
 
 
+def plain_cnn4(fed: Federation) -> torch.nn.Module:
+    """The paper's network as anyone would write it down."""
+    channels, height, width = fed.shape
+    flat = 64 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(flat, 512), nn.ReLU(), nn.Linear(512, fed.classes)),
+    )
+
+
 def plain(fed: Federation, rounds: int, device: torch.device) -> dict[str, float]:
     """FedAvg the way that simulators usually run it."""
-    net = models.build("cnn4", fed.shape, fed.classes, 42).module.to(device)
+    net = plain_cnn4(fed).to(device)
     shared = {name: value.clone() for name, value in net.state_dict().items()}
-    sets = {}
-    for cohort in engine.cohorts(42, 100, 0.1, rounds):
-        for client in cohort:
-            own = fed.train[client]
-            sets[client] = torch.utils.data.TensorDataset(fed.normalize(fed.x[own]), fed.y[own])
+    sets, tests = (
+        [torch.utils.data.TensorDataset(fed.normalize(fed.x[own]), fed.y[own]) for own in split]
+        for split in (fed.train, fed.test)
+    )
+
+    def judge(client: int) -> int:
+        net.eval()
+        with torch.no_grad():
+            loader = torch.utils.data.DataLoader(tests[client], batch_size=256)
+            return sum(int((net(x.to(device)).argmax(1).cpu() == y).sum()) for x, y in loader)
+
     samples, started = 0, time.perf_counter()
     for cohort in engine.cohorts(42, 100, 0.1, rounds):
         total = sum(len(sets[client]) for client in cohort)
         merged = {name: torch.zeros_like(value) for name, value in shared.items()}
         for client in cohort:
             net.load_state_dict(shared)
+            judge(client)
             net.train()
             optimizer = torch.optim.SGD(net.parameters(), lr=LOCAL.lr, momentum=LOCAL.momentum)
             loader = torch.utils.data.DataLoader(sets[client], batch_size=LOCAL.batch_size, shuffle=True)
@@ -80,6 +100,7 @@ def plain(fed: Federation, rounds: int, device: torch.device) -> dict[str, float
                         optimizer.zero_grad()
                         F.cross_entropy(net(x.to(device)), y.to(device)).backward()
                         optimizer.step()
+            judge(client)
             for name, value in net.state_dict().items():
                 merged[name] += value * (len(sets[client]) / total)
             samples += len(sets[client]) * LOCAL.epochs
