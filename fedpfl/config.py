@@ -37,6 +37,7 @@ class Eval:
     every: int
     finetune_epochs: int
     finetune_every: int
+    finetune_part: Literal["all", "head"]
 
     def __post_init__(self) -> None:
         _require(self.every >= 1, "every", "1 or more", self.every)

@@ -64,8 +64,8 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
         info = _info(run, path, experiment or federation.name, backend, state, counts)
         with record.open_sinks(run.config["logger"], info) as sinks:
             title = f"{federation.name}, {federation.clients} clients, {config.described(run.config['partition'])}"
-            train, test = ([own.numpy() for own in part] for part in (federation.train, federation.test))
-            directory.write_partition(train, test, counts.numpy(), title)
+            owned = [[own.numpy() for own in split] for split in (federation.train, federation.test)]
+            directory.write_partition(owned[0], owned[1], counts.numpy(), title)
             sinks.picture("partition", path / "partition.png")
             saved = time.monotonic()
             try:
@@ -127,7 +127,8 @@ def _evaluate(
     if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or state.round == run.settings.rounds):
         draws = Draws(run.settings.seed, "finetune", state.round)
         local = run.local.tuned(run.eval.finetune_epochs)
-        tuned = backend.evaluate(run.method, run.federation, state, everyone, (local, draws))
+        tuning = engine.Tuning(local, draws, run.eval.finetune_part)
+        tuned = backend.evaluate(run.method, run.federation, state, everyone, tuning)
         row |= {f"ft_{name}": value for name, value in accuracies(tuned).items()}
         clients["ft_accuracy"] = per_client(tuned)
     return row, clients

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from fedpfl import tree
-from fedpfl.engine import Engine, begin, make, play
+from fedpfl.engine import Engine, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS, Batch, Method
 from fedpfl.traffic import count
@@ -120,7 +120,7 @@ def test_loop_equals_batched_with_batch_normalisation(name, values, federation):
 def test_loop_equals_batched_in_judging_all_clients(name, values, net, federation):
     method = build(name, values)
     state = played(method, "loop")[0][-1]
-    for tuning in (None, (LOCAL, Draws(0, "finetune", 2))):
+    for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 2))):
         loop, batched = (
             make(Engine(b), net, CPU).evaluate(method, federation, state, EVERYONE, tuning) for b in BACKENDS
         )
@@ -234,7 +234,7 @@ def test_evaluation_changes_no_state_and_repeats_itself(name, values, backend, f
     method, net = build(name, values), tiny(norm=True)
     state = copy.deepcopy(played(method, backend, norm=True)[0][-1])
     kept, judge = copy.deepcopy(state), make(Engine(backend), net, CPU)
-    for tuning in (None, (LOCAL, Draws(0, "finetune", 2))):
+    for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 2))):
         once, twice = (judge.evaluate(method, federation, state, EVERYONE, tuning) for _ in range(2))
         assert_same(once, twice)
         assert_same(state, kept)
@@ -247,7 +247,7 @@ def test_evaluating_every_round_or_never_gives_the_same_trajectory(name, values,
     method = build(name, values)
     engine, state = make(Engine(backend), net, CPU), begin(method, net, federation.clients, CPU)
     for t, cohort in enumerate(COHORTS, 1):
-        for tuning in (None, (LOCAL, Draws(0, "finetune", state.round))):
+        for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", state.round))):
             engine.evaluate(method, federation, state, EVERYONE, tuning)
         state, _ = play(engine, method, federation, state, cohort, LOCAL, 0)
         assert_same(state, played(method, backend)[0][t])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fedpfl import engine, tree
-from fedpfl.engine import Engine, Local, begin, cohorts, make, play
+from fedpfl.engine import Engine, Local, Tuning, begin, cohorts, make, play
 from fedpfl.engine.backend import Tally
 from fedpfl.engine.evaluate import accuracies, per_client, pooled
 from fedpfl.engine.keys import Draws, generator
@@ -569,7 +569,7 @@ def test_a_round_on_cuda_equals_the_cpus(method, values, name, norm, federation,
 @pytest.mark.parametrize("name", BACKENDS)
 def test_judging_and_tuning_on_cuda_equal_the_cpus(name, net, federation, exact_products):
     gpu = torch.device("cuda")
-    for tuning in (None, (LOCAL, Draws(0, "finetune", 0))):
+    for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 0))):
         here = make(LOOP, net, CPU).evaluate(FedAvg(), federation, begin(FedAvg(), net, 10, CPU), EVERYONE, tuning)
         state = begin(FedAvg(), net, 10, gpu)
         there = make(Engine(name), net, gpu).evaluate(FedAvg(), federation.to(gpu), state, EVERYONE, tuning)

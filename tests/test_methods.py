@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import importance, tree
-from fedpfl.engine import Engine, Local, begin, make
+from fedpfl.engine import Engine, Local, Tuning, begin, make
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly, Phase
+from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
 from fedpfl.models import Net
 from tests.conftest import (
     BACKENDS,
@@ -124,20 +124,16 @@ class Watched(FedAvg):
     """Notes which parameters are judged."""
 
     seen: ClassVar[list] = []
-    head_only: bool = False
 
     def predict(self, net, params, x):
         if not torch.is_grad_enabled():
             self.seen.append(copy.deepcopy(params))
         return super().predict(net, params, x)
 
-    def tune(self, params, parts, epochs):
-        return [Phase(epochs, {name: name in parts.head for name in params} if self.head_only else None)]
 
-
-def tuned(method, net, federation, state, client, draws, local=LOCAL):
+def tuned(method, net, federation, state, client, draws, part="all"):
     method.seen.clear()
-    make(Engine("loop"), net, CPU).evaluate(method, federation, state, [client], (local, draws))
+    make(Engine("loop"), net, CPU).evaluate(method, federation, state, [client], Tuning(LOCAL, draws, part))
     (params,) = method.seen
     return params
 
@@ -155,14 +151,14 @@ def test_fine_tuning_the_old_global_model_gives_the_new_one(net, federation):
 def test_judged_after_fine_tuning_as_the_next_global_model_is(backend, net, federation):
     old, new = trajectory(FedAvg(), net, federation, [[2]], engine=backend)
     judge = make(Engine(backend), net, CPU)
-    after = judge.evaluate(FedAvg(), federation, old, [2], (LOCAL, Draws(0, "train", 1)))
+    after = judge.evaluate(FedAvg(), federation, old, [2], Tuning(LOCAL, Draws(0, "train", 1)))
     assert_same(after, judge.evaluate(FedAvg(), federation, new, [2]))
     assert not torch.equal(after.loss, judge.evaluate(FedAvg(), federation, old, [2]).loss)
 
 
 def test_fine_tuning_only_the_head_leaves_the_body_bit_for_bit(net, federation):
     state = begin(FedAvg(), net, 10, CPU)
-    params = tuned(Watched(head_only=True), net, federation, state, 0, Draws(0, "finetune", 0))
+    params = tuned(Watched(), net, federation, state, 0, Draws(0, "finetune", 0), part="head")
     assert differing(params, net.params) == sorted((f"/{name}" for name in HEAD), reverse=True)
 
 

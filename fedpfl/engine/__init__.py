@@ -5,7 +5,7 @@ from fedpfl.engine.evaluate import accuracies
 from fedpfl.engine.keys import cohorts
 from fedpfl.engine.round import Outcome, State, begin, play
 from fedpfl.engine.select import check, make
-from fedpfl.engine.sgd import Local
+from fedpfl.engine.sgd import Local, Tuning
 
 __all__ = [
     "Backend",
@@ -15,6 +15,7 @@ __all__ = [
     "Participation",
     "State",
     "Tally",
+    "Tuning",
     "accuracies",
     "begin",
     "check",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.sgd import Local
+from fedpfl.engine.sgd import Local, Tuning
 from fedpfl.engine.state import State
 from fedpfl.methods import Method
 from fedpfl.traffic import Traffic
@@ -74,6 +74,6 @@ class Backend(Protocol):
         federation: Federation,
         state: State,
         clients: list[int],
-        tuning: tuple[Local, Draws] | None = None,
+        tuning: Tuning | None = None,
     ) -> Tally:
         """Judge personal models on the clients' own test samples, fine-tuned copies if asked. Changes nothing."""

@@ -21,7 +21,18 @@ from fedpfl import traffic, tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Engine, Participation, Tally
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.sgd import Lesson, Local, batches, complete, fine_tuning, movement, numbered, training, update_
+from fedpfl.engine.sgd import (
+    Lesson,
+    Local,
+    Tuning,
+    batches,
+    complete,
+    fine_tuning,
+    movement,
+    numbered,
+    training,
+    update_,
+)
 from fedpfl.engine.state import State
 from fedpfl.methods import Batch, Method, Phase
 from fedpfl.models import Net
@@ -81,7 +92,7 @@ class Batched:
         federation: Federation,
         state: State,
         clients: list[int],
-        tuning: tuple[Local, Draws] | None = None,
+        tuning: Tuning | None = None,
     ) -> Tally:
         """See Backend."""
 
@@ -90,7 +101,7 @@ class Batched:
             mine, buffers = tree.take(state.clients, index), state.buffers(index, count)
             model = _each(lambda m: method.personal(state.server, m), mine, count=count)
             if tuning:
-                lesson = _vectorised(lambda p: fine_tuning(method, *tuning, p, self._net.parts), count, model)
+                lesson = _vectorised(lambda p: fine_tuning(method, tuning, p, self._net.parts), count, model)
                 model, _, buffers, _ = self._train(lesson, federation, clients, model, state.server, mine, buffers)
             return self._judge(method, federation, clients, model, buffers)
 

@@ -22,7 +22,18 @@ from fedpfl import traffic, tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Engine, Participation, Tally
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.sgd import Lesson, Local, batches, complete, fine_tuning, movement, numbered, training, update_
+from fedpfl.engine.sgd import (
+    Lesson,
+    Local,
+    Tuning,
+    batches,
+    complete,
+    fine_tuning,
+    movement,
+    numbered,
+    training,
+    update_,
+)
 from fedpfl.engine.state import State
 from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
@@ -77,7 +88,7 @@ class Loop:
         federation: Federation,
         state: State,
         clients: list[int],
-        tuning: tuple[Local, Draws] | None = None,
+        tuning: Tuning | None = None,
     ) -> Tally:
         """See Backend."""
 
@@ -86,7 +97,7 @@ class Loop:
             mine = tree.take(state.clients, client)
             model, buffers = method.personal(state.server, mine), state.buffers(client)
             if tuning:
-                lesson = fine_tuning(method, *tuning, model, net.parts)
+                lesson = fine_tuning(method, tuning, model, net.parts)
                 train = Data.of(federation, federation.train[client])
                 model, _, buffers, _ = self._train(lesson, net, buffers, client, train, model, state.server, mine)
             return self._judge(method, net, buffers, model, Data.of(federation, federation.test[client]))

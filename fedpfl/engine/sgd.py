@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,13 +116,24 @@ def training(method: Method, local: Local, draws: Draws, server: Tree, mine: dic
     return Lesson(method.loss, method.phases(server, mine, start, local.epochs), local, draws, method.observe)
 
 
-def fine_tuning(method: Method, local: Local, draws: Draws, params: Tree, parts: Parts) -> Lesson:
+class Tuning(NamedTuple):
+    """How judged models are fine-tuned: all their entries or the head's alone (`part`)."""
+
+    local: Local
+    draws: Draws
+    part: str = "all"
+
+
+def fine_tuning(method: Method, tuning: Tuning, params: Tree, parts: Parts) -> Lesson:
     """Fine-tuning of a judged model by plain cross-entropy."""
 
     def objective(net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
         return mean_cross_entropy(method.predict(net, params, batch.x), batch)
 
-    return Lesson(objective, method.tune(params, parts, local.epochs), local, draws)
+    phases = method.tune(params, parts, tuning.local.epochs)
+    if tuning.part == "head":
+        phases = [phase._replace(mask={name: name in parts.head for name in params}) for phase in phases]
+    return Lesson(objective, phases, tuning.local, tuning.draws)
 
 
 def complete(grads: list[Tensor], leaves: list[Tensor], moving: list[int]) -> list[Tensor]:

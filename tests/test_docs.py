@@ -1,0 +1,92 @@
+"""What the docs show works: links, commands, the tutorial's method."""
+
+import re
+import shlex
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from fedpfl import config
+from fedpfl.methods import FedAvg
+from fedpfl.train import CONF
+from tests.conftest import ROOT, assert_close, assert_same, differing, trajectory
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+
+
+def commands() -> list[str]:
+    """Every `python -m fedpfl.train ...` that a page shows in a block, continuation lines joined, comments off."""
+    found = []
+    for page in PAGES:
+        for _, block in BLOCK.findall(page.read_text()):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.startswith("python -m fedpfl.train"):
+                    found.append(line.split("  #")[0].strip())
+    return found
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_pages_show_commands():
+    assert len(commands()) > 8
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_compose(command: str, monkeypatch: pytest.MonkeyPatch):
+    overrides = [word for word in shlex.split(command)[3:] if word not in ("-m", "--multirun", "--cfg", "job")]
+    if any("submitit" in word or "launcher=ray" in word for word in overrides):
+        pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extras slurm and ray")
+        pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason="needs the extras slurm and ray")
+    config.register()
+    single = [
+        re.sub(r"^((?!experiment)[\w./]+)=([^\[{,]+),.*$", r"\1=\2", word) for word in overrides
+    ]  # a sweep's first
+    with initialize_config_dir(CONF, version_base="1.3"):
+        resolved = config.resolve(compose("train", single))
+    assert resolved["method"]["name"]
+
+
+def test_the_tutorials_method_works(net, federation):
+    text = (ROOT / "docs" / "methods.md").read_text()
+    source = next(block for language, block in BLOCK.findall(text) if language == "python")
+    module = types.ModuleType("tutorial")
+    sys.modules["tutorial"] = module  # dataclasses look their module up
+    exec(compile(source, "docs/methods.md", "exec"), module.__dict__)
+    fedprox = module.FedProx
+    assert_same(
+        trajectory(fedprox(mu=0.0), net, federation)[-1].server, trajectory(FedAvg(), net, federation)[-1].server
+    )
+    loop = trajectory(fedprox(mu=1.0), net, federation, engine="loop")[-1].server
+    assert differing(loop, trajectory(FedAvg(), net, federation)[-1].server)
+    assert_close(loop, trajectory(fedprox(mu=1.0), net, federation, engine="batched")[-1].server, atol=2e-6, rtol=1e-4)
+    with pytest.raises(ValueError, match="mu must be 0 or more"):
+        fedprox(mu=-1.0)
+
+
+def test_the_readme_lists_every_choice():
+    readme = (ROOT / "README.md").read_text()
+    for group in (
+        "method",
+        "dataset",
+        "partition",
+        "model",
+        "quantile",
+        "norm",
+        "score",
+        "engine",
+        "logger",
+        "experiment",
+    ):
+        row = next(line for line in readme.splitlines() if line.startswith("|") and f"`{group}`" in line.split("|")[1])
+        for option in sorted(Path(CONF, group).glob("*.yaml")):
+            if not option.stem.endswith("_as_published") or group == "score":
+                assert f"`{option.stem}`" in readme if group != "experiment" else "conf/experiment" in row, option
