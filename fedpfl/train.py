@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -236,6 +237,7 @@ def main() -> None:
     except FedpflError as error:  # from a sweep; its lines are told
         sys.exit(3 if isinstance(error, Diverged) else 2)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # threads are ending; a second Ctrl-C would only spoil the message
         print("fedpfl: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)
     except Exception as error:

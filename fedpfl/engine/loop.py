@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class Loop:
         workers = 1 if device.type == "cuda" else engine.workers or cores
         if device.type == "cpu":
             torch.set_num_threads(1)
-        self._net, self._local = net, threading.local()
+        self._net, self._local, self._stop = net, threading.local(), threading.Event()
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16")
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 
@@ -108,12 +108,15 @@ class Loop:
     def _each(self, job: Callable[[int], Any], clients: list[int], sizes: Tensor) -> list[Any]:
         """Run `job` for every client, largest first so that no thread is left with a large one at the end."""
         order = sorted(range(len(clients)), key=lambda i: (-int(sizes[clients[i]]), clients[i]))
+        self._stop.clear()
         futures = {i: self._pool.submit(job, clients[i]) for i in order}
         try:
             return [futures[i].result() for i in range(len(clients))]
-        finally:
+        except BaseException:  # Ctrl-C too: the others end within a step
+            self._stop.set()
             for future in futures.values():
                 future.cancel()
+            raise
 
     def _own_net(self) -> Net:
         if not hasattr(self._local, "net"):
@@ -155,6 +158,8 @@ class Loop:
             objective = phase.loss or lesson.objective
             size = lesson.local.batch_size
             for rows in batches(lesson.draws, client, phase.stream, epochs, len(data.y), size):
+                if self._stop.is_set():
+                    raise CancelledError
                 batch = data.rows(rows.to(data.y.device))
                 bound = net.bind(buffers, training=True)
                 with self._autocast():

@@ -73,9 +73,8 @@ class FedOBP(Method):
             scores = tree.where(mine["averaged"], blend, scores)
             mine = {**mine, "average": scores, "averaged": ~flag(server)}
         if self.scope == "tensor":
-            mask = tree.map(
-                lambda leaf: importance.above_quantile(leaf, self.q), scores
-            )  # normalising cannot matter here
+            # Normalising a tensor cannot change its own quantile's mask.
+            mask = tree.map(lambda leaf: importance.above_quantile(leaf, self.q), scores)
         else:
             mask = importance.above_quantile(scores, self.q, self.norm)
         if self.cold_start == "global":
