@@ -2,8 +2,9 @@
 
     python scripts/benchmark.py [--data DIR] [--rounds N] [--repeats N] [--device cpu|cuda] [--out FILE]
 
-The plain way: one client after another, a DataLoader, nn.Module, torch.optim.SGD, PyTorch's default threads, fp32, each
-client judged before and after its training, as ours are. Samples per second count training samples, each epoch anew.
+The plain way: one client after another, a DataLoader, nn.Module, torch.optim.SGD, PyTorch's default threads, fp32,
+each client judged before and after its training, as ours are; its tensors are normalised beforehand, or (`one by one`)
+by the Dataset as each sample is asked for, as public simulators do. Samples per second count training samples.
 Every measurement is a process of its own and they take turns, so that load on the machine hits all of them alike;
 ratios are of medians. Without --data, random images of FashionMNIST's shape do, split by the same rule.
 """
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedpfl import engine, models, tree
 from fedpfl.data import Federation, build, datasets, partition
@@ -34,7 +36,12 @@ from fedpfl.methods import FedAvg, FedOBP, Method
 
 LOCAL = engine.Local(epochs=5, batch_size=32, lr=0.01, momentum=0.7)
 VARIANTS = {
-    "cpu": {"plain": None, "loop": ("loop", "fp32"), "loop bf16": ("loop", "bf16")},
+    "cpu": {
+        "plain": None,
+        "one by one": None,
+        "loop": ("loop", "fp32"),
+        "loop bf16": ("loop", "bf16"),
+    },
     "cuda": {
         "plain": None,
         "loop": ("loop", "fp32"),
@@ -69,19 +76,33 @@ def plain_cnn4(fed: Federation) -> torch.nn.Module:
     )
 
 
-def plain(fed: Federation, rounds: int, device: torch.device) -> dict[str, float]:
+class OneByOne(Dataset):
+    """A client's samples, each normalised when it is asked for."""
+
+    def __init__(self, fed: Federation, own: torch.Tensor):
+        self.fed, self.own = fed, own
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sample = self.own[i]
+        return self.fed.normalize(self.fed.x[sample]), self.fed.y[sample]
+
+
+def plain(fed: Federation, rounds: int, device: torch.device, one_by_one: bool = False) -> dict[str, float]:
     """FedAvg the way that simulators usually run it."""
     net = plain_cnn4(fed).to(device)
     shared = {name: value.clone() for name, value in net.state_dict().items()}
     sets, tests = (
-        [torch.utils.data.TensorDataset(fed.normalize(fed.x[own]), fed.y[own]) for own in split]
+        [OneByOne(fed, own) if one_by_one else TensorDataset(fed.normalize(fed.x[own]), fed.y[own]) for own in split]
         for split in (fed.train, fed.test)
     )
 
     def judge(client: int) -> int:
         net.eval()
         with torch.no_grad():
-            loader = torch.utils.data.DataLoader(tests[client], batch_size=256)
+            loader = DataLoader(tests[client], batch_size=256)
             return sum(int((net(x.to(device)).argmax(1).cpu() == y).sum()) for x, y in loader)
 
     samples, started = 0, time.perf_counter()
@@ -93,7 +114,7 @@ def plain(fed: Federation, rounds: int, device: torch.device) -> dict[str, float
             judge(client)
             net.train()
             optimizer = torch.optim.SGD(net.parameters(), lr=LOCAL.lr, momentum=LOCAL.momentum)
-            loader = torch.utils.data.DataLoader(sets[client], batch_size=LOCAL.batch_size, shuffle=True)
+            loader = DataLoader(sets[client], batch_size=LOCAL.batch_size, shuffle=True)
             for _ in range(LOCAL.epochs):
                 for x, y in loader:
                     if len(y) > 1:
@@ -166,7 +187,10 @@ def child(arguments: argparse.Namespace) -> None:
     shape = (3, 32, 32) if arguments.colour else (1, 28, 28)
     fed = federation(arguments.data, shape)
     variant = VARIANTS[device.type][arguments.variant]
-    result = plain(fed, arguments.rounds, device) if variant is None else ours(fed, arguments.rounds, device, *variant)
+    if variant is None:
+        result = plain(fed, arguments.rounds, device, one_by_one=arguments.variant == "one by one")
+    else:
+        result = ours(fed, arguments.rounds, device, *variant)
     result["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps(result))
 
