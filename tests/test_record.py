@@ -731,3 +731,20 @@ def test_open_sinks_writes_the_log(tmp_path, capsys):
 def test_unknown_logger():
     with pytest.raises(FedpflError, match=r"logger\.name=tensorboard is unknown; choose one of none, wandb"):
         check_logger({"name": "tensorboard"})
+
+
+def test_ctrl_c_while_a_checkpoint_is_written_stays_ctrl_c(tmp_path, monkeypatch):
+    def interrupted(payload, file):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("unexpected pos")  # what torch's writer says when it is closed half written
+
+    with opened(tmp_path) as directory:
+        directory.restore()
+        directory.checkpoint({"round": 1})
+        before = (tmp_path / "state.pt").read_bytes()
+        monkeypatch.setattr(torch, "save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            directory.checkpoint({"round": 2})
+        assert (tmp_path / "state.pt").read_bytes() == before

@@ -151,9 +151,14 @@ class RunDirectory:
         except OSError as error:
             raise _refused(self.path / "state.pt", error) from None
         except RuntimeError as error:
-            # Torch hides a full disk behind an error of its own.
-            if isinstance(error.__context__, OSError):
-                raise _refused(self.path / "state.pt", error.__context__) from None
+            # Torch hides a full disk, or Ctrl-C while it writes, behind an error of its own.
+            hidden = error.__context__
+            while hidden is not None:
+                if isinstance(hidden, OSError):
+                    raise _refused(self.path / "state.pt", hidden) from None
+                if isinstance(hidden, KeyboardInterrupt):
+                    raise hidden from None
+                hidden = hidden.__context__
             raise
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
