@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedpfl import engine, models, tree
 from fedpfl.data import Federation, build, datasets, partition
+from fedpfl.engine import loop
 from fedpfl.engine.select import device as find_device
 from fedpfl.methods import FedAvg, FedOBP, Method
 
+aten = torch.ops.aten
 LOCAL = engine.Local(epochs=5, batch_size=32, lr=0.01, momentum=0.7)
 VARIANTS = {
     "cpu": {
@@ -41,6 +44,8 @@ VARIANTS = {
         "one by one": None,
         "loop": ("loop", "fp32"),
         "loop bf16": ("loop", "bf16"),
+        "bare": "fp32",
+        "bare bf16": "bf16",
     },
     "cuda": {
         "plain": None,
@@ -131,6 +136,88 @@ def plain(fed: Federation, rounds: int, device: torch.device, one_by_one: bool =
     return {"seconds": time.perf_counter() - started, "samples": samples}
 
 
+class Bare:
+    """cnn4's training step as nothing but its kernels, for the floor: no autograd, no modules, no method."""
+
+    def __init__(self, fed: Federation, precision: str):
+        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.initial = [leaf.contiguous() for leaf in models.build("cnn4", fed.shape, fed.classes, 42).params.values()]
+        self.fed = fed
+
+    def train(self, client: int) -> None:
+        """A client's five epochs, judged before and after."""
+        torch.set_grad_enabled(False)  # per thread
+        sets = []
+        for own in (self.fed.train[client], self.fed.test[client]):
+            x = self.fed.normalize(self.fed.x[own]).permute(0, 2, 3, 1).contiguous().to(self.dtype)
+            sets.append((x, self.fed.y[own]))
+        (x, y), (tested, wanted) = sets
+        params = [p.clone(memory_format=torch.channels_last if p.dim() == 4 else None) for p in self.initial]
+        velocity = [torch.zeros_like(p) for p in params]
+        self.judge(params, tested, wanted)
+        for _ in range(LOCAL.epochs):
+            for rows in torch.randperm(len(y)).split(LOCAL.batch_size):
+                if len(rows) < 2:
+                    continue
+                grads = self.gradient([p.to(self.dtype) for p in params], x[rows].permute(0, 3, 1, 2), y[rows])
+                torch._foreach_mul_(velocity, LOCAL.momentum)
+                torch._foreach_add_(velocity, [grad.float() for grad in grads])
+                torch._foreach_add_(params, velocity, alpha=-LOCAL.lr)
+        self.judge(params, tested, wanted)
+
+    def judge(self, params: list[torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> int:
+        """How many predictions are right."""
+        cast = [p.to(self.dtype) for p in params]
+        chunks = zip(x.permute(0, 3, 1, 2).split(256), y.split(256), strict=True)
+        return sum(int((self.forward(cast, part)[-1].argmax(1) == own).sum()) for part, own in chunks)
+
+    @staticmethod
+    def forward(params: list[torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+        """Everything that the backward pass needs, the logits last."""
+        w1, b1, w2, b2, w3, b3, w4, b4 = params
+        wide1 = F.conv2d(x, w1, b1)
+        hidden1, at1 = aten.max_pool2d_with_indices(wide1, [2, 2], [2, 2])
+        wide2 = F.conv2d(hidden1.relu_(), w2, b2)
+        hidden2, at2 = aten.max_pool2d_with_indices(wide2, [2, 2], [2, 2])
+        flat = hidden2.relu_().flatten(1)
+        hidden3 = F.linear(flat, w3, b3).relu_()
+        return [wide1, at1, hidden1, wide2, at2, hidden2, flat, hidden3, F.linear(hidden3, w4, b4)]
+
+    def gradient(self, params: list[torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        """Of the mean cross-entropy, in the order of the parameters."""
+        _, _, w2, _, w3, _, w4, _ = params
+        wide1, at1, hidden1, wide2, at2, hidden2, flat, hidden3, logits = self.forward(params, x)
+        error = logits.float().softmax(1)
+        error[torch.arange(len(y)), y] -= 1
+        error4 = (error / len(y)).to(self.dtype)
+        error3 = aten.threshold_backward(error4 @ w4, hidden3, 0)
+        back = aten.threshold_backward((error3 @ w3).view(hidden2.shape), hidden2, 0)
+        pool = [[2, 2], [2, 2], [0, 0], [1, 1], False]
+        back = aten.max_pool2d_with_indices_backward(back, wide2, *pool, at2)
+        conv = [[1, 1], [0, 0], [1, 1], False, [0, 0], 1]
+        back, w2, b2 = aten.convolution_backward(back, hidden1, w2, [64], *conv, [True, True, True])
+        back = aten.threshold_backward(back, hidden1, 0)
+        back = aten.max_pool2d_with_indices_backward(back, wide1, *pool, at1)
+        _, w1, b1 = aten.convolution_backward(back, x, params[0], [32], *conv, [False, True, True])
+        return [w1, b1, w2, b2, error3.t() @ flat, error3.sum(0), error4.t() @ hidden3, error4.sum(0)]
+
+
+def bare(fed: Federation, rounds: int, precision: str) -> dict[str, float]:
+    """The kernels of the same rounds, arranged as the loop backend arranges them: a floor for its time."""
+    loop.keep_memory()
+    torch.set_num_threads(1)
+    cores = len(os.sched_getaffinity(0))
+    cohorts = engine.cohorts(42, 100, 0.1, rounds + 1)
+    kernels, samples = Bare(fed, precision), 0
+    with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        list(pool.map(kernels.train, cohorts[rounds]))  # warm up
+        started = time.perf_counter()
+        for cohort in cohorts[:rounds]:
+            list(pool.map(kernels.train, sorted(cohort, key=lambda client: -int(fed.train_sizes[client]))))
+            samples += int(fed.train_sizes[cohort].sum()) * LOCAL.epochs
+        return {"seconds": time.perf_counter() - started, "samples": samples}
+
+
 def timed(method: Method, spent: dict[str, float]) -> Method:
     """The same method; the time inside its answers outside training and judging is added up in `spent`."""
 
@@ -187,7 +274,9 @@ def child(arguments: argparse.Namespace) -> None:
     shape = (3, 32, 32) if arguments.colour else (1, 28, 28)
     fed = federation(arguments.data, shape)
     variant = VARIANTS[device.type][arguments.variant]
-    if variant is None:
+    if isinstance(variant, str):
+        result = bare(fed, arguments.rounds, variant)
+    elif variant is None:
         result = plain(fed, arguments.rounds, device, one_by_one=arguments.variant == "one by one")
     else:
         result = ours(fed, arguments.rounds, device, *variant)

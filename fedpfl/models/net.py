@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedpfl import tree
 from fedpfl.models.norm import BatchNorm2d
@@ -25,6 +25,14 @@ class Net:
         self.buffers: Tree = {name: b.detach().clone() for name, b in module.named_buffers()}
         self.parts: Parts = parts(module)
         self.norms = [m for m in module.modules() if isinstance(m, BatchNorm2d)]
+        self.slots: list[tuple[dict[str, Any], str, str]] = [
+            (kind, name, f"{prefix}.{name}" if prefix else name)
+            for prefix, part in module.named_modules()
+            for kind in (part._parameters, part._buffers)
+            for name, value in kind.items()
+            if value is not None
+        ]
+        """Where the module keeps each parameter and buffer: a dict, its key there, the value's full name."""
 
     def copy(self) -> Net:
         """An independent Net for another thread."""
@@ -52,4 +60,13 @@ class Bound:
         if buffers and self.training:
             buffers = tree.map(lambda leaf: leaf.clone(), buffers)  # updated in place by the module, never the caller's
             self.buffers = {**self.buffers, role: buffers}
-        return functional_call(net.module, {**params, **buffers}, (x,)).float()
+        # What torch.func.functional_call does, without its checks: with two worker threads they cost a tenth of a step.
+        values = {**params, **buffers}
+        own = [place[name] for place, name, _ in net.slots]
+        try:
+            for place, name, full_name in net.slots:
+                place[name] = values[full_name]
+            return net.module(x).float()
+        finally:
+            for (place, name, _), value in zip(net.slots, own, strict=True):
+                place[name] = value
