@@ -7,8 +7,8 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -99,8 +99,16 @@ class Run:
     identity: str
 
 
-def build(cfg: DictConfig) -> Run:
-    """Check the whole configuration, then load the data and build the network. Raises FedpflError."""
+def alone(key: Hashable, make: Callable[[], Any]) -> Any:
+    """Shares nothing with other runs."""
+    return make()
+
+
+def build(cfg: DictConfig, share: Callable[[Hashable, Callable[[], Any]], Any] = alone) -> Run:
+    """Check the whole configuration, then load the data and build the network. Raises FedpflError.
+
+    share: `share(key, make)` makes what runs of one process may have in common, their images.
+    """
     config = resolve(cfg)
     for key in config:
         if key not in (*SETTINGS, *GROUPS):
@@ -120,7 +128,12 @@ def build(cfg: DictConfig) -> Run:
     # y, clients and seed come from elsewhere in the configuration
     arguments = _checked(scheme, _rest(config["partition"]), "partition", given=("y", "clients", "seed"))
     source = _checked(datasets.load, config["dataset"], "dataset", given=("data_dir",))
-    images = datasets.load(data_dir=Path(settings.data_dir), **source)
+
+    def load() -> datasets.Images:
+        images = datasets.load(data_dir=Path(settings.data_dir), **source)
+        return replace(images, x=images.x.to(device))
+
+    images = share(("images", device, settings.data_dir, repr(source)), load)
     split = scheme(images.y.numpy(), settings.clients, settings.seed, **arguments)
     federation = data.build(images, split)
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed)

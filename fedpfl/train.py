@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from fedpfl import config, engine, record, tidy, tree
+from fedpfl import config, engine, lockstep, record, tidy, tree
 from fedpfl.engine.evaluate import accuracies, per_client, pooled
 from fedpfl.engine.keys import Draws
 from fedpfl.errors import FedpflError
@@ -46,9 +46,10 @@ class Diverged(FedpflError):
 def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[str, Any]:
     """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; returns the summary."""
     started = time.monotonic()
-    run = config.build(cfg)
+    stage = lockstep.stage.get()
+    run = config.build(cfg, stage.share if stage else config.alone)
     settings, federation, method, machine = run.settings, run.federation, run.method, run.device
-    backend = engine.make(run.engine, run.net, machine)
+    backend = _backend(run, stage)
     key = f"{run.identity}-seed{settings.seed}"
     with record.RunDirectory.open(path, OmegaConf.to_yaml(run.config), key) as directory:
         if directory.status == "finished":
@@ -98,6 +99,15 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
             directory.write_summary(status="finished", best=best, last=last, hours=hours)
             sinks.end("finished", directory.summary)
         return directory.summary
+
+
+def _backend(run: config.Run, stage: lockstep.Stage | None) -> engine.Backend:
+    """The run's own, or in a lockstep sweep the one of all runs with such a network and engine."""
+    if stage is None:
+        return engine.make(run.engine, run.net, run.device)
+    shape = (str(run.config["model"]), run.federation.shape, run.federation.classes)
+    key = ("backend", *shape, run.engine, run.device)
+    return lockstep.Shared(stage, stage.share(key, lambda: engine.make(run.engine, run.net, run.device)))
 
 
 def _row(outcome: engine.Outcome, cohort: list[int], seconds: float) -> dict[str, Any]:
@@ -177,8 +187,7 @@ def _info(
         f"partition   {config.described(run.config['partition'])}",
         f"method      {config.described(run.config['method'])}",
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
-        f"engine      {type(backend).__name__.lower()} on {run.device}, "
-        f"{run.engine.precision}; client states {memory / 2**20:,.0f} MiB",
+        f"engine      {backend.name} on {run.device}, {run.engine.precision}; client states {memory / 2**20:,.0f} MiB",
         f"directory   {path}",
     )
     return record.RunInfo(

@@ -24,6 +24,7 @@ RANK = {
     "record": 6,
     "config": 7,
     "tidy": 7,
+    "lockstep": 7,
     "train": 8,
 }
 

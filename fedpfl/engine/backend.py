@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -23,7 +25,7 @@ class Engine:
     backend: loop (one client after another in worker threads), batched (the cohort as one program), auto (by device).
     workers: threads of the loop backend; 0 is one per core.
     precision: fp32, tf32 (CUDA only) or bf16 (autocast).
-    width: clients that the batched backend trains at once; 0 is the whole cohort.
+    width: clients that the batched backend trains at once; 0 is all that there are to train.
     """
 
     backend: Literal["auto", "loop", "batched"] = "auto"
@@ -60,13 +62,45 @@ class Participation(NamedTuple):
     """Mean training loss per client over all its steps (0 if it made none)."""
 
 
-class Backend(Protocol):
-    """Runs one-client answers of a Method over many clients."""
+class Training(NamedTuple):
+    """A call: prepare, train and finish a cohort, judging each client before and after. Answered by a Participation."""
+
+    method: Method
+    federation: Federation
+    state: State
+    clients: list[int]
+    local: Local
+    draws: Draws
+
+
+class Judging(NamedTuple):
+    """A call: judge personal models on the clients' own test samples, fine-tuned copies if asked; gives a Tally."""
+
+    method: Method
+    federation: Federation
+    state: State
+    clients: list[int]
+    tuning: Tuning | None = None
+
+
+Call = Training | Judging
+Answer = Participation | Tally | Exception
+
+
+class Backend(ABC):
+    """Runs one-client answers of a Method over many clients. Changes nothing in a call's state."""
+
+    name: str
+
+    @abstractmethod
+    def run(self, calls: Sequence[Call]) -> list[Answer]:
+        """Answer calls, of one run or of several, side by side; what went wrong with one is its own answer."""
 
     def participate(
         self, method: Method, federation: Federation, state: State, cohort: list[int], local: Local, draws: Draws
     ) -> Participation:
-        """Prepare, train and finish the cohort, judging each client before and after. Changes nothing in `state`."""
+        """The answer to one Training."""
+        return self._one(Training(method, federation, state, cohort, local, draws))
 
     def evaluate(
         self,
@@ -76,4 +110,11 @@ class Backend(Protocol):
         clients: list[int],
         tuning: Tuning | None = None,
     ) -> Tally:
-        """Judge personal models on the clients' own test samples, fine-tuned copies if asked. Changes nothing."""
+        """The answer to one Judging."""
+        return self._one(Judging(method, federation, state, clients, tuning))
+
+    def _one(self, call: Call) -> Any:
+        answer = self.run([call])[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer

@@ -7,10 +7,11 @@ stacked tensors. Partial batches are padded with samples of weight 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,109 +20,144 @@ from torch.func import grad_and_value, vmap
 
 from fedpfl import traffic, tree
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backend import Engine, Participation, Tally
-from fedpfl.engine.keys import Draws
-from fedpfl.engine.sgd import (
-    Lesson,
-    Local,
-    Tuning,
-    batches,
-    complete,
-    fine_tuning,
-    movement,
-    numbered,
-    training,
-    update_,
-)
-from fedpfl.engine.state import State
-from fedpfl.methods import Batch, Method, Phase
+from fedpfl.engine.backend import Answer, Backend, Call, Engine, Judging, Participation, Tally, Training
+from fedpfl.engine.joint import End, Exam, Row, Study, by_kind, concatenate, divide, join, part, reorder
+from fedpfl.engine.sgd import Lesson, batches, complete, fine_tuning, movement, numbered, training, update_
+from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
+from fedpfl.traffic import Traffic
 from fedpfl.tree import Tree
 
 CHUNK = 128  # samples per client and forward pass outside training
 
 
-class Batched:
-    """All clients of a slice of the cohort in lockstep."""
+class Batched(Backend):
+    """All clients of a slice of the cohort in lockstep, and those of several calls where their steps are alike."""
+
+    name = "batched"
 
     def __init__(self, net: Net, device: torch.device, engine: Engine):
         self._net, self._width = net, engine.width
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16")
 
-    def participate(
-        self, method: Method, federation: Federation, state: State, cohort: list[int], local: Local, draws: Draws
-    ) -> Participation:
-        """See Backend."""
+    def run(self, calls: Sequence[Call]) -> list[Answer]:
+        """See Backend. Calls join into programs of at most `width` clients."""
+        answers: dict[int, Answer] = {}
+        for kind, together in ((Training, self._participate), (Judging, self._evaluate)):
+            chosen = [number for number, call in enumerate(calls) if isinstance(call, kind)]
+            answers |= zip(chosen, self._answer(together, [calls[number] for number in chosen]), strict=True)
+        return [answers[number] for number in range(len(calls))]
 
-        def together(clients: list[int]) -> Participation:
-            server, index = state.server, torch.tensor(clients, device=federation.x.device)
-            each = partial(_each, count=len(clients))
-            mine = dict(tree.take(state.clients, index))
-            buffers = state.buffers(index, len(clients))
-            if method.draw:
-                drawn = [method.draw(draws.server(client), server) for client in clients]
-                mine |= tree.to(tree.stack(drawn), federation.x.device)
-            if method.vectorises:
-                mine = each(lambda m: method.prepare(server, m), mine)
-            else:
-                mine = tree.stack([method.prepare(server, tree.take(mine, row)) for row in range(len(clients))])
-            start = each(lambda m: method.start(server, m), mine)
-            down = each(lambda m: traffic.count(method.send(server, m)), mine)
-            measures = each(lambda m: method.measure(server, m), mine)
-            judged = each(lambda m, s: method.judged(server, m, s), mine, start)
-            before = self._judge(method, federation, clients, judged, buffers)
-            lesson = _vectorised(lambda m, s: training(method, local, draws, server, m, s), len(clients), mine, start)
-            end, mine, buffers, loss = self._train(lesson, federation, clients, start, server, mine, buffers)
-            if method.summarize:
-                mine = {**mine, "summary": self._summarize(method, federation, clients, end, server, mine, buffers)}
-            judged = each(lambda m, e: method.judged(server, m, e), mine, end)
-            after = self._judge(method, federation, clients, judged, buffers)
+    def _answer(self, together: Callable[[list[_Slice]], list[Any]], calls: list[Call]) -> list[Answer]:
+        try:
+            return self._slices(together, calls)
+        except Exception as error:
+            if len(calls) == 1:
+                return [error]
+            return [self._answer(together, [call])[0] for call in calls]  # alone, each shows whether it is at fault
 
-            def finish(m: dict[str, Tree], s: Tree, e: Tree) -> tuple[Tree, dict[str, Tree], traffic.Traffic]:
-                upload, kept = method.finish(server, m, s, e)
-                return upload, kept, traffic.count(upload)
+    def _slices(self, together: Callable[[list[_Slice]], list[Any]], calls: list[Call]) -> list[Answer]:
+        """Answer `calls` by programs of at most `width` clients, each call's largest first."""
+        slices: list[_Slice] = []
+        orders: list[Tensor] = []
+        for i, call in enumerate(calls):
+            sizes = call.federation.train_sizes
+            if isinstance(call, Judging) and not call.tuning:
+                sizes = call.federation.test_sizes
+            order = sorted(range(len(call.clients)), key=lambda i: (-int(sizes[call.clients[i]]), call.clients[i]))
+            orders.append(torch.tensor(order))
+            width = self._width or len(order)
+            for at in range(0, len(order), width):
+                slices.append(_Slice(i, call, [call.clients[i] for i in order[at : at + width]]))
+        parts: list[list[Any]] = [[] for _ in calls]
+        while slices:
+            program = [slices.pop(0)]
+            while slices and sum(len(own.clients) for own in (*program, slices[0])) <= (self._width or math.inf):
+                program.append(slices.pop(0))
+            for done, answer in zip(program, together(program), strict=True):
+                parts[done.number].append(answer)
+        return [reorder(concatenate(own), order.argsort()) for own, order in zip(parts, orders, strict=True)]
 
-            upload, kept, up = each(finish, mine, start, end)
-            return Participation(upload, kept, buffers, before, after, down, up, measures, loss)
+    def _participate(self, slices: list[_Slice]) -> list[Participation]:
+        entries = [self._enter(own.call, own.clients) for own in slices]
+        before = self._judge([entry.exam for entry in entries])
+        ends = self._train([entry.study for entry in entries])
+        for i, (entry, end) in enumerate(zip(entries, ends, strict=True)):
+            if entry.exam.method.summarize:
+                ends[i] = replace(end, mine={**end.mine, "summary": self._summarize(entry.study, end)})
+        exams = [
+            replace(
+                exam,
+                params=_each(partial(exam.method.judged, study.server), end.mine, end.trained, count=len(study.rows)),
+                buffers=end.buffers,
+            )
+            for (study, exam, *_), end in zip(entries, ends, strict=True)
+        ]
+        after = self._judge(exams)
+        return [self._leave(*own) for own in zip(entries, ends, before, after, strict=True)]
 
-        return self._slices(together, cohort, federation.train_sizes)
+    def _enter(self, call: Training, clients: list[int]) -> _Entry:
+        method, federation, state, _, local, draws = call
+        server, index = state.server, torch.tensor(clients, device=federation.x.device)
+        each = partial(_each, count=len(clients))
+        mine = dict(tree.take(state.clients, index))
+        buffers = state.buffers(index, len(clients))
+        if method.draw:
+            drawn = [method.draw(draws.server(client), server) for client in clients]
+            mine |= tree.to(tree.stack(drawn), federation.x.device)
+        if method.vectorises:
+            mine = each(lambda m: method.prepare(server, m), mine)
+        else:
+            mine = tree.stack([method.prepare(server, tree.take(mine, row)) for row in range(len(clients))])
+        start = each(lambda m: method.start(server, m), mine)
+        down = each(lambda m: traffic.count(method.send(server, m)), mine)
+        measures = each(lambda m: method.measure(server, m), mine)
+        judged = each(lambda m, s: method.judged(server, m, s), mine, start)
+        lesson = _vectorised(lambda m, s: training(method, local, draws, server, m, s), len(clients), mine, start)
+        rows = [Row(federation, client) for client in clients]
+        study = Study(method, rows, [draws] * len(rows), lesson, start, server, mine, buffers, {})
+        return _Entry(study, Exam(method, rows, judged, buffers), down, measures)
 
-    def evaluate(
-        self,
-        method: Method,
-        federation: Federation,
-        state: State,
-        clients: list[int],
-        tuning: Tuning | None = None,
-    ) -> Tally:
-        """See Backend."""
+    @staticmethod
+    def _leave(entry: _Entry, end: End, before: Tally, after: Tally) -> Participation:
+        method, server = entry.study.method, entry.study.server
 
-        def together(clients: list[int]) -> Tally:
+        def finish(m: dict[str, Tree], s: Tree, e: Tree) -> tuple[Tree, dict[str, Tree], Traffic]:
+            upload, kept = method.finish(server, m, s, e)
+            return upload, kept, traffic.count(upload)
+
+        upload, kept, up = _each(finish, end.mine, entry.study.start, end.trained, count=len(entry.study.rows))
+        return Participation(upload, kept, end.buffers, before, after, entry.down, up, entry.measures, end.loss)
+
+    def _evaluate(self, slices: list[_Slice]) -> list[Tally]:
+        exams, studies = [], []
+        for _, call, clients in slices:
+            method, federation, state, tuning = call.method, call.federation, call.state, call.tuning
             count, index = len(clients), torch.tensor(clients, device=federation.x.device)
             mine, buffers = tree.take(state.clients, index), state.buffers(index, count)
-            model = _each(lambda m: method.personal(state.server, m), mine, count=count)
+            model = _each(lambda m, method=method, state=state: method.personal(state.server, m), mine, count=count)
+            rows = [Row(federation, client) for client in clients]
+            exams.append(Exam(method, rows, model, buffers))
             if tuning:
-                lesson = _vectorised(lambda p: fine_tuning(method, tuning, p, self._net.parts), count, model)
-                model, _, buffers, _ = self._train(lesson, federation, clients, model, state.server, mine, buffers)
-            return self._judge(method, federation, clients, model, buffers)
+                lesson = _vectorised(partial(fine_tuning, method, tuning, self._net.parts), count, model)
+                draws = [tuning.draws] * count
+                studies.append(Study(method, rows, draws, lesson, model, state.server, mine, buffers, {}))
+        ends = iter(self._train(studies))
+        for place, own in enumerate(slices):
+            if own.call.tuning:
+                end = next(ends)
+                exams[place] = replace(exams[place], params=end.trained, buffers=end.buffers)
+        return self._judge(exams)
 
-        return self._slices(together, clients, federation.train_sizes if tuning else federation.test_sizes)
+    def _judge(self, exams: list[Exam]) -> list[Tally]:
+        return by_kind(self._judge_together, exams)
 
-    def _slices(self, job: Callable[[list[int]], Any], clients: list[int], sizes: Tensor) -> Any:
-        """Run `job` on slices of at most `width` clients, largest first; its rows come in the order of `clients`."""
-        order = sorted(range(len(clients)), key=lambda i: (-int(sizes[clients[i]]), clients[i]))
-        width = self._width or len(clients)
-        parts = [job([clients[i] for i in order[at : at + width]]) for at in range(0, len(order), width)]
-        joined = tree.map(lambda *leaves: torch.cat(leaves), *parts) if len(parts) > 1 else parts[0]
-        back = torch.tensor(order).argsort()
-        return tree.map(lambda leaf: leaf[back.to(leaf.device)], joined)
-
-    def _judge(
-        self, method: Method, federation: Federation, clients: list[int], params: Tree, buffers: dict[str, Tree]
-    ) -> Tally:
-        device = federation.x.device
-        correct = torch.zeros(len(clients), dtype=torch.int64, device=device)
-        loss = torch.zeros(len(clients), device=device)
+    def _judge_together(self, exams: list[Exam]) -> list[Tally]:
+        method, rows = exams[0].method, [row for exam in exams for row in exam.rows]
+        params, buffers = concatenate([exam.params for exam in exams]), concatenate([exam.buffers for exam in exams])
+        device = rows[0].federation.x.device
+        correct = torch.zeros(len(rows), dtype=torch.int64, device=device)
+        loss = torch.zeros(len(rows), device=device)
 
         def one(p: Tree, b: dict[str, Tree], batch: Batch) -> tuple[Tensor, Tensor]:
             logits = method.predict(self._net.bind(b), p, batch.x)
@@ -129,97 +165,121 @@ class Batched:
             losses = F.cross_entropy(logits, batch.y, reduction="none") * batch.weight
             return ((logits.argmax(1) == batch.y) & (batch.weight > 0)).sum(), losses.sum()
 
+        plan = [row.federation.test[row.client].split(CHUNK) for row in rows]
         with torch.no_grad(), self._autocast():
-            for rows, batch in _lockstep(federation, [federation.test[client].split(CHUNK) for client in clients]):
-                hits, losses = _each(one, tree.take(params, rows), tree.take(buffers, rows), batch)
-                correct[rows] += hits
-                loss[rows] += losses
-        return Tally(correct, loss, federation.test_sizes[clients].to(device))
+            for now, batch in _lockstep(rows[0].federation, plan):
+                hits, losses = _each(one, tree.take(params, now), tree.take(buffers, now), batch)
+                correct[now] += hits
+                loss[now] += losses
+        total = torch.tensor([int(row.federation.test_sizes[row.client]) for row in rows], device=device)
+        return divide(Tally(correct, loss, total), [len(exam.rows) for exam in exams])
 
-    def _train(
-        self,
-        lesson: Lesson,
-        federation: Federation,
-        clients: list[int],
-        start: Tree,
-        server: Tree,
-        mine: dict[str, Tree],
-        buffers: dict[str, Tree],
-    ) -> tuple[Tree, dict[str, Tree], dict[str, Tree], Tensor]:
-        """Trained trees, `mine` and buffers after the lesson, and the mean loss of each client's steps."""
-        device, local, draws = federation.x.device, lesson.local, lesson.draws
-        trained, buffers = tree.clone(start), tree.clone(buffers)
-        mine = tree.clone(mine) if lesson.observe else mine
+    def _train(self, studies: list[Study]) -> list[End]:
+        return by_kind(self._train_together, studies)
+
+    def _train_together(self, studies: list[Study]) -> list[End]:
+        if len(studies) == 1:
+            return [self._run(studies[0])]
+        joined, places = join(studies)
+        return part(self._run(joined), places, studies)
+
+    def _run(self, study: Study) -> End:
+        """The steps of a study, on just the rows that still have one: they lead, the rows being sorted."""
+        rows, lesson, local = study.rows, study.lesson, study.lesson.local
+        federation = rows[0].federation
+        trained, buffers = tree.clone(study.start), tree.clone(study.buffers)
+        mine = tree.clone(study.mine) if lesson.observe else study.mine
         leaves = tree.leaves(trained)
         velocity = [torch.zeros_like(leaf) for leaf in leaves]
-        total, steps = torch.zeros(2, len(clients), device=device)
+        total, steps = torch.zeros(2, len(rows), device=federation.x.device)
+        owners = [(row.client, row.federation.train[row.client], d) for row, d in zip(rows, study.draws, strict=True)]
         for phase, epochs in numbered(lesson.phases):
             moves = movement(phase, trained)
-            gradient = self._gradient(lesson, phase, moves.moving, trained, server)
+            gradient = self._gradient(study, phase, moves.moving)
             plan = [
-                [own[rows] for rows in batches(draws, client, phase.stream, epochs, len(own), local.batch_size)]
-                for client, own in ((client, federation.train[client]) for client in clients)
+                [own[chosen] for chosen in batches(draws, client, phase.stream, epochs, len(own), local.batch_size)]
+                for client, own, draws in owners
             ]
-            for rows, batch in _lockstep(federation, plan):
-                now = [leaf[rows] for leaf in leaves]  # views: the rows still training lead
-                context = tree.take(buffers, rows), tree.take(mine, rows)
+            for now, batch in _lockstep(federation, plan):
+                values = [leaf[now] for leaf in leaves]  # views of the leading rows
+                context = (tree.take(stacked, now) for stacked in (buffers, mine, study.servers))
                 with self._autocast():
-                    grads, loss, after, seen = _each(gradient, [now[i] for i in moves.moving], now, *context, batch)
-                masks = [None if mask is None else mask[rows] for mask in moves.masks]
-                update_([now[i] for i in moves.moving], [velocity[i][rows] for i in moves.moving], grads, masks, local)
-                tree.put_(buffers, rows, after)
+                    grads, loss, after, seen = _each(
+                        gradient, [values[i] for i in moves.moving], values, batch, *context
+                    )
+                masks = [None if mask is None else mask[now] for mask in moves.masks]
+                update_(
+                    [values[i] for i in moves.moving], [velocity[i][now] for i in moves.moving], grads, masks, local
+                )
+                tree.put_(buffers, now, after)
                 if lesson.observe:
-                    tree.put_(mine, rows, seen)
-                total[rows] += loss
-                steps[rows] += 1
-        return trained, mine, buffers, total / steps.clamp(min=1)
+                    tree.put_(mine, now, seen)
+                total[now] += loss
+                steps[now] += 1
+        return End(trained, mine, buffers, total / steps.clamp(min=1))
 
     def _gradient(
-        self, lesson: Lesson, phase: Phase, moving: list[int], trained: Tree, server: Tree
+        self, study: Study, phase: Phase, moving: list[int]
     ) -> Callable[..., tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree]]]:
         """One client's gradient at the leaves `moving`, its loss, buffers and (if observed) `mine` afterwards."""
-        objective, net = phase.loss or lesson.objective, self._net
+        objective, observe, net = phase.loss or study.lesson.objective, study.lesson.observe, self._net
 
         def one(
-            values: list[Tensor], leaves: list[Tensor], buffers: dict[str, Tree], mine: dict[str, Tree], batch: Batch
+            values: list[Tensor],
+            leaves: list[Tensor],
+            batch: Batch,
+            buffers: dict[str, Tree],
+            mine: dict[str, Tree],
+            servers: dict[str, Tree],
         ) -> tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree]]:
+            server = servers.get("server", study.server)
+
             def loss_of(values: list[Tensor]) -> tuple[Tensor, dict[str, Tree]]:
                 replaced = dict(zip(moving, values, strict=True))
-                params = tree.rebuild(trained, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)])
+                params = tree.rebuild(study.start, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)])
                 bound = net.bind(buffers, training=True, weight=batch.weight)
                 return objective(bound, params, batch, server, mine), bound.buffers
 
             grads, (loss, after) = grad_and_value(loss_of, has_aux=True)(values)
             seen = {}
-            if lesson.observe:
-                everything = tree.rebuild(trained, complete(grads, leaves, moving))
-                seen = lesson.observe(tree.rebuild(trained, leaves), everything, loss, batch, server, mine)
+            if observe:
+                everything = tree.rebuild(study.start, complete(grads, leaves, moving))
+                seen = observe(tree.rebuild(study.start, leaves), everything, loss, batch, server, mine)
             return grads, loss, after, seen
 
         return one
 
-    def _summarize(
-        self,
-        method: Method,
-        federation: Federation,
-        clients: list[int],
-        end: Tree,
-        server: Tree,
-        mine: dict[str, Tree],
-        buffers: dict[str, Tree],
-    ) -> Tree:
-        summarize, total = method.summarize, None
+    def _summarize(self, study: Study, end: End) -> Tree:
+        summarize, total = study.method.summarize, None
         assert summarize is not None
 
         def one(e: Tree, b: dict[str, Tree], m: dict[str, Tree], batch: Batch) -> Tree:
-            return summarize(self._net.bind(b), e, batch, server, m)
+            return summarize(self._net.bind(b), e, batch, study.server, m)
 
-        for rows, batch in _lockstep(federation, [federation.train[client].split(CHUNK) for client in clients]):
-            part = _each(one, *(tree.take(stacked, rows) for stacked in (end, buffers, mine)), batch)
+        plan = [row.federation.train[row.client].split(CHUNK) for row in study.rows]
+        for now, batch in _lockstep(study.rows[0].federation, plan):
+            more = _each(one, *(tree.take(stacked, now) for stacked in (end.trained, end.buffers, end.mine)), batch)
             if total is None:
-                total = tree.map(lambda leaf: leaf.new_zeros(len(clients), *leaf.shape[1:]), part)
-            tree.put_(total, rows, tree.map(torch.add, tree.take(total, rows), part))
+                total = tree.map(lambda leaf: leaf.new_zeros(len(study.rows), *leaf.shape[1:]), more)
+            tree.put_(total, now, tree.map(torch.add, tree.take(total, now), more))
         return total
+
+
+class _Slice(NamedTuple):
+    """Some clients of a call, and the call's number."""
+
+    number: int
+    call: Any
+    clients: list[int]
+
+
+class _Entry(NamedTuple):
+    """A cohort before training: what will be trained, what is judged, what travelled down, what is measured."""
+
+    study: Study
+    exam: Exam
+    down: Traffic
+    measures: dict[str, Tensor]
 
 
 def _lockstep(federation: Federation, plan: Sequence[Sequence[Tensor]]) -> Iterator[tuple[slice | Tensor, Batch]]:

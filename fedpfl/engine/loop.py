@@ -11,8 +11,8 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,12 +22,9 @@ from torch import Tensor
 
 from fedpfl import traffic, tree
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backend import Engine, Participation, Tally
-from fedpfl.engine.keys import Draws
+from fedpfl.engine.backend import Answer, Backend, Call, Engine, Judging, Participation, Tally, Training
 from fedpfl.engine.sgd import (
     Lesson,
-    Local,
-    Tuning,
     batches,
     complete,
     fine_tuning,
@@ -36,7 +33,6 @@ from fedpfl.engine.sgd import (
     training,
     update_,
 )
-from fedpfl.engine.state import State
 from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
 from fedpfl.tree import Tree
@@ -44,8 +40,10 @@ from fedpfl.tree import Tree
 CHUNK = 256  # samples per forward pass outside training
 
 
-class Loop:
+class Loop(Backend):
     """One client after another; a pool of threads on a CPU."""
+
+    name = "loop"
 
     def __init__(self, net: Net, device: torch.device, engine: Engine):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -53,73 +51,70 @@ class Loop:
         if device.type == "cpu":
             torch.set_num_threads(1)
             keep_memory()
-        self._net, self._local, self._stop = net, threading.local(), threading.Event()
+        self._net, self._local = net, threading.local()
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16")
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 
-    def participate(
-        self, method: Method, federation: Federation, state: State, cohort: list[int], local: Local, draws: Draws
-    ) -> Participation:
-        """See Backend."""
-
-        def one(client: int) -> Participation:
-            net = self._own_net()
-            mine = dict(tree.take(state.clients, client))
-            buffers = state.buffers(client)
-            if method.draw:
-                mine |= tree.to(method.draw(draws.server(client), state.server), federation.x.device)
-            mine = method.prepare(state.server, mine)
-            start = method.start(state.server, mine)
-            down = traffic.count(method.send(state.server, mine))
-            measures = method.measure(state.server, mine)
-            test, train = (Data.of(federation, split[client]) for split in (federation.test, federation.train))
-            before = self._judge(method, net, buffers, method.judged(state.server, mine, start), test)
-            lesson = training(method, local, draws, state.server, mine, start)
-            end, mine, buffers, loss = self._train(lesson, net, buffers, client, train, start, state.server, mine)
-            if method.summarize:
-                mine = {**mine, "summary": self._summarize(method, net, buffers, train, end, state.server, mine)}
-            after = self._judge(method, net, buffers, method.judged(state.server, mine, end), test)
-            upload, kept = method.finish(state.server, mine, start, end)
-            return Participation(upload, kept, buffers, before, after, down, traffic.count(upload), measures, loss)
-
-        results = self._each(one, cohort, federation.train_sizes)
-        return tree.stack(results)
-
-    def evaluate(
-        self,
-        method: Method,
-        federation: Federation,
-        state: State,
-        clients: list[int],
-        tuning: Tuning | None = None,
-    ) -> Tally:
-        """See Backend."""
-
-        def one(client: int) -> Tally:
-            net = self._own_net()
-            mine = tree.take(state.clients, client)
-            model, buffers = method.personal(state.server, mine), state.buffers(client)
-            if tuning:
-                lesson = fine_tuning(method, tuning, model, net.parts)
-                train = Data.of(federation, federation.train[client])
-                model, _, buffers, _ = self._train(lesson, net, buffers, client, train, model, state.server, mine)
-            return self._judge(method, net, buffers, model, Data.of(federation, federation.test[client]))
-
-        sizes = federation.train_sizes if tuning else federation.test_sizes
-        return tree.stack(self._each(one, clients, sizes))
-
-    def _each(self, job: Callable[[int], Any], clients: list[int], sizes: Tensor) -> list[Any]:
-        """Run `job` for every client, largest first so that no thread is left with a large one at the end."""
-        order = sorted(range(len(clients)), key=lambda i: (-int(sizes[clients[i]]), clients[i]))
-        self._stop.clear()
-        futures = {i: self._pool.submit(job, clients[i]) for i in order}
+    def run(self, calls: Sequence[Call]) -> list[Answer]:
+        """See Backend. The clients of all calls share the pool, largest first, so that its threads end together."""
+        units = sorted(
+            (-_work(call, client), number, client) for number, call in enumerate(calls) for client in call.clients
+        )
+        stops = [threading.Event() for _ in calls]
+        futures: dict[tuple[int, int], Future] = {}
+        for _, number, client in units:
+            call = calls[number]
+            answer: Callable[..., Any] = self._participation if isinstance(call, Training) else self._tally
+            futures[number, client] = self._pool.submit(answer, call, client, stops[number])
+        answers: list[Answer] = []
         try:
-            return [futures[i].result() for i in range(len(clients))]
-        except BaseException:  # Ctrl-C too: the others end within a step
-            self._stop.set()
+            for number, call in enumerate(calls):
+                try:
+                    answers.append(tree.stack([futures[number, client].result() for client in call.clients]))
+                except Exception as error:
+                    stops[number].set()  # its other clients end within a step, or are not begun
+                    for client in call.clients:
+                        futures[number, client].cancel()
+                    answers.append(error)
+        except BaseException:  # Ctrl-C: all end within a step
+            for stop in stops:
+                stop.set()
             for future in futures.values():
                 future.cancel()
             raise
+        return answers
+
+    def _participation(self, call: Training, client: int, stop: threading.Event) -> Participation:
+        method, federation, state, _, local, draws = call
+        net = self._own_net()
+        mine = dict(tree.take(state.clients, client))
+        buffers = state.buffers(client)
+        if method.draw:
+            mine |= tree.to(method.draw(draws.server(client), state.server), federation.x.device)
+        mine = method.prepare(state.server, mine)
+        start = method.start(state.server, mine)
+        down = traffic.count(method.send(state.server, mine))
+        measures = method.measure(state.server, mine)
+        test, train = (Data.of(federation, split[client]) for split in (federation.test, federation.train))
+        before = self._judge(method, net, buffers, method.judged(state.server, mine, start), test)
+        lesson = training(method, local, draws, state.server, mine, start)
+        end, mine, buffers, loss = self._train(lesson, net, buffers, client, train, start, state.server, mine, stop)
+        if method.summarize:
+            mine = {**mine, "summary": self._summarize(method, net, buffers, train, end, state.server, mine)}
+        after = self._judge(method, net, buffers, method.judged(state.server, mine, end), test)
+        upload, kept = method.finish(state.server, mine, start, end)
+        return Participation(upload, kept, buffers, before, after, down, traffic.count(upload), measures, loss)
+
+    def _tally(self, call: Judging, client: int, stop: threading.Event) -> Tally:
+        method, federation, state, _, tuning = call
+        net = self._own_net()
+        mine = tree.take(state.clients, client)
+        model, buffers = method.personal(state.server, mine), state.buffers(client)
+        if tuning:
+            lesson = fine_tuning(method, tuning, net.parts, model)
+            train = Data.of(federation, federation.train[client])
+            model, _, buffers, _ = self._train(lesson, net, buffers, client, train, model, state.server, mine, stop)
+        return self._judge(method, net, buffers, model, Data.of(federation, federation.test[client]))
 
     def _own_net(self) -> Net:
         if not hasattr(self._local, "net"):
@@ -147,6 +142,7 @@ class Loop:
         start: Tree,
         server: Tree,
         mine: dict[str, Tree],
+        stop: threading.Event,
     ) -> tuple[Tree, dict[str, Tree], dict[str, Tree], Tensor]:
         """The trained tree, `mine` and buffers after the lesson, and the mean loss of its steps."""
         trained = tree.map(_working_copy, start)
@@ -161,7 +157,7 @@ class Loop:
             objective = phase.loss or lesson.objective
             size = lesson.local.batch_size
             for rows in batches(lesson.draws, client, phase.stream, epochs, len(data.y), size):
-                if self._stop.is_set():
+                if stop.is_set():
                     raise CancelledError
                 batch = data.rows(rows.to(data.y.device))
                 bound = net.bind(buffers, training=True)
@@ -212,6 +208,13 @@ class Data(NamedTuple):
         """All samples in order, in batches of bounded size."""
         for x, y in zip(self.x.split(CHUNK), self.y.split(CHUNK), strict=True):
             yield Batch(x, y)
+
+
+def _work(call: Call, client: int) -> float:
+    """Roughly how long a client keeps a thread, in training samples; judging one takes a third."""
+    train, test = int(call.federation.train_sizes[client]), int(call.federation.test_sizes[client])
+    local = call.local if isinstance(call, Training) else call.tuning.local if call.tuning else None
+    return (local.epochs * train if local else 0) + test / 3
 
 
 def keep_memory() -> None:

@@ -109,6 +109,8 @@ class Lesson:
     local: Local
     draws: Draws
     observe: Callable[..., dict[str, Tree]] | None = None
+    tuned: bool = False
+    """Whether this is fine-tuning of a judged model, not the method's own training."""
 
 
 def training(method: Method, local: Local, draws: Draws, server: Tree, mine: dict[str, Tree], start: Tree) -> Lesson:
@@ -124,7 +126,7 @@ class Tuning(NamedTuple):
     part: str = "all"
 
 
-def fine_tuning(method: Method, tuning: Tuning, params: Tree, parts: Parts) -> Lesson:
+def fine_tuning(method: Method, tuning: Tuning, parts: Parts, params: Tree) -> Lesson:
     """Fine-tuning of a judged model by plain cross-entropy."""
 
     def objective(net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
@@ -133,7 +135,7 @@ def fine_tuning(method: Method, tuning: Tuning, params: Tree, parts: Parts) -> L
     phases = method.tune(params, parts, tuning.local.epochs)
     if tuning.part == "head":
         phases = [phase._replace(mask={name: name in parts.head for name in params}) for phase in phases]
-    return Lesson(objective, phases, tuning.local, tuning.draws)
+    return Lesson(objective, phases, tuning.local, tuning.draws, tuned=True)
 
 
 def complete(grads: list[Tensor], leaves: list[Tensor], moving: list[int]) -> list[Tensor]:

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -121,8 +122,8 @@ class Console:
     """Progress on the terminal: a bar with what is known, or plain lines where nobody watches.
 
     Plain: a line at most every `every` seconds, and for every evaluated and the last round. plain=None decides: lines
-    where the stream is no terminal and in the worker processes of a parallel sweep, whose bars would overwrite each
-    other. quiet: nothing at all.
+    where the stream is no terminal and in the worker processes or threads of a parallel sweep, whose bars would
+    overwrite each other. quiet: nothing at all.
     """
 
     def __init__(
@@ -146,7 +147,9 @@ class Console:
     def begin(self, run: RunInfo) -> None:
         """Print the first lines and start the bar."""
         self._run, self._round = run, run.start_round
-        worker = multiprocessing.parent_process() is not None
+        worker = (
+            multiprocessing.parent_process() is not None or threading.current_thread() is not threading.main_thread()
+        )
         # Lines of parallel runs are mixed on one terminal.
         self._prefix = f"{run.name}: " if worker else ""
         for line in first_lines(run):

@@ -1,0 +1,156 @@
+"""Lockstep sweeps: the jobs of a multirun in one process, their cohorts trained together.
+
+    python -m fedpfl.train -m hydra/launcher=lockstep seed=1,2,3,4 quantile.q=0.999,0.9999
+
+Every job is a thread with its own state and run directory. Where it calls its backend it waits; once all jobs wait,
+their calls are answered together by one backend per model, data shape and engine. Only one job moves at a time: what
+they do between calls is little, and neither Hydra nor W&B expects company.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from fedpfl.engine import Backend
+from fedpfl.engine.backend import Answer, Call
+
+T = TypeVar("T")
+
+stage: ContextVar[Stage | None] = ContextVar("stage", default=None)
+"""Where the current thread's job runs; None outside a lockstep sweep."""
+
+
+@dataclass(eq=False)
+class _Request:
+    backend: Backend
+    calls: Sequence[Call]
+    done: threading.Event = field(default_factory=threading.Event)
+    answers: list[Answer] | BaseException | None = None
+
+
+class Stage:
+    """Runs jobs side by side, at most `jobs` of them, and brings their backend calls together."""
+
+    def __init__(self, jobs: int):
+        self._jobs = jobs
+        self._turn = threading.Lock()  # held by the one job that moves
+        self._news = threading.Condition()  # guards what follows
+        self._moving = 0  # jobs that are neither waiting for an answer nor over
+        self._requests: list[_Request] = []
+        self._broken: BaseException | None = None
+        self._shared: dict[Hashable, Any] = {}
+
+    def share(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What the first job made that gave this key."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
+
+    def play(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run all jobs; their results, in order. What a job raises is its result.
+
+        An interrupt of the main thread is raised in every job, and again here when they have ended.
+        """
+        results: list[Any] = [None] * len(jobs)
+        waiting = list(enumerate(jobs))[::-1]
+        threads: list[threading.Thread] = []
+        try:
+            while True:
+                threads = [thread for thread in threads if thread.is_alive()]
+                while waiting and len(threads) < self._jobs:
+                    thread = threading.Thread(target=self._job, args=(*waiting.pop(), results))
+                    self._moved(1)
+                    thread.start()
+                    threads.append(thread)
+                with self._news:
+                    while self._moving:
+                        self._news.wait()
+                    requests, self._requests = self._requests, []
+                if requests:
+                    self._answer(requests)
+                elif not waiting and not any(thread.is_alive() for thread in threads):
+                    return results
+        except BaseException as error:
+            with self._news:
+                self._broken = error
+                requests, self._requests = self._requests, []
+            for request in requests:
+                self._give(request, error)
+            for thread in threads:
+                thread.join()
+            raise
+
+    def ask(self, backend: Backend, calls: Sequence[Call]) -> list[Answer]:
+        """From a job's thread: wait for the others, and for the answers."""
+        request = _Request(backend, calls)
+        with self._news:
+            broken = self._broken
+            if not broken:
+                self._requests.append(request)
+        if broken:
+            raise KeyboardInterrupt
+        self._turn.release()
+        self._moved(-1)
+        request.done.wait()
+        self._turn.acquire()
+        if isinstance(request.answers, BaseException):
+            raise KeyboardInterrupt
+        assert request.answers is not None
+        return request.answers
+
+    def _job(self, number: int, job: Callable[[], Any], results: list[Any]) -> None:
+        stage.set(self)
+        torch.set_num_threads(1)
+        try:
+            with self._turn:
+                results[number] = job()
+        except BaseException as error:
+            results[number] = error
+        finally:
+            self._moved(-1)
+
+    def _moved(self, by: int) -> None:
+        with self._news:
+            self._moving += by
+            self._news.notify_all()
+
+    def _answer(self, requests: list[_Request]) -> None:
+        """Answer requests, those to the same backend together."""
+        while requests:
+            backend = requests[0].backend
+            own, requests = (
+                [request for request in requests if (request.backend is backend) == mine] for mine in (True, False)
+            )
+            try:
+                answers = backend.run([call for request in own for call in request.calls])
+            except BaseException as error:
+                for request in (*own, *requests):
+                    self._give(request, error)
+                raise
+            for request in own:
+                count = len(request.calls)
+                self._give(request, answers[:count])
+                answers = answers[count:]
+
+    def _give(self, request: _Request, answers: list[Answer] | BaseException) -> None:
+        request.answers = answers
+        self._moved(1)
+        request.done.set()
+
+
+class Shared(Backend):
+    """A backend as one job of a Stage sees it."""
+
+    def __init__(self, stage: Stage, backend: Backend):
+        self._stage, self._backend = stage, backend
+        self.name = f"{backend.name} in lockstep"
+
+    def run(self, calls: Sequence[Call]) -> list[Answer]:
+        """See Backend."""
+        return self._stage.ask(self._backend, calls)
