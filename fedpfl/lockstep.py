@@ -42,6 +42,7 @@ class Stage:
         self._turn = threading.Lock()  # held by the one job that moves
         self._news = threading.Condition()  # guards what follows
         self._moving = 0  # jobs that are neither waiting for an answer nor over
+        self._living = 0
         self._requests: list[_Request] = []
         self._broken: BaseException | None = None
         self._shared: dict[Hashable, Any] = {}
@@ -58,23 +59,24 @@ class Stage:
         An interrupt of the main thread is raised in every job, and again here when they have ended.
         """
         results: list[Any] = [None] * len(jobs)
-        waiting = list(enumerate(jobs))[::-1]
+        waiting = list(enumerate(jobs))
         threads: list[threading.Thread] = []
         try:
             while True:
-                threads = [thread for thread in threads if thread.is_alive()]
-                while waiting and len(threads) < self._jobs:
-                    thread = threading.Thread(target=self._job, args=(*waiting.pop(), results))
-                    self._moved(1)
-                    thread.start()
-                    threads.append(thread)
                 with self._news:
                     while self._moving:
                         self._news.wait()
-                    requests, self._requests = self._requests, []
-                if requests:
+                    free = self._jobs - self._living
+                if waiting and free:
+                    for number, job in waiting[:free]:
+                        threads.append(threading.Thread(target=self._job, args=(number, job, results)))
+                        self._count(moving=1, living=1)
+                        threads[-1].start()
+                    waiting = waiting[free:]
+                elif self._requests:
+                    requests, self._requests = self._requests, []  # nobody else moves
                     self._answer(requests)
-                elif not waiting and not any(thread.is_alive() for thread in threads):
+                else:
                     return results
         except BaseException as error:
             with self._news:
@@ -96,7 +98,7 @@ class Stage:
         if broken:
             raise KeyboardInterrupt
         self._turn.release()
-        self._moved(-1)
+        self._count(moving=-1)
         request.done.wait()
         self._turn.acquire()
         if isinstance(request.answers, BaseException):
@@ -113,11 +115,12 @@ class Stage:
         except BaseException as error:
             results[number] = error
         finally:
-            self._moved(-1)
+            self._count(moving=-1, living=-1)
 
-    def _moved(self, by: int) -> None:
+    def _count(self, moving: int, living: int = 0) -> None:
         with self._news:
-            self._moving += by
+            self._moving += moving
+            self._living += living
             self._news.notify_all()
 
     def _answer(self, requests: list[_Request]) -> None:
@@ -140,7 +143,7 @@ class Stage:
 
     def _give(self, request: _Request, answers: list[Answer] | BaseException) -> None:
         request.answers = answers
-        self._moved(1)
+        self._count(moving=1)
         request.done.set()
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from fedpfl import tree
 from fedpfl.engine import Engine, Tuning, begin, make, play
+from fedpfl.engine.backend import Judging, Training
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS, Batch, Method
 from fedpfl.traffic import count
@@ -114,6 +115,30 @@ def test_loop_equals_batched_with_batch_normalisation(name, values, federation):
     """Short last batches are padded on the batched backend; the running statistics agree too."""
     for loop, batched in lockstep(build(name, values), tiny(norm=True), federation):
         agree(loop, batched, atol=1e-5, rtol=1e-3)
+
+
+@cases
+@backends
+def test_beside_other_runs_a_run_is_the_same(name, values, backend, net, federation):
+    """Calls answered together with another seed's and with FedAvg's are what they are alone."""
+    method, other, tuning = build(name, values), federate(TRAIN, TEST, seed=2), Tuning(LOCAL, Draws(0, "finetune", 2))
+    other = dataclasses.replace(other, x=federation.x, y=federation.y)  # another partition of the same images
+    runs = [(method, federation), (method, other), (METHODS["fedavg"](), federation)]
+    runner = make(Engine(backend), net, CPU)
+    calls = []
+    for seed, (own, fed) in enumerate(runs):
+        state = trajectory(own, net, fed, COHORTS[:1], engine=backend, seed=seed)[-1]
+        calls += [
+            Training(own, fed, state, COHORTS[seed % 2], LOCAL, Draws(seed, "train", 2)),
+            Judging(own, fed, state, EVERYONE, tuning),
+        ]
+    for together, call in zip(runner.run(calls), calls, strict=True):
+        assert not isinstance(together, Exception), together
+        alone = runner.run([call])[0]
+        if backend == "loop":
+            assert_same(together, alone)
+        else:
+            assert_close(together, alone, atol=2e-5, rtol=1e-4)
 
 
 @cases
