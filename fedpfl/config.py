@@ -18,13 +18,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models, record
 from fedpfl.data import Federation, datasets, partition
-from fedpfl.engine import Engine, Local
+from fedpfl.engine import Engine, Local, Store
 from fedpfl.engine.select import device as find_device
 from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
 
-IDENTITY_WITHOUT = ("seed", "logger", "device", "data_dir", "checkpoint", "quantile", "norm", "score")
+IDENTITY_WITHOUT = ("seed", "logger", "device", "state", "data_dir", "checkpoint", "quantile", "norm", "score")
 """What does not tell runs apart: where and how they run, and groups that are already written into `method`."""
 
 LISTS = (tuple, list, Sequence)
@@ -77,7 +77,7 @@ class Settings:
 
 SETTINGS = tuple(get_type_hints(Settings))
 GROUPS = (
-    *("local", "eval", "checkpoint"),
+    *("local", "eval", "checkpoint", "state"),
     *("dataset", "partition", "model", "method", "quantile", "norm", "score", "engine", "logger"),
 )
 
@@ -90,6 +90,7 @@ class Run:
     local: Local
     eval: Eval
     checkpoint: Checkpoint
+    store: Store
     engine: Engine
     device: torch.device
     method: Method
@@ -116,6 +117,7 @@ def build(cfg: DictConfig, share: Callable[[Hashable, Callable[[], Any]], Any] =
     settings = typed(Settings, {key: config[key] for key in SETTINGS}, "")
     local = typed(Local, config["local"], "local")
     judging, checkpoint = typed(Eval, config["eval"], "eval"), typed(Checkpoint, config["checkpoint"], "checkpoint")
+    store = typed(Store, config["state"], "state")
     machine = typed(Engine, config["engine"], "engine")
     device = find_device(settings.device)
     engine.check(machine, device)
@@ -142,6 +144,7 @@ def build(cfg: DictConfig, share: Callable[[Hashable, Callable[[], Any]], Any] =
         local,
         judging,
         checkpoint,
+        store,
         machine,
         device,
         method,

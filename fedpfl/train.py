@@ -48,18 +48,14 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
     started = time.monotonic()
     stage = lockstep.stage.get()
     run = config.build(cfg, stage.share if stage else config.alone)
-    settings, federation, method, machine = run.settings, run.federation, run.method, run.device
+    settings, federation, method = run.settings, run.federation, run.method
     backend = _backend(run, stage)
     key = f"{run.identity}-seed{settings.seed}"
     with record.RunDirectory.open(path, OmegaConf.to_yaml(run.config), key) as directory:
         if directory.status == "finished":
             print(f"already finished: {path} ({_final(directory.summary)}); remove it to run again")
             return directory.summary
-        state, past = engine.begin(method, run.net, federation.clients, machine), directory.restore()
-        best, last, spent = {}, {}, 0.0
-        if past:
-            state = engine.State(past["round"], *(tree.to(past[part], machine) for part in STATE))
-            best, last, spent = past["best"], past["last"], past["seconds"]
+        state, best, last, spent = _begin(run, directory)
         cohorts = engine.cohorts(settings.seed, settings.clients, settings.participation, settings.rounds)
         counts = federation.label_counts()
         directory.write_summary(status="running", rounds=settings.rounds, **_facts(run, cohorts))
@@ -99,6 +95,17 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
             directory.write_summary(status="finished", best=best, last=last, hours=hours)
             sinks.end("finished", directory.summary)
         return directory.summary
+
+
+def _begin(run: config.Run, directory: record.RunDirectory) -> tuple[engine.State, dict, dict, float]:
+    """The state, the best and the last evaluated row, and the seconds spent: from the last checkpoint, or fresh."""
+    machine, path = run.device, directory.path
+    past = directory.restore(mapped=run.store.device == "disk")
+    if past is None:
+        return engine.begin(run.method, run.net, run.federation.clients, machine, run.store, path), {}, {}, 0.0
+    trees = {part: tree.to(past[part], machine) for part in STATE if part != "clients"}
+    state = engine.State(past["round"], clients=run.store.keep(past["clients"], machine, path), **trees)
+    return state, past["best"], past["last"], past["seconds"]
 
 
 def _backend(run: config.Run, stage: lockstep.Stage | None) -> engine.Backend:
@@ -179,6 +186,7 @@ def _info(
     spread = "/".join(f"{int(value):,}" for value in (sizes.min(), sizes.median(), sizes.max()))
     name = type(run.method).__name__
     shape = "x".join(map(str, federation.shape))
+    where = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.store.device]
     memory = tree.nbytes(state.clients) + tree.nbytes(state.client_buffers)
     cohort = len(engine.cohorts(settings.seed, settings.clients, settings.participation, 1)[0])
     lines = (
@@ -187,7 +195,7 @@ def _info(
         f"partition   {config.described(run.config['partition'])}",
         f"method      {config.described(run.config['method'])}",
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
-        f"engine      {backend.name} on {run.device}, {run.engine.precision}; client states {memory / 2**20:,.0f} MiB",
+        f"engine      {backend.name} on {run.device}, {run.engine.precision}; client states {memory / 2**20:,.0f} MiB{where}",
         f"directory   {path}",
     )
     return record.RunInfo(

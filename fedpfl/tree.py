@@ -123,10 +123,10 @@ def take(stacked: Tree, index: int | slice | Tensor) -> Tree:
 
 
 def put_(stacked: Tree, index: int | slice | Tensor, rows: Tree) -> None:
-    """Write `rows` into rows `index` of every leaf, in place."""
+    """Write `rows` into rows `index` of every leaf, in place, whatever device it is on."""
 
     def write(leaf: Tensor, row: Tensor) -> None:
-        leaf[index] = row.to(leaf.dtype)
+        leaf[index.to(leaf.device) if isinstance(index, Tensor) else index] = row.to(leaf)
 
     map(write, stacked, rows)
 

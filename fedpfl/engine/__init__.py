@@ -6,6 +6,7 @@ from fedpfl.engine.keys import cohorts
 from fedpfl.engine.round import Outcome, State, begin, play
 from fedpfl.engine.select import check, make
 from fedpfl.engine.sgd import Local, Tuning
+from fedpfl.engine.store import Store
 
 __all__ = [
     "Backend",
@@ -14,6 +15,7 @@ __all__ = [
     "Outcome",
     "Participation",
     "State",
+    "Store",
     "Tally",
     "Tuning",
     "accuracies",

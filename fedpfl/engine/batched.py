@@ -98,9 +98,9 @@ class Batched(Backend):
 
     def _enter(self, call: Training, clients: list[int]) -> _Entry:
         method, federation, state, _, local, draws = call
-        server, index = state.server, torch.tensor(clients, device=federation.x.device)
+        server, index = state.server, torch.tensor(clients)
         each = partial(_each, count=len(clients))
-        mine = dict(tree.take(state.clients, index))
+        mine = dict(state.mine(index, federation.x.device))
         buffers = state.buffers(index, len(clients))
         if method.draw:
             drawn = [method.draw(draws.server(client), server) for client in clients]
@@ -133,8 +133,8 @@ class Batched(Backend):
         exams, studies = [], []
         for _, call, clients in slices:
             method, federation, state, tuning = call.method, call.federation, call.state, call.tuning
-            count, index = len(clients), torch.tensor(clients, device=federation.x.device)
-            mine, buffers = tree.take(state.clients, index), state.buffers(index, count)
+            count, index = len(clients), torch.tensor(clients)
+            mine, buffers = state.mine(index, federation.x.device), state.buffers(index, count)
             model = _each(lambda m, method=method, state=state: method.personal(state.server, m), mine, count=count)
             rows = [Row(federation, client) for client in clients]
             exams.append(Exam(method, rows, model, buffers))

@@ -87,7 +87,7 @@ class Loop(Backend):
     def _participation(self, call: Training, client: int, stop: threading.Event) -> Participation:
         method, federation, state, _, local, draws = call
         net = self._own_net()
-        mine = dict(tree.take(state.clients, client))
+        mine = dict(state.mine(client, federation.x.device))
         buffers = state.buffers(client)
         if method.draw:
             mine |= tree.to(method.draw(draws.server(client), state.server), federation.x.device)
@@ -108,7 +108,7 @@ class Loop(Backend):
     def _tally(self, call: Judging, client: int, stop: threading.Event) -> Tally:
         method, federation, state, _, tuning = call
         net = self._own_net()
-        mine = tree.take(state.clients, client)
+        mine = state.mine(client, federation.x.device)
         model, buffers = method.personal(state.server, mine), state.buffers(client)
         if tuning:
             lesson = fine_tuning(method, tuning, net.parts, model)

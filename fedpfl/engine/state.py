@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedpfl import tree
+from fedpfl.engine.store import Store
 from fedpfl.methods import Method
 from fedpfl.models import Net
 from fedpfl.tree import Tree
@@ -17,7 +19,7 @@ from fedpfl.tree import Tree
 class State:
     """Explicit trees of tensors and the number of rounds played.
 
-    clients: every client's `mine`, stacked `[clients, ...]`.
+    clients: every client's `mine`, stacked `[clients, ...]`, wherever the run's Store keeps them.
     server_buffers, client_buffers: BatchNorm statistics by model role, at the server or stacked per client.
     """
 
@@ -27,6 +29,14 @@ class State:
     server_buffers: dict[str, Tree]
     client_buffers: dict[str, Tree]
 
+    def mine(self, client: int | Tensor, device: torch.device) -> dict[str, Tree]:
+        """A client's tree, or several clients' stacked, on `device`."""
+
+        def row(leaf: Tensor) -> Tensor:
+            return leaf[client.to(leaf.device) if isinstance(client, Tensor) else client].to(device)
+
+        return tree.map(row, self.clients)
+
     def buffers(self, client: int | Tensor | slice, count: int | None = None) -> dict[str, Tree]:
         """The buffers that a client starts from, by role; for several clients (`count` of them) stacked."""
         shared = self.server_buffers
@@ -35,14 +45,24 @@ class State:
         return {**shared, **{role: tree.take(rows, client) for role, rows in self.client_buffers.items()}}
 
 
-def begin(method: Method, net: Net, clients: int, device: torch.device) -> State:
-    """The state before round 1: every client and the server start from the net's initial parameters."""
+def begin(
+    method: Method,
+    net: Net,
+    clients: int,
+    device: torch.device,
+    store: Store | None = None,
+    folder: Path | None = None,
+) -> State:
+    """The state before round 1: every client and the server start from the net's initial parameters.
+
+    folder: for a store on disk.
+    """
     params, buffers = tree.to(net.params, device), tree.to(net.buffers, device)
     server, mine = method.init(params, net.parts)
     return State(
         round=0,
         server=server,
-        clients=tree.repeat(mine, clients),
+        clients=(store or Store()).repeat(mine, clients, device, folder),
         server_buffers={role: buffers for role, policy in method.buffers.items() if policy == "aggregate"},
         client_buffers={
             role: tree.repeat(buffers, clients) for role, policy in method.buffers.items() if policy == "local"

@@ -84,8 +84,10 @@ class RunDirectory:
         """A copy of what summary.json holds."""
         return dict(self._summary)
 
-    def restore(self) -> dict[str, Any] | None:
+    def restore(self, mapped: bool = False) -> dict[str, Any] | None:
         """The last checkpoint (tensors on the CPU), or None; rounds.csv is cut back to it. Call before the first `row`.
+
+        mapped: the tensors stay in the file until they are read.
 
         Raises FedpflError where state.pt cannot be read, belongs to a different run, or is ahead of rounds.csv.
         """
@@ -98,7 +100,7 @@ class RunDirectory:
                 return None
         except OSError as error:
             raise _refused(rounds, error) from None
-        payload = _load(state)
+        payload = _load(state, mapped)
         if payload.pop("identity", self._identity) != self._identity:
             raise self._other_run()
         header, rows = _whole_rows(rounds)
@@ -375,9 +377,9 @@ def _plain(value: Any, where: str) -> Any:
     raise TypeError(f"a checkpoint cannot hold {where} of type {type(value).__name__}")
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path, mapped: bool) -> dict[str, Any]:
     try:
-        payload = torch.load(path, map_location="cpu", weights_only=True)
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         if isinstance(payload, dict) and isinstance(payload.get("round"), int):
             return payload
     except Exception:  # torch raises a dozen kinds for a file that is not what it should be
