@@ -195,7 +195,8 @@ def _info(
         f"partition   {config.described(run.config['partition'])}",
         f"method      {config.described(run.config['method'])}",
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
-        f"engine      {backend.name} on {run.device}, {run.engine.precision}; client states {memory / 2**20:,.0f} MiB{where}",
+        f"engine      {backend.name} on {run.device}, {run.engine.precision}; "
+        f"client states {memory / 2**20:,.0f} MiB{where}",
         f"directory   {path}",
     )
     return record.RunInfo(
