@@ -31,7 +31,7 @@ lint: setup ## Style, formatting and types
 types: setup ## Types only
 	$(BIN)/mypy
 
-bench: setup ## Speed against the plain way; writes outputs/bench.json
+bench: setup ## Speed beside the plain way and the bare kernels; writes outputs/bench.json
 	$(BIN)/python scripts/benchmark.py
 
 tables: setup ## Tables of all runs in outputs/

@@ -1,0 +1,122 @@
+"""fedpfl itself: FedOBP on one of the backends, with the time that each part of a round takes."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.task import CORES, LOCAL, Task
+from fedpfl import engine, models, record, tree
+from fedpfl.engine.backend import Training
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.loop import Loop
+from fedpfl.methods import FedAvg, FedOBP, Method
+
+ANSWERS = ("prepare", "start", "send", "measure", "finish", "merge")
+
+
+def run(task: Task, device: torch.device, backend: str, precision: str, store: str = "auto") -> dict[str, float]:
+    """Rounds of FedOBP, each recorded; seconds by part on the loop backend, whose parts have an end."""
+    net, fed = _net(task), task.federation().to(device)
+    runner = engine.make(engine.Engine(backend, 0, precision), net, device)  # type: ignore[arg-type]
+    clock = Clock()
+    method = clock.method(FedOBP(q=0.99993))
+    cohorts, samples = task.cohorts(), 0
+    threads = CORES if isinstance(runner, Loop) and device.type == "cpu" else 1
+    with tempfile.TemporaryDirectory() as folder, clock.watching(runner):
+        state = engine.begin(method, net, fed.clients, device, engine.Store(store), Path(folder))  # type: ignore[arg-type]
+        with record.RunDirectory.open(Path(folder) / "run", "", "benchmark") as directory:
+            directory.restore()
+            state, _ = engine.play(runner, method, fed, state, cohorts[-1], LOCAL, 42)  # warm up
+            clock.spent.clear()
+            started = time.perf_counter()
+            for number, cohort in enumerate(cohorts[: task.rounds], 1):
+                state, outcome = engine.play(runner, method, fed, state, cohort, LOCAL, 42)
+                samples += int(fed.train_sizes[cohort].sum()) * LOCAL.epochs
+                with clock.adding("log"):
+                    directory.row({"round": number, "bits_up": outcome.bits_up, **outcome.measures})
+            seconds = time.perf_counter() - started
+    parts = {name: clock.spent.get(name, 0.0) / threads for name in ("train", "judge", "answers")}
+    parts["answers"] += clock.spent.get("merge", 0.0)
+    parts["log"] = clock.spent["log"]
+    before = time.perf_counter()
+    tally = runner.evaluate(FedAvg(), fed, engine.begin(FedAvg(), net, fed.clients, device), list(range(fed.clients)))
+    tested = int(tally.total.sum())
+    return {
+        "seconds": seconds,
+        "samples": samples,
+        **{f"share_{name}": value / seconds for name, value in parts.items()},
+        "tested_per_second": tested / (time.perf_counter() - before),
+        "state_mib": tree.nbytes(state.clients) / 2**20,
+    }
+
+
+def jobs(task: Task, device: torch.device, backend: str, precision: str, count: int) -> dict[str, float]:
+    """`count` runs of other seeds answered together, as a lockstep sweep does; a round of each."""
+    net, fed = _net(task), task.federation().to(device)
+    runner = engine.make(engine.Engine(backend, 0, precision), net, device)  # type: ignore[arg-type]
+    method = FedOBP(q=0.99993)
+    calls, samples = [], 0
+    for seed in range(count):
+        cohort = engine.cohorts(seed, 100, task.width / 100, 1)[0]
+        state = engine.begin(method, net, fed.clients, device)
+        calls.append(Training(method, fed, state, cohort, LOCAL, Draws(seed, "train", 1)))
+        samples += int(fed.train_sizes[cohort].sum()) * LOCAL.epochs
+    for turn in range(2):  # the first warms up
+        started = time.perf_counter()
+        for answer in runner.run(calls if turn else calls[:1]):
+            assert not isinstance(answer, Exception), answer
+            float(answer.loss.sum())  # waits for a GPU
+    return {"seconds": time.perf_counter() - started, "samples": samples}
+
+
+class Clock:
+    """Adds up the time spent in parts of a round; of what runs on several threads, theirs together."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+
+    @contextmanager
+    def adding(self, part: str) -> Any:
+        """Time a block."""
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[part] = self.spent.get(part, 0.0) + time.perf_counter() - before
+
+    def timed(self, call: Callable[..., Any], part: str) -> Callable[..., Any]:
+        """The same callable, timed."""
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            with self.adding(part):
+                return call(*arguments, **named)
+
+        return timed
+
+    def method(self, method: Method) -> Method:
+        """The same method with its answers timed."""
+        kind = type(method)
+        parts = {name: self.timed(getattr(kind, name), "merge" if name == "merge" else "answers") for name in ANSWERS}
+        values = {field.name: getattr(method, field.name) for field in fields(method)}
+        return type(kind.__name__, (kind,), parts)(**values)
+
+    @contextmanager
+    def watching(self, runner: engine.Backend) -> Any:
+        """Time the loop backend's training and judging; the batched backend's overlap with a GPU's."""
+        if isinstance(runner, Loop):
+            runner._train = self.timed(runner._train, "train")  # type: ignore[method-assign]
+            runner._judge = self.timed(runner._judge, "judge")  # type: ignore[method-assign]
+        yield
+
+
+def _net(task: Task) -> models.Net:
+    shape = task.federation().shape
+    return models.build(task.model, shape, 10, 42)
