@@ -139,7 +139,8 @@ class Traced:
         """The kernels of `what` for batches of one size."""
         x = torch.zeros(batch, *fed.shape).contiguous(memory_format=torch.channels_last)
         params = [p.clone(memory_format=torch.channels_last if p.dim() == 4 else None) for p in self.initial]
-        graph = make_fx(lambda *arguments: what(*arguments))([p.requires_grad_() for p in params], x, torch.zeros(batch, dtype=torch.int64))
+        y = torch.zeros(batch, dtype=torch.int64)
+        graph = make_fx(lambda *arguments: what(*arguments))([p.requires_grad_() for p in params], x, y)
         for node in list(graph.graph.nodes):
             if node.target is aten.detach.default:
                 node.replace_all_uses_with(node.args[0])
