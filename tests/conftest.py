@@ -38,6 +38,7 @@ settings.register_profile("fedpfl", deadline=None, derandomize=True)  # a shared
 settings.load_profile("fedpfl")
 
 BACKENDS = ("loop", "batched")
+ENGINES = ("loop", "batched", "loop-bf16", "batched-bf16")
 LOOP = Engine("loop", workers=2)
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
@@ -115,6 +116,14 @@ def federate(train: tuple[int, ...] = TRAIN, test: tuple[int, ...] = TEST, seed:
     )
 
 
+def as_engine(name: Engine | str) -> Engine:
+    """`loop`, `batched-bf16`, ..., or an Engine as it is."""
+    if isinstance(name, Engine):
+        return name
+    backend, _, precision = name.partition("-")
+    return Engine(backend, precision=precision or "fp32")
+
+
 def rounds(
     method: Method,
     net: Net,
@@ -126,8 +135,7 @@ def rounds(
     seed: int = 0,
 ) -> tuple[list[State], list[Outcome]]:
     """Copies of the states before round 1 and after every round, and the outcomes."""
-    engine = Engine(engine) if isinstance(engine, str) else engine
-    backend = make(engine, net, CPU)
+    backend = make(as_engine(engine), net, CPU)
     state = begin(method, net, federation.clients, CPU)
     states, outcomes = [copy.deepcopy(state)], []
     for cohort in cohorts:
@@ -147,7 +155,7 @@ def participate(
 ) -> Any:
     """What the cohort brings back from the round after `state`, which is left as it is."""
     engine, local, seed = kwargs.get("engine", LOOP), kwargs.get("local", LOCAL), kwargs.get("seed", 0)
-    engine = Engine(engine) if isinstance(engine, str) else engine
+    engine = as_engine(engine)
     draws = Draws(seed, "train", state.round + 1)
     return make(engine, net, CPU).participate(method, federation, state, cohort, local, draws)
 
