@@ -26,28 +26,29 @@ import torch
 
 from bench import bare, ours, plain
 from bench.task import CORES, Task
+from fedpfl.engine import Engine
 from fedpfl.engine.select import device as find_device
 
 VARIANTS = {
     "cpu": ("plain", "one by one", "loop fp32", "loop bf16", "bare fp32", "bare bf16"),
-    "cuda": ("plain", "loop fp32", "batched fp32", "batched tf32", "batched bf16"),
+    "cuda": ("plain", "loop fp32", "batched fp32", "batched+graphs fp32", "batched+graphs tf32", "batched+graphs bf16"),
 }
 CURVES = {"width": (1, 2, 5, 10, 20, 50, 100), "jobs": (1, 2, 4, 8, 16, 32)}
 PARTS = ("train", "judge", "answers", "log")
 
 
 def measure(variant: str, task: Task, device: torch.device, jobs: int) -> dict[str, float]:
-    """One measurement, in this process."""
+    """One measurement, in this process. Ours are called `backend[+graphs][@store] precision`."""
     kind, _, precision = variant.partition(" ")
     if kind == "bare":
         result = bare.run(task, precision)
     elif kind in ("plain", "one"):
         result = plain.run(task, device, one_by_one=kind == "one")
-    elif jobs:
-        result = ours.jobs(task, device, kind, precision, jobs)
     else:
         kind, _, store = kind.partition("@")
-        result = ours.run(task, device, kind, precision, store or "auto")
+        backend, _, graphs = kind.partition("+")
+        own = Engine(backend, precision=precision, graphs=bool(graphs))  # type: ignore[arg-type]
+        result = ours.jobs(task, device, own, jobs) if jobs else ours.run(task, device, own, store or "auto")
     result["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if device.type == "cuda":
         result["peak_gpu_mib"] = torch.cuda.max_memory_allocated() / 2**20
@@ -80,7 +81,7 @@ def speed(rows: list[dict[str, float]]) -> float:
 def table(names: list[str], results: list[list[dict[str, float]]], rounds: int) -> None:
     """Print one line per variant: speed, ratios to the plain way and to the floor, shares of a round, memory."""
     speeds = dict(zip(names, map(speed, results), strict=True))
-    print(f"{'':14}{'samples/s':>10}{'x plain':>9}{'of bare':>9}{'s/round':>9}", end="")
+    print(f"{'':20}{'samples/s':>10}{'x plain':>9}{'of bare':>9}{'s/round':>9}", end="")
     print("".join(f"{part:>9}" for part in PARTS) + f"{'peak MiB':>10}")
     for name, rows in zip(names, results, strict=True):
         floor = speeds.get(f"bare {name.partition(' ')[2]}") if not name.startswith("bare") else None
@@ -88,7 +89,7 @@ def table(names: list[str], results: list[list[dict[str, float]]], rounds: int) 
         ratio = f"{speeds[name] / speeds['plain']:.2f}" if "plain" in speeds else "-"
         seconds = statistics.median(row["seconds"] for row in rows) / rounds
         shares = (median(rows, f"share_{part}") for part in PARTS)
-        print(f"{name:14}{speeds[name]:>10,.0f}{ratio:>9}{of_floor:>9}{seconds:>9.2f}", end="")
+        print(f"{name:20}{speeds[name]:>10,.0f}{ratio:>9}{of_floor:>9}{seconds:>9.2f}", end="")
         print("".join("        -" if share is None else f"{100 * share:>7.1f} %" for share in shares), end="")
         print(f"{max(row['peak_mib'] for row in rows):>10,.0f}")
 
@@ -119,7 +120,7 @@ def main() -> None:
     names = list(given.variants or VARIANTS[device.type])
     points = [(name, task, 0) for name in names]
     if given.curve:
-        backend = "batched" if device.type == "cuda" else "loop"
+        backend = "batched+graphs" if device.type == "cuda" else "loop"
         variant, values = f"{backend} {given.precision}", CURVES[given.curve]
         names = [f"{given.curve} {value}" for value in values]
         points = [

@@ -11,8 +11,8 @@ import pytest
 from fedpfl import tree
 from fedpfl.engine import Engine, Tuning, make
 from fedpfl.engine.backend import Judging, Training
-from fedpfl.engine.batched import Batched
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.program import Programs
 from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
 from tests.conftest import (
     BACKENDS,
@@ -102,13 +102,13 @@ def test_runs_with_batch_normalisation(federations):
 
 def programs(monkeypatch):
     """The number of rows of every training program run from here on."""
-    seen, real = [], Batched._run
+    seen, real = [], Programs.run
 
     def counted(self, study):
         seen.append(len(study.rows))
         return real(self, study)
 
-    monkeypatch.setattr(Batched, "_run", counted)
+    monkeypatch.setattr(Programs, "run", counted)
     return seen
 
 

@@ -25,6 +25,7 @@ class Engine:
     backend: loop (one client after another in worker threads), batched (the cohort as one program), auto (by device).
     workers: threads of the loop backend; 0 is one per core.
     precision: fp32, tf32 (CUDA only) or bf16 (autocast).
+    graphs: replay the batched backend's steps as CUDA graphs; without effect on a CPU.
     width: clients that the batched backend trains at once; 0 is all that there are to train.
     """
 
@@ -32,6 +33,7 @@ class Engine:
     workers: int = 0
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     width: int = 0
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         for field in ("workers", "width"):

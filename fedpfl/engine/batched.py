@@ -8,7 +8,7 @@ stacked tensors. Partial batches are padded with samples of weight 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad_and_value, vmap
 
 from fedpfl import traffic, tree
-from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, Judging, Participation, Tally, Training
 from fedpfl.engine.joint import End, Exam, Row, Study, by_kind, concatenate, divide, join, part, reorder
-from fedpfl.engine.sgd import Lesson, batches, complete, fine_tuning, movement, numbered, training, update_
-from fedpfl.methods import Batch, Phase
+from fedpfl.engine.program import Programs, cuda_graph, each, passes
+from fedpfl.engine.sgd import Lesson, fine_tuning, training
+from fedpfl.methods import Batch
 from fedpfl.models import Net
 from fedpfl.traffic import Traffic
 from fedpfl.tree import Tree
@@ -39,6 +38,9 @@ class Batched(Backend):
     def __init__(self, net: Net, device: torch.device, engine: Engine):
         self._net, self._width = net, engine.width
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16")
+        self._programs = Programs(
+            net, self._autocast, cuda_graph() if engine.graphs and device.type == "cuda" else None
+        )
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend. Calls join into programs of at most `width` clients."""
@@ -88,7 +90,7 @@ class Batched(Backend):
         exams = [
             replace(
                 exam,
-                params=_each(partial(exam.method.judged, study.server), end.mine, end.trained, count=len(study.rows)),
+                params=each(partial(exam.method.judged, study.server), end.mine, end.trained, count=len(study.rows)),
                 buffers=end.buffers,
             )
             for (study, exam, *_), end in zip(entries, ends, strict=True)
@@ -99,20 +101,20 @@ class Batched(Backend):
     def _enter(self, call: Training, clients: list[int]) -> _Entry:
         method, federation, state, _, local, draws = call
         server, index = state.server, torch.tensor(clients)
-        each = partial(_each, count=len(clients))
+        ask = partial(each, count=len(clients))
         mine = dict(state.mine(index, federation.x.device))
         buffers = state.buffers(index, len(clients))
         if method.draw:
             drawn = [method.draw(draws.server(client), server) for client in clients]
             mine |= tree.to(tree.stack(drawn), federation.x.device)
         if method.vectorises:
-            mine = each(lambda m: method.prepare(server, m), mine)
+            mine = ask(lambda m: method.prepare(server, m), mine)
         else:
             mine = tree.stack([method.prepare(server, tree.take(mine, row)) for row in range(len(clients))])
-        start = each(lambda m: method.start(server, m), mine)
-        down = each(lambda m: traffic.count(method.send(server, m)), mine)
-        measures = each(lambda m: method.measure(server, m), mine)
-        judged = each(lambda m, s: method.judged(server, m, s), mine, start)
+        start = ask(lambda m: method.start(server, m), mine)
+        down = ask(lambda m: traffic.count(method.send(server, m)), mine)
+        measures = ask(lambda m: method.measure(server, m), mine)
+        judged = ask(lambda m, s: method.judged(server, m, s), mine, start)
         lesson = _vectorised(lambda m, s: training(method, local, draws, server, m, s), len(clients), mine, start)
         rows = [Row(federation, client) for client in clients]
         study = Study(method, rows, [draws] * len(rows), lesson, start, server, mine, buffers, {})
@@ -126,7 +128,7 @@ class Batched(Backend):
             upload, kept = method.finish(server, m, s, e)
             return upload, kept, traffic.count(upload)
 
-        upload, kept, up = _each(finish, end.mine, entry.study.start, end.trained, count=len(entry.study.rows))
+        upload, kept, up = each(finish, end.mine, entry.study.start, end.trained, count=len(entry.study.rows))
         return Participation(upload, kept, end.buffers, before, after, entry.down, up, entry.measures, end.loss)
 
     def _evaluate(self, slices: list[_Slice]) -> list[Tally]:
@@ -135,7 +137,7 @@ class Batched(Backend):
             method, federation, state, tuning = call.method, call.federation, call.state, call.tuning
             count, index = len(clients), torch.tensor(clients)
             mine, buffers = state.mine(index, federation.x.device), state.buffers(index, count)
-            model = _each(lambda m, method=method, state=state: method.personal(state.server, m), mine, count=count)
+            model = each(lambda m, method=method, state=state: method.personal(state.server, m), mine, count=count)
             rows = [Row(federation, client) for client in clients]
             exams.append(Exam(method, rows, model, buffers))
             if tuning:
@@ -167,8 +169,8 @@ class Batched(Backend):
 
         plan = [row.federation.test[row.client].split(CHUNK) for row in rows]
         with torch.no_grad(), self._autocast():
-            for now, batch in _lockstep(rows[0].federation, plan):
-                hits, losses = _each(one, tree.take(params, now), tree.take(buffers, now), batch)
+            for now, batch in passes(rows[0].federation, plan):
+                hits, losses = each(one, tree.take(params, now), tree.take(buffers, now), batch)
                 correct[now] += hits
                 loss[now] += losses
         total = torch.tensor([int(row.federation.test_sizes[row.client]) for row in rows], device=device)
@@ -179,75 +181,9 @@ class Batched(Backend):
 
     def _train_together(self, studies: list[Study]) -> list[End]:
         if len(studies) == 1:
-            return [self._run(studies[0])]
+            return [self._programs.run(studies[0])]
         joined, places = join(studies)
-        return part(self._run(joined), places, studies)
-
-    def _run(self, study: Study) -> End:
-        """The steps of a study, on just the rows that still have one: they lead, the rows being sorted."""
-        rows, lesson, local = study.rows, study.lesson, study.lesson.local
-        federation = rows[0].federation
-        trained, buffers = tree.clone(study.start), tree.clone(study.buffers)
-        mine = tree.clone(study.mine) if lesson.observe else study.mine
-        leaves = tree.leaves(trained)
-        velocity = [torch.zeros_like(leaf) for leaf in leaves]
-        total, steps = torch.zeros(2, len(rows), device=federation.x.device)
-        owners = [(row.client, row.federation.train[row.client], d) for row, d in zip(rows, study.draws, strict=True)]
-        for phase, epochs in numbered(lesson.phases):
-            moves = movement(phase, trained)
-            gradient = self._gradient(study, phase, moves.moving)
-            plan = [
-                [own[chosen] for chosen in batches(draws, client, phase.stream, epochs, len(own), local.batch_size)]
-                for client, own, draws in owners
-            ]
-            for now, batch in _lockstep(federation, plan):
-                values = [leaf[now] for leaf in leaves]  # views of the leading rows
-                context = (tree.take(stacked, now) for stacked in (buffers, mine, study.servers))
-                with self._autocast():
-                    grads, loss, after, seen = _each(
-                        gradient, [values[i] for i in moves.moving], values, batch, *context
-                    )
-                masks = [None if mask is None else mask[now] for mask in moves.masks]
-                update_(
-                    [values[i] for i in moves.moving], [velocity[i][now] for i in moves.moving], grads, masks, local
-                )
-                tree.put_(buffers, now, after)
-                if lesson.observe:
-                    tree.put_(mine, now, seen)
-                total[now] += loss
-                steps[now] += 1
-        return End(trained, mine, buffers, total / steps.clamp(min=1))
-
-    def _gradient(
-        self, study: Study, phase: Phase, moving: list[int]
-    ) -> Callable[..., tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree]]]:
-        """One client's gradient at the leaves `moving`, its loss, buffers and (if observed) `mine` afterwards."""
-        objective, observe, net = phase.loss or study.lesson.objective, study.lesson.observe, self._net
-
-        def one(
-            values: list[Tensor],
-            leaves: list[Tensor],
-            batch: Batch,
-            buffers: dict[str, Tree],
-            mine: dict[str, Tree],
-            servers: dict[str, Tree],
-        ) -> tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree]]:
-            server = servers.get("server", study.server)
-
-            def loss_of(values: list[Tensor]) -> tuple[Tensor, dict[str, Tree]]:
-                replaced = dict(zip(moving, values, strict=True))
-                params = tree.rebuild(study.start, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)])
-                bound = net.bind(buffers, training=True, weight=batch.weight)
-                return objective(bound, params, batch, server, mine), bound.buffers
-
-            grads, (loss, after) = grad_and_value(loss_of, has_aux=True)(values)
-            seen = {}
-            if observe:
-                everything = tree.rebuild(study.start, complete(grads, leaves, moving))
-                seen = observe(tree.rebuild(study.start, leaves), everything, loss, batch, server, mine)
-            return grads, loss, after, seen
-
-        return one
+        return part(self._programs.run(joined), places, studies)
 
     def _summarize(self, study: Study, end: End) -> Tree:
         summarize, total = study.method.summarize, None
@@ -257,8 +193,8 @@ class Batched(Backend):
             return summarize(self._net.bind(b), e, batch, study.server, m)
 
         plan = [row.federation.train[row.client].split(CHUNK) for row in study.rows]
-        for now, batch in _lockstep(study.rows[0].federation, plan):
-            more = _each(one, *(tree.take(stacked, now) for stacked in (end.trained, end.buffers, end.mine)), batch)
+        for now, batch in passes(study.rows[0].federation, plan):
+            more = each(one, *(tree.take(stacked, now) for stacked in (end.trained, end.buffers, end.mine)), batch)
             if total is None:
                 total = tree.map(lambda leaf: leaf.new_zeros(len(study.rows), *leaf.shape[1:]), more)
             tree.put_(total, now, tree.map(torch.add, tree.take(total, now), more))
@@ -282,41 +218,6 @@ class _Entry(NamedTuple):
     measures: dict[str, Tensor]
 
 
-def _lockstep(federation: Federation, plan: Sequence[Sequence[Tensor]]) -> Iterator[tuple[slice | Tensor, Batch]]:
-    """For every step the rows (clients) that still have a batch, and their stacked batches, padded with weight 0.
-
-    plan: sample indices of each client's batches. Indices and weights go to the device at once, before the first step.
-    The rows are a leading slice where clients are sorted by their number of batches, longest first.
-    """
-    device = federation.x.device
-    counts = [len(batches) for batches in plan]
-    longest = max((len(batch) for batches in plan for batch in batches), default=0)
-    indices = torch.zeros(max(counts, default=0), len(plan), longest, dtype=torch.int64)
-    weight = torch.zeros(indices.shape)
-    for row, own in enumerate(plan):
-        for step, batch in enumerate(own):
-            indices[step, row, : len(batch)] = batch
-            weight[step, row, : len(batch)] = 1
-    indices, weight = indices.to(device), weight.to(device)
-    for step in range(len(indices)):
-        active = [row for row, count in enumerate(counts) if count > step]
-        leading = active[-1] == len(active) - 1
-        rows = slice(len(active)) if leading else torch.tensor(active, device=device)
-        chosen = indices[step, rows]
-        yield rows, Batch(federation.normalize(federation.x[chosen]), federation.y[chosen], weight[step, rows])
-
-
-def _each(f: Callable[..., Any], *stacked: Any, count: int | None = None) -> Any:
-    """Apply one-client `f` to every row of the stacked trees."""
-    rows = count if count is not None else next(leaf.shape[0] for part in stacked for leaf in _tensors(part))
-    # The row numbers make sure that something is mapped over even where a method keeps nothing per client.
-    return vmap(lambda _, *parts: f(*parts), randomness="different")(torch.arange(rows), *stacked)
-
-
-def _tensors(part: Any) -> list[Tensor]:
-    return list(part) if isinstance(part, list) else tree.leaves(part)
-
-
 def _vectorised(make: Callable[..., Lesson], count: int, *stacked: Any) -> Lesson:
     """The lesson of many clients at once: masks, which depend on a client, are stacked; the rest is common."""
     common: list[Lesson] = []
@@ -326,7 +227,7 @@ def _vectorised(make: Callable[..., Lesson], count: int, *stacked: Any) -> Lesso
         common.append(lesson)
         return [leaf for phase in lesson.phases for leaf in tree.leaves(phase.mask) if isinstance(leaf, Tensor)]
 
-    values = iter(_each(masks, *stacked, count=count))
+    values = iter(each(masks, *stacked, count=count))
     lesson = common[0]
     phases = [
         phase._replace(mask=tree.map(lambda leaf: next(values) if isinstance(leaf, Tensor) else leaf, phase.mask))

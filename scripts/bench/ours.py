@@ -22,10 +22,10 @@ from fedpfl.methods import FedAvg, FedOBP, Method
 ANSWERS = ("prepare", "start", "send", "measure", "finish", "merge")
 
 
-def run(task: Task, device: torch.device, backend: str, precision: str, store: str = "auto") -> dict[str, float]:
+def run(task: Task, device: torch.device, own: engine.Engine, store: str = "auto") -> dict[str, float]:
     """Rounds of FedOBP, each recorded; seconds by part on the loop backend, whose parts have an end."""
     net, fed = _net(task), task.federation().to(device)
-    runner = engine.make(engine.Engine(backend, 0, precision), net, device)  # type: ignore[arg-type]
+    runner = engine.make(own, net, device)
     clock = Clock()
     method = clock.method(FedOBP(q=0.99993))
     cohorts, samples = task.cohorts(), 0
@@ -58,10 +58,10 @@ def run(task: Task, device: torch.device, backend: str, precision: str, store: s
     }
 
 
-def jobs(task: Task, device: torch.device, backend: str, precision: str, count: int) -> dict[str, float]:
+def jobs(task: Task, device: torch.device, own: engine.Engine, count: int) -> dict[str, float]:
     """`count` runs of other seeds answered together, as a lockstep sweep does; a round of each."""
     net, fed = _net(task), task.federation().to(device)
-    runner = engine.make(engine.Engine(backend, 0, precision), net, device)  # type: ignore[arg-type]
+    runner = engine.make(own, net, device)
     method = FedOBP(q=0.99993)
     calls, samples = [], 0
     for seed in range(count):
