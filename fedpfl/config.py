@@ -123,8 +123,9 @@ def build(cfg: DictConfig, share: Callable[[Hashable, Callable[[], Any]], Any] =
     engine.check(machine, device)
     record.check_logger(config["logger"])
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
-    _named("model", config["model"], MODELS)
-    for group, keys in (("model", ()), ("norm", ()), ("score", ()), ("quantile", ("q", "otherwise", "table"))):
+    network = _named("model", config["model"], MODELS)
+    options = _checked(network, _rest(config["model"]), "model", given=("shape", "classes"))
+    for group, keys in (("norm", ()), ("score", ()), ("quantile", ("q", "otherwise", "table"))):
         _known(_rest(config[group]), keys, group)
     scheme = _named("partition", config["partition"], partition.SCHEMES)
     # y, clients and seed come from elsewhere in the configuration
@@ -138,7 +139,7 @@ def build(cfg: DictConfig, share: Callable[[Hashable, Callable[[], Any]], Any] =
     images = share(("images", device, settings.data_dir, repr(source)), load)
     split = scheme(images.y.numpy(), settings.clients, settings.seed, **arguments)
     federation = data.build(images, split)
-    net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed)
+    net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
     return Run(
         settings,
         local,

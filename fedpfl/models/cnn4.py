@@ -15,7 +15,7 @@ class CNN4(nn.Module):
         channels, height, width = shape
         rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
         if rows < 1 or columns < 1:
-            raise ValueError(f"model=cnn4 needs images of at least 16x16 pixels, got {height}x{width}")
+            raise ValueError(f"images must be at least 16x16 pixels, got {height}x{width}")
         # The order of construction is the order in which the seed's random numbers are spent: keep it.
         self.conv1 = nn.Conv2d(channels, 32, 5)
         self.conv2 = nn.Conv2d(32, 64, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,11 +11,18 @@ from torch import nn
 from fedpfl.errors import FedpflError
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.net import Net
+from fedpfl.models.resnet import resnet8, resnet10, resnet18
 
-MODELS: dict[str, Callable[[tuple[int, int, int], int], nn.Module]] = {"cnn4": CNN4}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cnn4": CNN4,
+    "resnet8": resnet8,
+    "resnet10": resnet10,
+    "resnet18": resnet18,
+}
+"""Called with the images' shape, the number of classes, and the model's own options."""
 
 
-def build(name: str, shape: tuple[int, int, int], classes: int, seed: int) -> Net:
+def build(name: str, shape: tuple[int, int, int], classes: int, seed: int, **options: Any) -> Net:
     """Build a network for images `shape` (channels, height, width), PyTorch's default initialisation drawn from `seed`.
 
     The global generator is seeded inside a fork, as the published runs seeded it, and left untouched.
@@ -25,7 +33,7 @@ def build(name: str, shape: tuple[int, int, int], classes: int, seed: int) -> Ne
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = MODELS[name](shape, classes)
+            module = MODELS[name](shape, classes, **options)
     except ValueError as error:
-        raise FedpflError(str(error)) from None
+        raise FedpflError(f"model={name}: {error}") from None
     return Net(module)

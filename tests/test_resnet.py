@@ -1,0 +1,118 @@
+"""ResNets: the papers' counts, torchvision's topology, both normalisations, both backends."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedpfl import models
+from fedpfl.engine import Engine, Local, begin, make, play
+from fedpfl.methods import FedAvg, FedPer
+from tests.command import TINY, call
+from tests.conftest import BACKENDS, CPU, assert_close, federate
+
+COUNTS = [  # FedPURIN and FedSelect; the small stem: 64 * 3 * (49 - 9) fewer
+    ("resnet8", (1, 28, 28), 10, {}, 1_229_002),
+    ("resnet8", (3, 32, 32), 10, {}, 1_235_274),
+    ("resnet10", (3, 32, 32), 100, {}, 4_957_092),
+    ("resnet18", (3, 32, 32), 10, {}, 11_181_642),
+    ("resnet18", (3, 32, 32), 10, {"stem": "small"}, 11_173_962),
+    ("resnet18", (3, 32, 32), 10, {"norm": "group"}, 11_181_642),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "classes", "options", "count"), COUNTS)
+def test_as_many_parameters_as_published(name, shape, classes, options, count):
+    net = models.build(name, shape, classes, 0, **options)
+    assert sum(p.numel() for p in net.params.values()) == count
+    assert net.parts.head == ("classifier.weight", "classifier.bias")
+    bodies = {layer for layer in net.parts.layers for name in layer if "norm" in name or ".project.1" in name}
+    assert set(net.parts.normalisation) == {name for layer in bodies for name in layer}
+
+
+def test_batch_normalisations_weights_are_9600_of_resnet18s():
+    net = models.build("resnet18", (3, 32, 32), 10, 0)
+    assert sum(net.params[name].numel() for name in net.parts.normalisation) == 2 * 4800
+
+
+def block(inside, outside, stride):
+    """A basic block as the paper draws it."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.main = nn.Sequential(
+                *(nn.Conv2d(inside, outside, 3, stride, 1, bias=False), nn.BatchNorm2d(outside), nn.ReLU()),
+                *(nn.Conv2d(outside, outside, 3, 1, 1, bias=False), nn.BatchNorm2d(outside)),
+            )
+            self.short = nn.Sequential()
+            if stride > 1 or inside != outside:
+                self.short = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+
+        def forward(self, x):
+            return F.relu(self.main(x) + self.short(x))
+
+    return Block()
+
+
+def test_resnet18_equals_the_papers_drawing():
+    widths = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
+    drawn = nn.Sequential(
+        *(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
+        *(block(*width) for width in [*widths, (512, 512, 1)]),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)),
+    )
+    net = models.build("resnet18", (3, 32, 32), 10, 3)
+    with torch.no_grad():
+        for own, value in zip(drawn.parameters(), net.params.values(), strict=True):
+            own.copy_(value)
+    x, y = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 3, 4])
+    params = {name: p.clone().requires_grad_() for name, p in net.params.items()}
+    bound = net.bind({"main": net.buffers}, training=True)
+    logits = bound(params, x)
+    expected = drawn(x)
+    torch.testing.assert_close(logits, expected)
+    grads = torch.autograd.grad(F.cross_entropy(logits, y), list(params.values()))
+    wanted = torch.autograd.grad(F.cross_entropy(expected, y), list(drawn.parameters()))
+    for grad, right in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad, right, atol=1e-5, rtol=1e-4)
+    for own, right in zip(bound.buffers["main"].values(), drawn.buffers(), strict=True):
+        torch.testing.assert_close(own, right)
+
+
+def test_group_normalisation_keeps_no_statistics():
+    assert models.build("resnet8", (1, 28, 28), 10, 0, norm="group").buffers == {}
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("method", [FedAvg(), FedPer()], ids=["fedavg", "fedper"])
+def test_loop_equals_batched(norm, method):
+    """Ragged clients, so that the batched backend pads; one round from the same state."""
+    federation, local = federate((20, 9, 33), (4, 3, 5)), Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7)
+    net = models.build("resnet8", (1, 8, 8), 5, 0, norm=norm, stem="small")
+    ends = []
+    for backend in BACKENDS:
+        state = begin(method, net, 3, CPU)
+        ends.append(play(make(Engine(backend), net, CPU), method, federation, state, [0, 1, 2], local, 0)[0])
+    loop, batched = ends
+    assert_close(loop.server, batched.server, atol=2e-5, rtol=1e-3)
+    assert_close(loop.server_buffers, batched.server_buffers, atol=2e-5, rtol=1e-3)
+
+
+def test_on_the_command_line(tmp_path):
+    result = call(*TINY, "model=resnet8", "model.norm=group", "model.stem=small", "rounds=1", cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "resnet8: 1,226,442 parameters" in result.err  # 64 * 40 fewer than with the large stem
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("model.norm=instance",), "model.norm must be one of batch, group, got 'instance'"),
+        (("model.stem=3",), "model.stem must be one of large, small, got 3"),
+        (("+model.width=2",), "model.width is not a key here; known keys: norm, stem"),
+    ],
+)
+def test_what_is_not_an_option(arguments, message, tmp_path):
+    result = call(*TINY, "model=resnet18", *arguments, cwd=tmp_path)
+    assert (result.code, result.complaints) == (2, [f"fedpfl: {message}"])
