@@ -1,6 +1,7 @@
 """The configuration: groups compose, values are checked, and a run's identity is what it computes."""
 
 import functools
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from omegaconf import DictConfig
 from fedpfl import config, train
 from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS, FedOBP
+from fedpfl.models import MODELS
 from tests.command import TINY
 
 CONF = Path(train.CONF)
@@ -64,6 +66,14 @@ def test_every_option_composes_and_its_values_fit(group: str, option: str) -> No
 
 def test_every_registered_method_has_a_file_and_every_file_a_method() -> None:
     assert {path.stem for path in (CONF / "method").glob("*.yaml")} == set(METHODS)
+
+
+def test_every_registered_model_has_a_file_with_its_options_and_their_defaults() -> None:
+    assert {path.stem for path in (CONF / "model").glob("*.yaml")} == set(MODELS)
+    for name, network in MODELS.items():
+        parameters = inspect.signature(network).parameters.items()
+        options = {key: parameter.default for key, parameter in parameters if key not in ("shape", "classes")}
+        assert resolve(f"model={name}")["model"] == {"name": name, **options}
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -141,11 +151,16 @@ def test_where_and_how_it_runs_leaves_the_identity(overrides: str) -> None:
         *("partition=iid", "partition.alpha=0.5", "partition.min_samples=5", "partition.test_fraction=0.5"),
         *("dataset=mnist", "dataset.mean=[0.5]", "dataset.path=mine.npz"),
         *("method=fedavg", "method.ema=0.3", "method.scope=tensor", "method.classifier_only=true"),
-        *("quantile.q=0.5", "norm=layer", "score=gradient", "engine.precision=bf16"),
+        *("quantile.q=0.5", "norm=layer", "score=gradient", "engine.precision=bf16", "model=resnet8"),
     ],
 )
 def test_whatever_changes_the_results_changes_the_identity(override: str) -> None:
     assert identity(override) != identity()
+
+
+@pytest.mark.parametrize("option", ["norm=group", "stem=small"])
+def test_a_models_options_are_part_of_the_identity(option: str) -> None:
+    assert identity("model=resnet8", f"model.{option}") != identity("model=resnet8")
 
 
 def test_choices_that_a_method_does_not_read_are_no_part_of_its_identity() -> None:

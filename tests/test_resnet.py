@@ -6,10 +6,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import models
+from fedpfl.data import datasets
 from fedpfl.engine import Engine, Local, begin, make, play
 from fedpfl.methods import FedAvg, FedPer
 from tests.command import TINY, call
-from tests.conftest import BACKENDS, CPU, assert_close, federate
+from tests.conftest import BACKENDS, CPU, assert_close, assert_same, federate
 
 COUNTS = [  # FedPURIN and FedSelect; the small stem: 64 * 3 * (49 - 9) fewer
     ("resnet8", (1, 28, 28), 10, {}, 1_229_002),
@@ -30,9 +31,69 @@ def test_as_many_parameters_as_published(name, shape, classes, options, count):
     assert set(net.parts.normalisation) == {name for layer in bodies for name in layer}
 
 
-def test_batch_normalisations_weights_are_9600_of_resnet18s():
-    net = models.build("resnet18", (3, 32, 32), 10, 0)
-    assert sum(net.params[name].numel() for name in net.parts.normalisation) == 2 * 4800
+@pytest.mark.parametrize(("name", "count"), [("resnet8", 2_688), ("resnet10", 5_760), ("resnet18", 9_600)])
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_as_many_parameters_of_normalisation_as_published(name, count, norm):
+    net = models.build(name, (3, 32, 32), 10, 0, norm=norm)
+    assert sum(net.params[name].numel() for name in net.parts.normalisation) == count
+
+
+def by_formula(channels, classes, stages, depth, kernel):
+    """Parameters of a network of `stages` stages of `depth` blocks; a norm has two per channel."""
+    widths = [64 * 2**stage for stage in range(stages)]
+    total = 64 * channels * kernel**2 + 2 * 64 + (widths[-1] + 1) * classes
+    total += sum(depth * 2 * (9 * width**2 + 2 * width) for width in widths)  # as if no block changed the width
+    for width in widths[1:]:  # the first convolution has half the inputs, and there is a projection
+        total += width * width // 2 - 9 * width * width // 2 + 2 * width
+    return total
+
+
+@pytest.mark.parametrize(("name", "stages", "depth"), [("resnet8", 3, 1), ("resnet10", 4, 1), ("resnet18", 4, 2)])
+@pytest.mark.parametrize(("stem", "kernel"), [("large", 7), ("small", 3)])
+@pytest.mark.parametrize(("shape", "classes"), [((1, 28, 28), 62), ((3, 64, 64), 200)])
+def test_as_many_parameters_as_the_formula_says(name, stages, depth, stem, kernel, shape, classes):
+    with torch.device("meta"):
+        module = models.MODELS[name](shape, classes, stem=stem)
+    assert sum(p.numel() for p in module.parameters()) == by_formula(shape[0], classes, stages, depth, kernel)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize(("name", "depth"), [("resnet10", 1), ("resnet18", 2)])
+def test_a_seed_gives_torchvisions_initial_values_bit_for_bit(name, depth, norm):
+    datasets._torchvision()  # where its import is mended
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    layer = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(32, channels)}[norm]
+    for seed in (0, 42):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            theirs = ResNet(BasicBlock, [depth] * 4, num_classes=10, norm_layer=layer)
+        net = models.build(name, (3, 32, 32), 10, seed, norm=norm)
+        assert_same(list(net.params.values()), list(theirs.parameters()))
+        assert_same(list(net.buffers.values()), list(theirs.buffers()))
+
+
+def test_convolutions_start_kaiming_normal():
+    """Standard deviation sqrt(2 / (outputs * kernel^2)); normalisation starts as the identity."""
+    net = models.build("resnet8", (3, 32, 32), 10, 1)
+    for name, value in net.params.items():
+        if value.dim() == 4:
+            outputs, _, kernel, _ = value.shape
+            assert value.std().item() == pytest.approx((2 / (outputs * kernel**2)) ** 0.5, rel=0.05), name
+        elif name in net.parts.normalisation:
+            assert (value == (1 if name.endswith("weight") else 0)).all(), name
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("stem", ["large", "small"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 8), (1, 33, 40)])
+def test_no_image_is_too_small(shape, stem, norm):
+    """Two are a batch even where one pixel is left."""
+    net = models.build("resnet8", shape, 7, 0, norm=norm, stem=stem)
+    for training in (True, False):
+        logits = net.bind({"main": net.buffers}, training=training)(net.params, torch.randn(2, *shape))
+        assert logits.shape == (2, 7)
+        assert logits.isfinite().all()
 
 
 def block(inside, outside, stride):
@@ -80,8 +141,19 @@ def test_resnet18_equals_the_papers_drawing():
         torch.testing.assert_close(own, right)
 
 
-def test_group_normalisation_keeps_no_statistics():
+def test_only_batch_normalisation_keeps_statistics():
     assert models.build("resnet8", (1, 28, 28), 10, 0, norm="group").buffers == {}
+    net = models.build("resnet8", (1, 28, 28), 10, 0)
+    layers = {name.rpartition(".")[0] for name in net.parts.normalisation}
+    kept = ("running_mean", "running_var", "num_batches_tracked")
+    assert set(net.buffers) == {f"{layer}.{name}" for layer in layers for name in kept}
+
+
+def test_group_normalisation_judges_an_image_by_itself():
+    net = models.build("resnet8", (1, 28, 28), 10, 0, norm="group")
+    x = torch.randn(5, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    bound = net.bind({}, training=True)
+    torch.testing.assert_close(bound(net.params, x)[:1], bound(net.params, x[:1]))
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -95,8 +167,8 @@ def test_loop_equals_batched(norm, method):
         state = begin(method, net, 3, CPU)
         ends.append(play(make(Engine(backend), net, CPU), method, federation, state, [0, 1, 2], local, 0)[0])
     loop, batched = ends
-    assert_close(loop.server, batched.server, atol=2e-5, rtol=1e-3)
-    assert_close(loop.server_buffers, batched.server_buffers, atol=2e-5, rtol=1e-3)
+    for part in ("server", "clients", "server_buffers", "client_buffers"):
+        assert_close(getattr(loop, part), getattr(batched, part), atol=2e-6, rtol=1e-4)
 
 
 def test_on_the_command_line(tmp_path):
@@ -109,6 +181,7 @@ def test_on_the_command_line(tmp_path):
     ("arguments", "message"),
     [
         (("model.norm=instance",), "model.norm must be one of batch, group, got 'instance'"),
+        (("model.norm=null",), "model.norm must be one of batch, group, got None"),
         (("model.stem=3",), "model.stem must be one of large, small, got 3"),
         (("+model.width=2",), "model.width is not a key here; known keys: norm, stem"),
     ],

@@ -16,8 +16,12 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `[batch, channels, height, width]` per channel."""
-        if not self.training or self.sample_weight is None:
+        if self.sample_weight is None:
             return super().forward(x)
+        given = x.dtype
+        x = x.to(torch.promote_types(given, torch.float32))  # bf16 would round the statistics; torch's own are float32
+        if not self.training:
+            return super().forward(x).to(given)
         weight = self.sample_weight.to(x.dtype).view(-1, 1, 1, 1)
         count = self.sample_weight.sum() * x.shape[2] * x.shape[3]
         mean = (x * weight).sum((0, 2, 3)) / count
@@ -33,4 +37,5 @@ class BatchNorm2d(nn.BatchNorm2d):
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1)
         x = centred * torch.rsqrt(variance + self.eps).view(1, -1, 1, 1)
-        return x * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1) if self.affine else x
+        x = x * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1) if self.affine else x
+        return x.to(given)

@@ -23,7 +23,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, shape: tuple[int, int, int], classes: int, seed: int, **options: Any) -> Net:
-    """Build a network for images `shape` (channels, height, width), PyTorch's default initialisation drawn from `seed`.
+    """Build a network for images `shape` (channels, height, width), its initial values drawn from `seed`.
 
     The global generator is seeded inside a fork, as the published runs seeded it, and left untouched.
     Raises FedpflError for an unknown name or a shape that the network cannot take.

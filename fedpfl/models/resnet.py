@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch.nn.functional as F
@@ -11,25 +13,24 @@ from fedpfl.models.norm import BatchNorm2d
 
 Norm = Literal["batch", "group"]
 Stem = Literal["large", "small"]
-GROUPS = 32  # of GroupNorm (Wu and He, ECCV 2018); every width here is a multiple
 
-
-def _normalise(kind: str, channels: int) -> nn.Module:
-    return BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(GROUPS, channels)
+GROUPS = 32  # as Wu and He, Group Normalization, ECCV 2018; every width here is a multiple
+NORMS: dict[Norm, Callable[[int], nn.Module]] = {"batch": BatchNorm2d, "group": partial(nn.GroupNorm, GROUPS)}
+STEMS = {"large": (7, 2, 3), "small": (3, 1, 1)}  # kernel, stride, padding
 
 
 class BasicBlock(nn.Module):
     """conv 3x3, norm, ReLU, conv 3x3, norm, plus the input, ReLU; the input is projected where its shape changes."""
 
-    def __init__(self, inside: int, outside: int, stride: int, norm: str):
+    def __init__(self, inside: int, outside: int, stride: int, norm: Norm):
         super().__init__()
         self.conv1 = nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False)
-        self.norm1 = _normalise(norm, outside)
+        self.norm1 = NORMS[norm](outside)
         self.conv2 = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
-        self.norm2 = _normalise(norm, outside)
+        self.norm2 = NORMS[norm](outside)
         self.project: nn.Module | None = None
         if stride != 1 or inside != outside:
-            self.project = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), _normalise(norm, outside))
+            self.project = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), NORMS[norm](outside))
 
     def forward(self, x: Tensor) -> Tensor:
         """`[batch, inside, height, width]` to `[batch, outside, height / stride, width / stride]`."""
@@ -42,6 +43,8 @@ class ResNet(nn.Module):
 
     stem: large is ImageNet's (conv 7x7 / 2, norm, ReLU, max pool 3x3 / 2), which the papers use on 32x32 images too;
     small is usual for small images (conv 3x3, norm, ReLU). norm: batch, or group, which keeps no statistics.
+    Convolutions start Kaiming-normal over the fan-out (He et al., ICCV 2015), the classifier as PyTorch's default:
+    one seed gives torchvision's initial values bit for bit. Images may have any size; padding leaves none too small.
     """
 
     def __init__(
@@ -54,9 +57,8 @@ class ResNet(nn.Module):
     ):
         super().__init__()
         self.large = stem == "large"
-        size, stride, padding = (7, 2, 3) if self.large else (3, 1, 1)
-        self.conv = nn.Conv2d(shape[0], 64, size, stride, padding, bias=False)
-        self.norm = _normalise(norm, 64)
+        self.conv = nn.Conv2d(shape[0], 64, *STEMS[stem], bias=False)
+        self.norm = NORMS[norm](64)
         stages, inside = [], 64
         for number, count in enumerate(blocks):
             outside = 64 * 2**number
@@ -66,6 +68,10 @@ class ResNet(nn.Module):
             inside = outside
         self.blocks = nn.Sequential(*stages)
         self.classifier = nn.Linear(inside, classes)
+        # Once more and last, as torchvision does: this order is the order in which the seed's random numbers are spent.
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         """Images `[batch, channels, height, width]` to logits `[batch, classes]`."""
@@ -76,15 +82,18 @@ class ResNet(nn.Module):
 
 
 def resnet8(shape: tuple[int, int, int], classes: int, norm: Norm = "batch", stem: Stem = "large") -> ResNet:
-    """1,235,274 scalars for [3, 32, 32] and 10 classes (FedPURIN's and FedCAC's)."""
+    """Three blocks of 64, 128, 256 channels: 1,235,274 scalars for [3, 32, 32] and 10 classes (FedPURIN)."""
     return ResNet(shape, classes, (1, 1, 1), norm, stem)
 
 
 def resnet10(shape: tuple[int, int, int], classes: int, norm: Norm = "batch", stem: Stem = "large") -> ResNet:
-    """4,957,092 scalars for [3, 32, 32] and 100 classes (FedPURIN's)."""
+    """Four blocks of 64 to 512 channels: 4,957,092 scalars for [3, 32, 32] and 100 classes (FedPURIN)."""
     return ResNet(shape, classes, (1, 1, 1, 1), norm, stem)
 
 
 def resnet18(shape: tuple[int, int, int], classes: int, norm: Norm = "batch", stem: Stem = "large") -> ResNet:
-    """11,181,642 scalars for [3, 32, 32] and 10 classes (torchvision's topology; FedSelect's)."""
+    """Four stages of two blocks: 11,181,642 scalars for [3, 32, 32] and 10 classes (FedSelect), torchvision's topology.
+
+    stem=small, as usual for CIFAR: 11,173,962.
+    """
     return ResNet(shape, classes, (2, 2, 2, 2), norm, stem)

@@ -75,7 +75,8 @@ def run(task: Task, device: torch.device, one_by_one: bool = False) -> dict[str,
                         optimizer.step()
             judge(client)
             for name, value in net.state_dict().items():
-                merged[name] += value * (len(sets[client]) / total)
+                if value.is_floating_point():  # not BatchNorm's counters
+                    merged[name] += value * (len(sets[client]) / total)
             samples += len(sets[client]) * LOCAL.epochs
         shared = merged
     if device.type == "cuda":
