@@ -51,7 +51,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": 0.9, "score": "fisher", "norm": "none", "ema": 0.5},
         {"q": 0.7, "score": "fisher_batch", "classifier_only": True, "cold_start": "global"},
     ],
+    "fedbabu": [{}, {"finetune": "head"}],
     "fedper": [{}, {"layers": 2}, {"head_init": "server_average"}],
+    "fedprox": [{"mu": 0.5}],
+    "fedrep": [{}, {"body_epochs": 2, "head_epochs": 1}],
+    "lg_fedavg": [{}, {"layers": 2}, {"variant": "as_published"}],
+    "scaffold": [{"clients": 6}, {"clients": 6, "server_lr": 0.5}],
 }
 """Hyperparameters that the contract suite tries; a method that is not named here is tried with its defaults."""
 

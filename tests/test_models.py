@@ -100,7 +100,9 @@ def test_the_smallest_images_that_fit():
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(FedpflError, match=r"model\.name must be one of cnn4, resnet10, resnet18, resnet8, got 'resnet'"):
+    with pytest.raises(
+        FedpflError, match=r"model\.name must be one of cnn4, resnet10, resnet18, resnet8, got 'resnet'"
+    ):
         models.build("resnet", (1, 28, 28), 10, 0)
 
 
@@ -162,6 +164,17 @@ def test_batch_norm_ignores_rows_of_weight_zero():
     assert_close(got_grad[:5], want_grad)
     assert got_grad[5:].abs().max() == 0
     assert_close(dict(padded.named_buffers()), dict(plain.named_buffers()))
+
+
+def test_batch_norm_in_bf16_has_float32_statistics():
+    """As torch's: means far from zero keep their digits, and what goes on is bf16."""
+    x = 3 + torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    plain, weighted = nn.BatchNorm2d(3), BatchNorm2d(3)
+    weighted.sample_weight = torch.ones(16)
+    want, got = plain(x.bfloat16()), weighted(x.bfloat16())
+    assert got.dtype == want.dtype == torch.bfloat16
+    assert_close(got, want, atol=1e-2, rtol=1e-2)
+    assert_close(dict(weighted.named_buffers()), dict(plain.named_buffers()), rtol=1e-5)
 
 
 def test_batch_norm_without_weights_is_torchs():

@@ -49,6 +49,10 @@ class Bound:
     def __init__(self, net: Net, buffers: dict[str, Tree], training: bool, weight: Tensor | None):
         self.net, self.buffers, self.training, self.weight = net, buffers, training, weight
 
+    def still(self) -> Bound:
+        """The same in evaluation mode: statistics are used and do not move."""
+        return Bound(self.net, self.buffers, False, self.weight)
+
     def __call__(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
         """Float32 logits `[batch, classes]` of the network with `params`; `role` picks a model's buffers."""
         net = self.net

@@ -11,11 +11,15 @@ NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 @dataclass(frozen=True)
 class Parts:
-    """Parameter names of a network, by role. `layers` groups weight and bias of one module, from input to output."""
+    """Parameter names of a network, by role. `layers` groups weight and bias of one module, from input to output.
+
+    batch_norm: those of `normalisation` that belong to layers with statistics over the batch.
+    """
 
     layers: tuple[tuple[str, ...], ...]
     head: tuple[str, ...]
     normalisation: tuple[str, ...]
+    batch_norm: tuple[str, ...]
 
     @property
     def body(self) -> tuple[str, ...]:
@@ -28,6 +32,7 @@ def parts(module: nn.Module) -> Parts:
     layers: list[tuple[str, ...]] = []
     head: tuple[str, ...] = ()
     normalisation: list[str] = []
+    batch_norm: list[str] = []
     for prefix, child in module.named_modules():
         names = tuple(f"{prefix}.{name}" if prefix else name for name, _ in child.named_parameters(recurse=False))
         if not names:
@@ -37,4 +42,6 @@ def parts(module: nn.Module) -> Parts:
             head = names
         if isinstance(child, NORMALISATION):
             normalisation.extend(names)
-    return Parts(tuple(layers), head, tuple(normalisation))
+        if isinstance(child, nn.modules.batchnorm._NormBase):
+            batch_norm.extend(names)
+    return Parts(tuple(layers), head, tuple(normalisation), tuple(batch_norm))

@@ -1,8 +1,10 @@
-"""The rounds of FedAvg, FedOBP, FedPer, Ditto and Local-Only as plain loops over clients, from their papers.
+"""The rounds of the methods as plain loops over clients, from their papers.
 
 One model, `torch.optim.SGD`, nothing shared with the package. Batch orders and cohorts are inputs.
 Sources: arXiv:1602.05629 (FedAvg), arXiv:2604.16574 eqs. 7-9, 19, 21 (FedOBP), arXiv:1912.00818 (FedPer),
-arXiv:2012.04221 (Ditto).
+arXiv:2012.04221 (Ditto), arXiv:2102.07078 (FedRep), arXiv:2001.01523 (LG-FedAvg), arXiv:2106.06042 (FedBABU),
+arXiv:2102.07623 (FedBN), arXiv:1812.06127 (FedProx),
+arXiv:1910.06378 (SCAFFOLD).
 """
 
 import copy
@@ -61,15 +63,34 @@ class Result:
 
 
 def train(
-    s: Setting, weights: Weights, t: int, i: int, epochs: int | None = None, near: Weights | None = None, lam=0.0
+    s: Setting,
+    weights: Weights,
+    t: int,
+    i: int,
+    epochs: int | None = None,
+    near: Weights | None = None,
+    lam=0.0,
+    moving: Callable[[str], bool] = lambda name: True,
+    first: int = 0,
+    still: bool = False,
 ):
-    """LocalTrain; with `near` the gradient of lam/2 |v - near|^2 is added."""
+    """LocalTrain; with `near` the gradient of lam/2 |v - near|^2 is added. Only `moving` parameters are optimised.
+
+    first: the number of the first epoch's order. still: with the model in evaluation mode.
+    """
     model = copy.deepcopy(s.module)
     model.load_state_dict(weights)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+    model.train(not still)
+    for name, p in model.named_parameters():
+        p.requires_grad_(moving(name))
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad],
+        lr=s.lr,
+        momentum=s.momentum,
+        weight_decay=s.weight_decay,
+    )
     client = s.clients[i]
-    for epoch in range(s.epochs if epochs is None else epochs):
+    for epoch in range(first, first + (s.epochs if epochs is None else epochs)):
         order = s.order(t, i, epoch, len(client.y))
         for first in range(0, len(order), s.batch_size):
             batch = order[first : first + s.batch_size]
@@ -155,6 +176,98 @@ def fedper(s: Setting, head: tuple[str, ...]) -> Result:
         shared = {**average(s, cohort, trained), **{k: s.initial[k] for k in head}}
         result.shared.append(shared)
         result.personal.append([{**shared, **h} for h in heads])
+    return result
+
+
+def split(s: Setting, own: Callable[[str], bool], local: Callable[[Weights, int, int], Weights]) -> Result:
+    """Clients keep the entries that are their `own`, the others are averaged; `local` is a client's training."""
+    result, shared = Result(), {k: v for k, v in s.initial.items() if not own(k)}
+    kept = [{k: v for k, v in s.initial.items() if own(k)} for _ in s.clients]
+    for t, cohort in enumerate(s.cohorts, 1):
+        result.before.append([hits(s, {**shared, **kept[i]}, i) for i in cohort])
+        trained = [local({**shared, **kept[i]}, t, i) for i in cohort]
+        result.after.append([hits(s, w, i) for i, w in zip(cohort, trained, strict=True)])
+        for i, w in zip(cohort, trained, strict=True):
+            kept[i] = {k: w[k] for k in kept[i]}
+        shared = {k: v for k, v in average(s, cohort, trained).items() if k in shared}
+        result.shared.append(shared)
+        result.personal.append([{**shared, **own} for own in kept])
+    return result
+
+
+def lg_fedavg(s: Setting, shared: tuple[str, ...]) -> Result:
+    """`shared`: prefixes of the parameters that travel."""
+    return split(s, lambda name: not name.startswith(shared), lambda w, t, i: train(s, w, t, i))
+
+
+def fedbn(s: Setting, norms: tuple[str, ...]) -> Result:
+    """`norms`: prefixes of the BatchNorm layers."""
+    return split(s, lambda name: name.startswith(norms), lambda w, t, i: train(s, w, t, i))
+
+
+def fedrep(s: Setting, head: tuple[str, ...], head_epochs: int, body_epochs: int) -> Result:
+    def local(w: Weights, t: int, i: int) -> Weights:
+        w = train(s, w, t, i, head_epochs, moving=lambda name: name in head, still=True)
+        return train(s, w, t, i, body_epochs, moving=lambda name: name not in head, first=head_epochs)
+
+    return split(s, lambda name: name in head, local)
+
+
+def fedbabu(s: Setting, head: tuple[str, ...]) -> Result:
+    """Nobody's head ever moves, so nobody's differs."""
+
+    def local(w: Weights, t: int, i: int) -> Weights:
+        return train(s, w, t, i, moving=lambda name: name not in head)
+
+    return split(s, lambda name: name in head, local)
+
+
+def fedprox(s: Setting, mu: float) -> Result:
+    result, shared = Result(), s.initial
+    for t, cohort in enumerate(s.cohorts, 1):
+        result.before.append([hits(s, shared, i) for i in cohort])
+        trained = [train(s, shared, t, i, near=shared, lam=mu) for i in cohort]
+        result.after.append([hits(s, w, i) for i, w in zip(cohort, trained, strict=True)])
+        shared = average(s, cohort, trained)
+        result.shared.append(shared)
+        result.personal.append([shared] * len(s.clients))
+    return result
+
+
+def scaffold(s: Setting, server_lr: float) -> Result:
+    """Option II by its formula, which holds without momentum and weight decay."""
+    result, shared = Result(), s.initial
+    zeros = {k: torch.zeros_like(v) for k, v in shared.items()}
+    control, own = zeros, [zeros for _ in s.clients]
+    for t, cohort in enumerate(s.cohorts, 1):
+        result.before.append([hits(s, shared, i) for i in cohort])
+        trained, changes = [], []
+        for i in cohort:
+            steps, model, client = 0, copy.deepcopy(s.module), s.clients[i]
+            model.load_state_dict(shared)
+            for epoch in range(s.epochs):
+                for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
+                    if len(batch) == 1:
+                        continue
+                    loss = F.cross_entropy(model(client.x[batch]), client.y[batch])
+                    grads = torch.autograd.grad(loss, list(model.parameters()))
+                    with torch.no_grad():
+                        for (k, p), g in zip(model.named_parameters(), grads, strict=True):
+                            p -= s.lr * (g + control[k] - own[i][k])
+                    steps += 1
+            end = copy.deepcopy(model.state_dict())
+            trained.append(end)
+            new = own[i]
+            if steps:
+                new = {k: own[i][k] - control[k] + (shared[k] - end[k]) / (steps * s.lr) for k in shared}
+            changes.append({k: new[k] - own[i][k] for k in shared})
+            own[i] = new
+        result.after.append([hits(s, w, i) for i, w in zip(cohort, trained, strict=True)])
+        m = len(cohort)
+        shared = {k: v + server_lr * sum(w[k] - v for w in trained) / m for k, v in shared.items()}
+        control = {k: v + sum(change[k] for change in changes) / len(s.clients) for k, v in control.items()}
+        result.shared.append(shared)
+        result.personal.append([shared] * len(s.clients))
     return result
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedpfl import tree
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
+from fedpfl.methods import Ditto, FedAvg, FedBABU, FedBN, FedOBP, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly, Scaffold
 from tests.conftest import COHORTS, HEAD, LOCAL, Tiny, assert_close, rounds, row, tiny
 from tests.reference import plain
 
@@ -30,7 +30,19 @@ METHODS = {
     "ditto-short": (Ditto(lam=0.7, personal_epochs=1), lambda s: plain.ditto(s, 0.7, 1)),
     "ditto-long": (Ditto(lam=2.0, personal_epochs=3), lambda s: plain.ditto(s, 2.0, 3)),
     "local_only": (LocalOnly(), plain.local_only),
+    "lg_fedavg": (LGFedAvg(), lambda s: plain.lg_fedavg(s, ("classifier",))),
+    "lg_fedavg-two": (LGFedAvg(layers=2), lambda s: plain.lg_fedavg(s, ("classifier", "fc"))),
+    "lg_fedavg-as_published": (LGFedAvg(variant="as_published"), lambda s: plain.lg_fedavg(s, ("conv",))),
+    "fedrep": (FedRep(), lambda s: plain.fedrep(s, HEAD, 1, 1)),
+    "fedrep-long": (FedRep(body_epochs=2, head_epochs=3), lambda s: plain.fedrep(s, HEAD, 3, 2)),
+    "fedbabu": (FedBABU(), lambda s: plain.fedbabu(s, HEAD)),
+    "fedprox": (FedProx(mu=0.5), lambda s: plain.fedprox(s, 0.5)),
 }
+
+
+def flat(server):
+    """FedBABU's body alone: its server keeps the head apart."""
+    return server.get("body", server)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +82,7 @@ def test_three_rounds_equal_the_plain_loops(name, backend, expected, net, federa
     method, want = METHODS[name][0], expected(name)
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
-        assert_close(state.server, want.shared[t], **TOLERANCE)
+        assert_close(flat(state.server), want.shared[t], **TOLERANCE)
         for client, personal in enumerate(want.personal[t]):
             assert_close(method.personal(state.server, row(state.clients, client)), personal, **TOLERANCE)
         assert outcome.before.correct.tolist() == want.before[t]
@@ -104,6 +116,36 @@ def test_local_batch_normalisation_stays_with_the_client(backend, setting, feder
     for client, personal in enumerate(want.personal[-1]):
         got = {**row(state.clients["model"], client), **row(state.client_buffers["main"], client)}
         assert_close(got, {name: personal[name] for name in got}, atol=5e-6, rtol=1e-5)
+
+
+def test_fedbn_and_fedrep_with_batch_normalisation(backend, setting, federation):
+    net, module = tiny(norm=True), Tiny()
+    module.norm = nn.BatchNorm2d(4)
+    module.load_state_dict({**net.params, **net.buffers})
+    setting = dataclasses.replace(setting, module=module)
+    want = plain.fedbn(setting, ("norm",))
+    state = rounds(FedBN(), net, federation, engine=backend, seed=SEED)[0][-1]
+    for client, personal in enumerate(want.personal[-1]):
+        got = {**state.server, **row(state.clients["own"], client), **row(state.client_buffers["main"], client)}
+        assert_close(got, {name: personal[name] for name in got}, atol=5e-6, rtol=1e-5)
+    want = plain.fedrep(setting, HEAD, 1, 1)
+    state = rounds(FedRep(), net, federation, engine=backend, seed=SEED)[0][-1]
+    got = {**state.server, **state.server_buffers["main"]}
+    del got["norm.num_batches_tracked"]
+    assert_close(got, {name: want.shared[-1][name] for name in got}, atol=5e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+def test_scaffold_equals_its_formula(server_lr, backend, setting, net, federation):
+    """Controls are gradients, ten times a step; the formula divides small differences by lr."""
+    local = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
+    want = plain.scaffold(setting, server_lr)
+    method = Scaffold(clients=10, server_lr=server_lr)
+    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED, local=local)
+    for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
+        assert_close(state.server["model"], want.shared[t], atol=2e-6)
+        assert outcome.before.correct.tolist() == want.before[t]
+        assert outcome.after.correct.tolist() == want.after[t]
 
 
 @pytest.mark.parametrize("name", ["fedobp", "fedobp-few", "fedobp-most"])
