@@ -122,11 +122,12 @@ def average(s: Setting, cohort: list[int], uploads: list[Weights]) -> Weights:
     }
 
 
-def fedavg(s: Setting) -> Result:
+def fedavg(s: Setting, mu: float = 0.0) -> Result:
+    """FedProx with mu."""
     result, shared = Result(), s.initial
     for t, cohort in enumerate(s.cohorts, 1):
         result.before.append([hits(s, shared, i) for i in cohort])
-        trained = [train(s, shared, t, i) for i in cohort]
+        trained = [train(s, shared, t, i, near=shared if mu else None, lam=mu) for i in cohort]
         result.after.append([hits(s, w, i) for i, w in zip(cohort, trained, strict=True)])
         shared = average(s, cohort, trained)
         result.shared.append(shared)
@@ -220,18 +221,6 @@ def fedbabu(s: Setting, head: tuple[str, ...]) -> Result:
         return train(s, w, t, i, moving=lambda name: name not in head)
 
     return split(s, lambda name: name in head, local)
-
-
-def fedprox(s: Setting, mu: float) -> Result:
-    result, shared = Result(), s.initial
-    for t, cohort in enumerate(s.cohorts, 1):
-        result.before.append([hits(s, shared, i) for i in cohort])
-        trained = [train(s, shared, t, i, near=shared, lam=mu) for i in cohort]
-        result.after.append([hits(s, w, i) for i, w in zip(cohort, trained, strict=True)])
-        shared = average(s, cohort, trained)
-        result.shared.append(shared)
-        result.personal.append([shared] * len(s.clients))
-    return result
 
 
 def scaffold(s: Setting, server_lr: float) -> Result:

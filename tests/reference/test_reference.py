@@ -36,7 +36,7 @@ METHODS = {
     "fedrep": (FedRep(), lambda s: plain.fedrep(s, HEAD, 1, 1)),
     "fedrep-long": (FedRep(body_epochs=2, head_epochs=3), lambda s: plain.fedrep(s, HEAD, 3, 2)),
     "fedbabu": (FedBABU(), lambda s: plain.fedbabu(s, HEAD)),
-    "fedprox": (FedProx(mu=0.5), lambda s: plain.fedprox(s, 0.5)),
+    "fedprox": (FedProx(mu=0.5), lambda s: plain.fedavg(s, mu=0.5)),
 }
 
 
