@@ -34,7 +34,7 @@ BAD = [
     ("logger=wandb +logger.foo=1", "logger.foo is unknown; known are project"),
     ("method=fedavg method.q=0.5", "method.q is not a key"),
     # unknown choices
-    ("method=foo", "method must be one of ditto, fedavg, fedobp, fedper, local_only, got 'foo'"),
+    ("method=foo", f"method must be one of {', '.join(sorted(METHODS))}, got 'foo'"),
     ("dataset=foo", "dataset must be one of cifar10, cifar100, digits"),
     ("partition=foo", "partition must be one of dirichlet, iid, published, shards, got 'foo'"),
     ("model=foo", "model must be one of cnn4, resnet10, resnet18, resnet8, got 'foo'"),
