@@ -1,5 +1,6 @@
 """Methods whose clients keep some layers to themselves: LG-FedAvg, FedRep, FedBN. FedPer has a file of its own."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,12 +12,12 @@ from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)
-class Partial(Method):
+class Partial(Method, ABC):
     """A client's model is its own entries over the server's. A client never sampled has the initial ones."""
 
+    @abstractmethod
     def own(self, parts: Parts) -> tuple[str, ...]:
         """Names of the parameters that never leave a client."""
-        raise NotImplementedError
 
     def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
         """The server knows the shared entries alone."""

@@ -64,7 +64,7 @@ class Bound:
         if buffers and self.training:
             buffers = tree.map(lambda leaf: leaf.clone(), buffers)  # updated in place by the module, never the caller's
             self.buffers = {**self.buffers, role: buffers}
-        # What torch.func.functional_call does, without its checks: with two worker threads they cost a tenth of a step.
+        # What torch.func.functional_call does, without its checks, which cost a few per cent of a step.
         values = {**params, **buffers}
         own = [place[name] for place, name, _ in net.slots]
         try:

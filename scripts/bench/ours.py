@@ -24,13 +24,15 @@ ANSWERS = ("prepare", "start", "send", "measure", "finish", "merge")
 
 def run(task: Task, device: torch.device, own: engine.Engine, store: str = "auto") -> dict[str, float]:
     """Rounds of FedOBP, each recorded; seconds by part on the loop backend, whose parts have an end."""
-    net, fed = _net(task), task.federation().to(device)
+    fed = task.federation().to(device)
+    net = models.build(task.model, fed.shape, fed.classes, 42)
     runner = engine.make(own, net, device)
     clock = Clock()
     method = clock.method(FedOBP(q=0.99993))
     cohorts, samples = task.cohorts(), 0
     threads = CORES if isinstance(runner, Loop) and device.type == "cpu" else 1
-    with tempfile.TemporaryDirectory() as folder, clock.watching(runner):
+    clock.watch(runner)
+    with tempfile.TemporaryDirectory() as folder:
         state = engine.begin(method, net, fed.clients, device, engine.Store(store), Path(folder))  # type: ignore[arg-type]
         with record.RunDirectory.open(Path(folder) / "run", "", "benchmark") as directory:
             directory.restore()
@@ -60,7 +62,8 @@ def run(task: Task, device: torch.device, own: engine.Engine, store: str = "auto
 
 def jobs(task: Task, device: torch.device, own: engine.Engine, count: int) -> dict[str, float]:
     """`count` runs of other seeds answered together, as a lockstep sweep does; a round of each."""
-    net, fed = _net(task), task.federation().to(device)
+    fed = task.federation().to(device)
+    net = models.build(task.model, fed.shape, fed.classes, 42)
     runner = engine.make(own, net, device)
     method = FedOBP(q=0.99993)
     calls, samples = [], 0
@@ -108,15 +111,8 @@ class Clock:
         values = {field.name: getattr(method, field.name) for field in fields(method)}
         return type(kind.__name__, (kind,), parts)(**values)
 
-    @contextmanager
-    def watching(self, runner: engine.Backend) -> Any:
+    def watch(self, runner: engine.Backend) -> None:
         """Time the loop backend's training and judging; the batched backend's overlap with a GPU's."""
         if isinstance(runner, Loop):
             runner._train = self.timed(runner._train, "train")  # type: ignore[method-assign]
             runner._judge = self.timed(runner._judge, "judge")  # type: ignore[method-assign]
-        yield
-
-
-def _net(task: Task) -> models.Net:
-    shape = task.federation().shape
-    return models.build(task.model, shape, 10, 42)
