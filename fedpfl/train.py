@@ -140,13 +140,15 @@ def _evaluate(
 ) -> tuple[dict[str, float], dict[str, list]]:
     """All clients' accuracies, as row columns and per client; after fine-tuning too where it is due."""
     everyone = list(range(run.federation.clients))
-    tally = backend.evaluate(run.method, run.federation, state, everyone)
+    seed = run.settings.seed
+    adapting = engine.Tuning(run.local, Draws(seed, "adapt", state.round))
+    tally = backend.evaluate(run.method, run.federation, state, everyone, adapting=adapting)
     row, clients = accuracies(tally), {"accuracy": per_client(tally)}
     if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or state.round == run.settings.rounds):
-        draws = Draws(run.settings.seed, "finetune", state.round)
+        draws = Draws(seed, "finetune", state.round)
         local = run.local.tuned(run.eval.finetune_epochs)
         tuning = engine.Tuning(local, draws, run.eval.finetune_part)
-        tuned = backend.evaluate(run.method, run.federation, state, everyone, tuning)
+        tuned = backend.evaluate(run.method, run.federation, state, everyone, tuning, adapting)
         row |= {f"ft_{name}": value for name, value in accuracies(tuned).items()}
         clients["ft_accuracy"] = per_client(tuned)
     return row, clients

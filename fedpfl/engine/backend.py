@@ -83,6 +83,15 @@ class Judging(NamedTuple):
     state: State
     clients: list[int]
     tuning: Tuning | None = None
+    adapting: Tuning | None = None
+    """Batch size and draws for methods that `adapt`."""
+
+    @property
+    def adaptation(self) -> tuple[int, Draws]:
+        """Batch size and draws; some fixed ones where nothing was said."""
+        if self.adapting:
+            return self.adapting.local.batch_size, self.adapting.draws
+        return 32, Draws(0, "adapt", self.state.round)
 
 
 Call = Training | Judging
@@ -111,9 +120,10 @@ class Backend(ABC):
         state: State,
         clients: list[int],
         tuning: Tuning | None = None,
+        adapting: Tuning | None = None,
     ) -> Tally:
         """The answer to one Judging."""
-        return self._one(Judging(method, federation, state, clients, tuning))
+        return self._one(Judging(method, federation, state, clients, tuning, adapting))
 
     def _one(self, call: Call) -> Any:
         answer = self.run([call])[0]

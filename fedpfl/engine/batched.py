@@ -20,8 +20,10 @@ from torch import Tensor
 from fedpfl import traffic, tree
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, Judging, Participation, Tally, Training
 from fedpfl.engine.joint import End, Exam, Row, Study, by_kind, concatenate, divide, join, part, reorder
+from fedpfl.engine.keys import Draws
 from fedpfl.engine.program import Programs, cuda_graph, each, passes
 from fedpfl.engine.sgd import Lesson, fine_tuning, training
+from fedpfl.engine.shard import training_shard
 from fedpfl.methods import Batch
 from fedpfl.models import Net
 from fedpfl.traffic import Traffic
@@ -85,8 +87,12 @@ class Batched(Backend):
         before = self._judge([entry.exam for entry in entries])
         ends = self._train([entry.study for entry in entries])
         for i, (entry, end) in enumerate(zip(entries, ends, strict=True)):
-            if entry.exam.method.summarize:
-                ends[i] = replace(end, mine={**end.mine, "summary": self._summarize(entry.study, end)})
+            mine, method = end.mine, entry.exam.method
+            if method.digest:
+                mine = self._digest(entry.study, end)
+            if method.summarize:
+                mine = {**mine, "summary": self._summarize(entry.study, replace(end, mine=mine))}
+            ends[i] = replace(end, mine=mine)
         exams = [
             replace(
                 exam,
@@ -107,6 +113,8 @@ class Batched(Backend):
         if method.draw:
             drawn = [method.draw(draws.server(client), server) for client in clients]
             mine |= tree.to(tree.stack(drawn), federation.x.device)
+        if method.survey:
+            mine |= self._inquire(method.survey, call, clients, mine, buffers, local.batch_size, draws)
         if method.vectorises:
             mine = ask(lambda m: method.prepare(server, m), mine)
         else:
@@ -119,6 +127,35 @@ class Batched(Backend):
         rows = [Row(federation, client) for client in clients]
         study = Study(method, rows, [draws] * len(rows), lesson, start, server, mine, buffers, {})
         return _Entry(study, Exam(method, rows, judged, buffers), down, measures)
+
+    def _inquire(
+        self,
+        question: Callable[..., dict[str, Tree]],
+        call: Training | Judging,
+        clients: list[int],
+        mine: dict[str, Tree],
+        buffers: dict[str, Tree],
+        batch_size: int,
+        draws: Draws,
+    ) -> dict[str, Tree]:
+        """A method's `survey` or `adapt`, client by client."""
+        answers = []
+        for row, client in enumerate(clients):
+            net = self._net.bind(tree.take(buffers, row), training=True)
+            shard = training_shard(call.federation, client, batch_size, draws)
+            with self._autocast():
+                answers.append(question(net, shard, call.state.server, tree.take(mine, row)))
+        return tree.stack(answers)
+
+    @staticmethod
+    def _digest(study: Study, end: End) -> dict[str, Tree]:
+        """`mine` with a method's `digest`, client by client."""
+        assert study.method.digest is not None
+        assert end.kept is not None
+        answers = [
+            study.method.digest(kept, study.server, tree.take(end.mine, row)) for row, kept in enumerate(end.kept)
+        ]
+        return {**end.mine, **tree.stack(answers)}
 
     @staticmethod
     def _leave(entry: _Entry, end: End, before: Tally, after: Tally) -> Participation:
@@ -137,6 +174,8 @@ class Batched(Backend):
             method, federation, state, tuning = call.method, call.federation, call.state, call.tuning
             count, index = len(clients), torch.tensor(clients)
             mine, buffers = state.mine(index, federation.x.device), state.buffers(index, count)
+            if method.adapt:
+                mine = {**mine, **self._inquire(method.adapt, call, clients, mine, buffers, *call.adaptation)}
             model = each(lambda m, method=method, state=state: method.personal(state.server, m), mine, count=count)
             rows = [Row(federation, client) for client in clients]
             exams.append(Exam(method, rows, model, buffers))

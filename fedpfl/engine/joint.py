@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -60,13 +61,17 @@ class Study:
     def plain(self) -> bool:
         """Whether what is minimised looks at the trained tree alone, so that whose method it is does not matter."""
         method = type(self.method)
-        own = method.loss is not Method.loss or method.predict is not Method.predict or self.lesson.observe
+        own = method.loss is not Method.loss or method.predict is not Method.predict
+        own = own or self.lesson.observe is not None or self.lesson.step is not None
         return not own and not any(phase.loss for phase in self.lesson.phases)
 
     def kind(self) -> tuple[Any, ...]:
         """Studies of equal kind are one program: the same images, objective and steps, and form of trees."""
         asker = self.method.judged_role if self.plain else self.method
-        phases = [(phase.epochs, phase.stream, _mask_form(phase.mask)) for phase in self.lesson.phases]
+        phases = [
+            (phase.epochs, phase.stream, phase.lr, phase.momentum, _mask_form(phase.mask))
+            for phase in self.lesson.phases
+        ]
         forms = _form(self.start), _form(self.buffers)
         return asker, self.lesson.tuned, _images(self.rows), self.lesson.local, phases, *forms
 
@@ -79,6 +84,8 @@ class End:
     mine: dict[str, Tree]
     buffers: dict[str, Tree]
     loss: Tensor
+    kept: list[Tree] | None = None
+    """What each row's objective returned beside the loss, of all its steps in turn; {} where it took none."""
 
 
 def by_kind(work: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
@@ -136,11 +143,16 @@ def join(studies: list[Study]) -> tuple[Study, Tensor]:
 def part(end: End, places: Tensor, studies: list[Study]) -> list[End]:
     """Undo `join`: each study's own rows. What plain studies keep per client has not changed."""
     whole = {"trained": end.trained, "mine": end.mine, "buffers": end.buffers, "loss": end.loss}
-    own = divide(reorder(whole, places), [len(study.rows) for study in studies])
-    return [
+    counts = [len(study.rows) for study in studies]
+    own = divide(reorder(whole, places), counts)
+    ends = [
         End(**{**fields, "mine": study.mine if study.plain else fields["mine"]})
         for study, fields in zip(studies, own, strict=True)
     ]
+    if end.kept is None:
+        return ends
+    kept = iter([end.kept[place] for place in places.tolist()])
+    return [replace(own, kept=list(islice(kept, count))) for own, count in zip(ends, counts, strict=True)]
 
 
 def concatenate(stacked: Sequence[Tree]) -> Tree:

@@ -41,6 +41,13 @@ class Draws:
         """A permutation `[samples]` of a client's training samples for one epoch."""
         return torch.randperm(samples, generator=generator(self.seed, self.purpose, self.round, client, stream, epoch))
 
+    def random(self, client: int, stream: str, epoch: int, steps: int, count: int) -> Tensor:
+        """`count` uniform numbers for each step of an epoch, `[steps, count]`."""
+        if not count:
+            return torch.empty(steps, 0)
+        key = (self.seed, self.purpose, self.round, client, stream, epoch, "random")
+        return torch.rand(steps, count, generator=generator(*key))
+
     def server(self, client: int) -> torch.Generator:
         """For what the server draws for a client (`Method.draw`)."""
         return generator(self.seed, self.purpose, self.round, client, "draw")

@@ -11,33 +11,23 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl import traffic, tree
-from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, Judging, Participation, Tally, Training
-from fedpfl.engine.sgd import (
-    Lesson,
-    batches,
-    complete,
-    fine_tuning,
-    movement,
-    numbered,
-    training,
-    update_,
-)
-from fedpfl.methods import Batch, Method
+from fedpfl.engine.sgd import Lesson, complete, fine_tuning, movement, numbered, steps, training, update_
+from fedpfl.engine.shard import gathered, training_shard
+from fedpfl.methods import Method
+from fedpfl.methods.base import Data
 from fedpfl.models import Net
 from fedpfl.tree import Tree
-
-CHUNK = 256  # samples per forward pass outside training
 
 
 class Loop(Backend):
@@ -91,14 +81,22 @@ class Loop(Backend):
         buffers = state.buffers(client)
         if method.draw:
             mine |= tree.to(method.draw(draws.server(client), state.server), federation.x.device)
+        shard = training_shard(federation, client, local.batch_size, draws)
+        if method.survey:
+            with self._autocast():
+                mine |= method.survey(net.bind(buffers, training=True), shard, state.server, mine)
         mine = method.prepare(state.server, mine)
         start = method.start(state.server, mine)
         down = traffic.count(method.send(state.server, mine))
         measures = method.measure(state.server, mine)
-        test, train = (Data.of(federation, split[client]) for split in (federation.test, federation.train))
+        test, train = gathered(federation, federation.test[client]), shard.data
         before = self._judge(method, net, buffers, method.judged(state.server, mine, start), test)
         lesson = training(method, local, draws, state.server, mine, start)
-        end, mine, buffers, loss = self._train(lesson, net, buffers, client, train, start, state.server, mine, stop)
+        end, mine, buffers, loss, kept = self._train(
+            lesson, net, buffers, client, train, start, state.server, mine, stop
+        )
+        if method.digest:
+            mine = {**mine, **method.digest(kept, state.server, mine)}
         if method.summarize:
             mine = {**mine, "summary": self._summarize(method, net, buffers, train, end, state.server, mine)}
         after = self._judge(method, net, buffers, method.judged(state.server, mine, end), test)
@@ -106,15 +104,19 @@ class Loop(Backend):
         return Participation(upload, kept, buffers, before, after, down, traffic.count(upload), measures, loss)
 
     def _tally(self, call: Judging, client: int, stop: threading.Event) -> Tally:
-        method, federation, state, _, tuning = call
+        method, federation, state, _, tuning, _ = call
         net = self._own_net()
-        mine = state.mine(client, federation.x.device)
-        model, buffers = method.personal(state.server, mine), state.buffers(client)
+        mine, buffers = state.mine(client, federation.x.device), state.buffers(client)
+        if method.adapt:
+            shard = training_shard(federation, client, *call.adaptation)
+            with self._autocast():
+                mine = {**mine, **method.adapt(net.bind(buffers, training=True), shard, state.server, mine)}
+        model = method.personal(state.server, mine)
         if tuning:
             lesson = fine_tuning(method, tuning, net.parts, model)
-            train = Data.of(federation, federation.train[client])
-            model, _, buffers, _ = self._train(lesson, net, buffers, client, train, model, state.server, mine, stop)
-        return self._judge(method, net, buffers, model, Data.of(federation, federation.test[client]))
+            train = gathered(federation, federation.train[client])
+            model, _, buffers, *_ = self._train(lesson, net, buffers, client, train, model, state.server, mine, stop)
+        return self._judge(method, net, buffers, model, gathered(federation, federation.test[client]))
 
     def _own_net(self) -> Net:
         if not hasattr(self._local, "net"):
@@ -126,10 +128,10 @@ class Loop(Backend):
         correct = torch.zeros((), dtype=torch.int64, device=data.y.device)
         loss = torch.zeros((), device=data.y.device)
         with torch.no_grad(), self._autocast():
-            for x, y, _ in data.chunks():
-                logits = method.predict(bound, params, x)
-                correct += (logits.argmax(1) == y).sum()
-                loss += F.cross_entropy(logits, y, reduction="sum")
+            for batch in data.chunks():
+                logits = method.predict(bound, params, batch.x)
+                correct += (logits.argmax(1) == batch.y).sum()
+                loss += F.cross_entropy(logits, batch.y, reduction="sum")
         return Tally(correct, loss, torch.tensor(len(data.y), device=data.y.device))
 
     def _train(
@@ -143,26 +145,38 @@ class Loop(Backend):
         server: Tree,
         mine: dict[str, Tree],
         stop: threading.Event,
-    ) -> tuple[Tree, dict[str, Tree], dict[str, Tree], Tensor]:
-        """The trained tree, `mine` and buffers after the lesson, and the mean loss of its steps."""
+    ) -> tuple[Tree, dict[str, Tree], dict[str, Tree], Tensor, Tree]:
+        """The trained tree, `mine` and buffers after the lesson, the mean loss of its steps, and what it kept."""
         trained = tree.map(_working_copy, start)
         leaves = tree.leaves(trained)
         velocity = [torch.zeros_like(leaf) for leaf in leaves]
-        total, steps = torch.zeros((), device=data.y.device), 0
+        total, count = torch.zeros((), device=data.y.device), 0
+        records: list[Tree] = []
         for phase, epochs in numbered(lesson.phases):
             moves = movement(phase, trained)
             moving, speed = [leaves[i] for i in moves.moving], [velocity[i] for i in moves.moving]
             for i, leaf in enumerate(leaves):
                 leaf.requires_grad_(i in moves.moving)
-            objective = phase.loss or lesson.objective
-            size = lesson.local.batch_size
-            for rows in batches(lesson.draws, client, phase.stream, epochs, len(data.y), size):
+            objective, local = phase.loss or lesson.objective, lesson.local.during(phase)
+            for rows, random in steps(lesson, lesson.draws, client, phase.stream, epochs, len(data.y)):
                 if stop.is_set():
                     raise CancelledError
-                batch = data.rows(rows.to(data.y.device))
+                batch, *more = [
+                    data.rows(own.to(data.y.device))._replace(random=random.to(data.y.device)) for own in rows
+                ]
                 bound = net.bind(buffers, training=True)
+                count += 1
+                if lesson.step:
+                    with torch.no_grad(), self._autocast():
+                        trained, loss = lesson.step(bound, trained, (batch, *more) if more else batch, server, mine)
+                        total += loss
+                    buffers = bound.buffers
+                    continue
                 with self._autocast():
                     loss = objective(bound, trained, batch, server, mine)
+                if lesson.keeps:
+                    loss, kept = loss
+                    records.append(tree.map(Tensor.detach, kept))
                 grads = list(torch.autograd.grad(loss, moving, materialize_grads=True))
                 buffers = bound.buffers
                 with torch.no_grad():
@@ -170,11 +184,10 @@ class Loop(Backend):
                         params = tree.map(Tensor.detach, trained)
                         gradient = tree.rebuild(trained, complete(grads, leaves, moves.moving))
                         mine = lesson.observe(params, gradient, loss.detach(), batch, server, mine)
-                    update_(moving, speed, grads, moves.masks, lesson.local)
+                    update_(moving, speed, grads, moves.masks, local)
                     total += loss
-                steps += 1
         end = tree.map(lambda leaf: leaf.detach().contiguous(), trained)
-        return end, mine, buffers, total / max(1, steps)
+        return end, mine, buffers, total / max(1, count), _joined(records)
 
     @staticmethod
     def _summarize(
@@ -186,28 +199,6 @@ class Loop(Backend):
             part = method.summarize(net.bind(buffers), end, batch, server, mine)
             total = part if total is None else tree.map(torch.add, total, part)
         return total
-
-
-class Data(NamedTuple):
-    """A client's normalised images, in memory channels last as convolutions like it, and labels."""
-
-    x: Tensor
-    y: Tensor
-
-    @classmethod
-    def of(cls, federation: Federation, indices: Tensor) -> Data:
-        """Gather and normalise samples `indices`."""
-        images = federation.normalize(federation.x[indices])
-        return cls(images.contiguous(memory_format=torch.channels_last), federation.y[indices])
-
-    def rows(self, rows: Tensor) -> Batch:
-        """Samples `rows`, still channels last."""
-        return Batch(self.x.permute(0, 2, 3, 1)[rows].permute(0, 3, 1, 2), self.y[rows])
-
-    def chunks(self) -> Iterator[Batch]:
-        """All samples in order, in batches of bounded size."""
-        for x, y in zip(self.x.split(CHUNK), self.y.split(CHUNK), strict=True):
-            yield Batch(x, y)
 
 
 def _work(call: Call, client: int) -> float:
@@ -228,6 +219,11 @@ def keep_memory() -> None:
     libc.mallopt(trim_threshold, 2**31 - 1)
     libc.mallopt(mmap_threshold, 2**31 - 1)
     libc.mallopt(top_pad, 64 * 2**20)  # a thread's heap, which glibc would otherwise give back as a whole
+
+
+def _joined(records: list[Tree]) -> Tree:
+    """Trees of `[batch, ...]` one after another; {} if there are none."""
+    return tree.map(lambda *leaves: torch.cat(leaves), *records) if records else {}
 
 
 def _working_copy(leaf: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.func import grad_and_value, vmap
 from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.joint import End, Study
-from fedpfl.engine.sgd import Movement, batches, complete, movement, numbered, update_
+from fedpfl.engine.sgd import Movement, complete, movement, numbered, steps, update_
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
 from fedpfl.tree import Tree
@@ -40,7 +40,7 @@ class Programs:
 
     def run(self, study: Study) -> End:
         """Take all steps of a study, whose rows are sorted, the longest first."""
-        if self._capture is None:
+        if self._capture is None or study.lesson.keeps:  # a graph would overwrite what is kept
             return Program(self._net, self._autocast, study).run(study)
         key = (len(study.rows), *study.kind())
         program = next((kept for known, kept in self._kept if known == key), None)
@@ -51,7 +51,7 @@ class Programs:
         self._kept = [(key, program), *((k, kept) for k, kept in self._kept if kept is not program)][:KEPT]
         end = program.run(study)
         mine = end.mine if study.plain else tree.clone(end.mine)
-        return End(tree.clone(end.trained), mine, tree.clone(end.buffers), end.loss)
+        return End(tree.clone(end.trained), mine, tree.clone(end.buffers), end.loss, end.kept)
 
 
 class Program:
@@ -78,7 +78,8 @@ class Program:
         leaves = tree.leaves(self._own.start)
         self._velocity = [torch.zeros_like(leaf) for leaf in leaves]
         self._total, self._steps = torch.zeros(2, len(study.rows), device=leaves[0].device)
-        self._index = self._weight = torch.empty(0)
+        self._index = self._weight = self._random = torch.empty(0)
+        self._kept: list[tuple[Tree, Tensor]] = []
         self._graphs: dict[tuple[int, int], Callable[[], None] | None] = {}
 
     def load(self, study: Study) -> None:
@@ -101,26 +102,44 @@ class Program:
         ]
         for number, (phase, epochs) in enumerate(numbered(own.lesson.phases)):
             moves = movement(phase, own.start)
-            plan = [
-                [
-                    samples[chosen]
-                    for chosen in batches(draws, client, phase.stream, epochs, len(samples), local.batch_size)
-                ]
+            taken = [
+                list(steps(own.lesson, draws, client, phase.stream, epochs, len(samples)))
                 for client, samples, draws in owners
             ]
+            plan = [
+                [[samples[chosen] for chosen in step.minibatches] for step in each_step]
+                for each_step, (_, samples, _) in zip(taken, owners, strict=True)
+            ]
+            device = federation.x.device
             # Graphs want one shape in every round, also where no client has a full batch.
-            indices, weights, counts = planned(plan, federation.x.device, local.batch_size if self._capture else 0)
+            indices, weights, counts = planned(plan, device, local.batch_size if self._capture else 0)
+            randoms = torch.zeros(len(counts), len(plan), own.lesson.randoms)
+            for row, each_step in enumerate(taken):
+                for place, step in enumerate(each_step):
+                    randoms[place, row] = step.random
             if indices.shape[1:] != self._index.shape:
                 self._index, self._weight = indices.new_zeros(indices.shape[1:]), weights.new_zeros(weights.shape[1:])
+                self._random = randoms.new_zeros(randoms.shape[1:], device=device)
                 self._graphs.clear()
-            for index, weight, active in zip(indices, weights, counts, strict=True):
+            for index, weight, random, active in zip(indices, weights, randoms.to(device), counts, strict=True):
                 rows = len(active)
                 assert active == list(range(rows)), "the rows of a study are sorted by their steps"
                 self._index.copy_(index)
                 self._weight.copy_(weight)
+                self._random.copy_(random)
                 self._step((number, rows), partial(self._eager, federation, phase, moves, rows))
         mine = study.mine if own.plain else own.mine  # which a plain study has not read
-        return End(own.start, mine, own.buffers, self._total / self._steps.clamp(min=1))
+        return End(own.start, mine, own.buffers, self._total / self._steps.clamp(min=1), self._records())
+
+    def _records(self) -> list[Tree] | None:
+        """What was kept, per row, without the padding."""
+        if not self._own.lesson.keeps:
+            return None
+        found: list[list[Tree]] = [[] for _ in self._own.rows]
+        for kept, weight in self._kept:
+            for row, real in enumerate(weight > 0):
+                found[row].append(tree.map(lambda leaf, row=row, real=real: leaf[row][real], kept))
+        return [tree.map(lambda *leaves: torch.cat(leaves), *own) if own else {} for own in found]
 
     def _step(self, key: tuple[int, int], make: Callable[[], Callable[[], None]]) -> None:
         """Eagerly the first time, which warms up; captured the second; replayed from then on."""
@@ -139,27 +158,54 @@ class Program:
         velocity = [self._velocity[i][now] for i in moves.moving]
         moving = [leaves[i] for i in moves.moving]
         masks = [None if mask is None else mask[now] for mask in moves.masks]
-        gradient = self._gradient(phase, moves.moving)
+        gradient, local = self._gradient(phase, moves.moving), own.lesson.local.during(phase)
 
         def step() -> None:
-            index = self._index[now]
-            batch = Batch(federation.normalize(federation.x[index]), federation.y[index], self._weight[now])
+            index, weight = self._index[now], self._weight[now]
+            x, y = federation.normalize(federation.x[index]), federation.y[index]
+            batches = [Batch(x[:, k], y[:, k], weight[:, k], self._random[now]) for k in range(index.shape[1])]
             context = (tree.take(stacked, now) for stacked in (own.buffers, own.mine, own.servers))
-            with self._autocast():
-                grads, loss, after, seen = each(gradient, moving, leaves, batch, *context)
-            update_(moving, velocity, grads, masks, own.lesson.local)
+            if own.lesson.step:
+                with torch.no_grad(), self._autocast():
+                    new, loss, after = each(self._whole_step, leaves, batches, *context)
+                for leaf, value in zip(leaves, new, strict=True):
+                    leaf.copy_(value)
+            else:
+                with self._autocast():
+                    grads, loss, after, seen, kept = each(gradient, moving, leaves, batches[0], *context)
+                update_(moving, velocity, grads, masks, local)
+                if own.lesson.observe:
+                    tree.put_(own.mine, now, seen)
+                if own.lesson.keeps:
+                    self._kept.append((kept, weight[:, 0]))
             tree.put_(own.buffers, now, after)
-            if own.lesson.observe:
-                tree.put_(own.mine, now, seen)
             self._total[now] += loss
             self._steps[now] += 1
 
         return step
 
+    def _whole_step(
+        self,
+        leaves: list[Tensor],
+        batches: list[Batch],
+        buffers: dict[str, Tree],
+        mine: dict[str, Tree],
+        servers: dict[str, Tree],
+    ) -> tuple[list[Tensor], Tensor, dict[str, Tree]]:
+        """One client's `Method.step`: the new leaves, the loss and the buffers."""
+        own = self._own
+        assert own.lesson.step is not None
+        bound = self._net.bind(buffers, training=True, weight=batches[0].weight)
+        batch = batches[0] if len(batches) == 1 else tuple(batches)
+        params, loss = own.lesson.step(
+            bound, tree.rebuild(own.start, leaves), batch, servers.get("server", own.server), mine
+        )
+        return tree.leaves(params), loss, bound.buffers
+
     def _gradient(
         self, phase: Phase, moving: list[int]
-    ) -> Callable[..., tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree]]]:
-        """One client's gradient at the leaves `moving`, its loss, buffers and (if observed) `mine` afterwards."""
+    ) -> Callable[..., tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree], Tree]]:
+        """One client's gradient at the leaves `moving`, its loss, buffers and (if observed) `mine` afterwards; what is kept."""
         own, net = self._own, self._net
         objective, observe = phase.loss or own.lesson.objective, own.lesson.observe
 
@@ -170,21 +216,23 @@ class Program:
             buffers: dict[str, Tree],
             mine: dict[str, Tree],
             servers: dict[str, Tree],
-        ) -> tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree]]:
+        ) -> tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree], Tree]:
             server = servers.get("server", own.server)
 
-            def loss_of(values: list[Tensor]) -> tuple[Tensor, dict[str, Tree]]:
+            def loss_of(values: list[Tensor]) -> tuple[Tensor, tuple[dict[str, Tree], Tree]]:
                 replaced = dict(zip(moving, values, strict=True))
                 params = tree.rebuild(own.start, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)])
                 bound = net.bind(buffers, training=True, weight=batch.weight)
-                return objective(bound, params, batch, server, mine), bound.buffers
+                loss = objective(bound, params, batch, server, mine)
+                loss, kept = loss if own.lesson.keeps else (loss, {})
+                return loss, (bound.buffers, kept)
 
-            grads, (loss, after) = grad_and_value(loss_of, has_aux=True)(values)
+            grads, (loss, (after, kept)) = grad_and_value(loss_of, has_aux=True)(values)
             seen = {}
             if observe:
                 everything = tree.rebuild(own.start, complete(grads, leaves, moving))
                 seen = observe(tree.rebuild(own.start, leaves), everything, loss, batch, server, mine)
-            return grads, loss, after, seen
+            return grads, loss, after, seen, kept
 
         return one
 
@@ -210,34 +258,38 @@ def each(f: Callable[..., Any], *stacked: Any, count: int | None = None) -> Any:
 
 
 def planned(
-    plan: Sequence[Sequence[Tensor]], device: torch.device, batch: int = 0
+    plan: Sequence[Sequence[Sequence[Tensor]]], device: torch.device, batch: int = 0
 ) -> tuple[Tensor, Tensor, list[list[int]]]:
-    """Sample indices and weights of every step, `[steps, rows, batch]` on `device`, and the rows that take each step.
+    """Sample indices and weights of every step, `[steps, rows, minibatches, batch]` on `device`, and the rows that take
+    each step.
 
-    plan: sample indices of each row's batches. What is short is padded with index 0 and weight 0, up to the longest
-    batch and at least up to `batch`.
+    plan: sample indices of the minibatches of each row's steps. What is short is padded with index 0 and weight 0, up
+    to the longest batch and at least up to `batch`.
     """
     counts = [len(own) for own in plan]
-    longest = max((len(rows) for own in plan for rows in own), default=0)
+    longest = max((len(chosen) for own in plan for step in own for chosen in step), default=0)
     longest = max(longest, batch)
-    indices = torch.zeros(max(counts, default=0), len(plan), longest, dtype=torch.int64)
+    together = max((len(step) for own in plan for step in own), default=1)
+    indices = torch.zeros(max(counts, default=0), len(plan), together, longest, dtype=torch.int64)
     weight = torch.zeros(indices.shape)
     for row, own in enumerate(plan):
-        for step, rows in enumerate(own):
-            indices[step, row, : len(rows)] = rows
-            weight[step, row, : len(rows)] = 1
+        for place, step in enumerate(own):
+            for k, chosen in enumerate(step):
+                indices[place, row, k, : len(chosen)] = chosen
+                weight[place, row, k, : len(chosen)] = 1
     active = [[row for row, count in enumerate(counts) if count > step] for step in range(len(indices))]
     return indices.to(device), weight.to(device), active
 
 
 def passes(federation: Federation, plan: Sequence[Sequence[Tensor]]) -> Iterator[tuple[slice | Tensor, Batch]]:
-    """For every step of a plan the rows that take it, and their batches."""
+    """For every step of a plan (each row's sample indices) the rows that take it, and their batches."""
     device = federation.x.device
-    for index, weight, active in zip(*planned(plan, device), strict=True):
+    for index, weight, active in zip(*planned([[[chosen] for chosen in own] for own in plan], device), strict=True):
         leading = active[-1] == len(active) - 1
         rows = slice(len(active)) if leading else torch.tensor(active, device=device)
-        chosen = index[rows]
-        yield rows, Batch(federation.normalize(federation.x[chosen]), federation.y[chosen], weight[rows])
+        chosen, shares = index[rows, 0], weight[rows, 0]
+        none = shares.new_empty(len(shares), 0)
+        yield rows, Batch(federation.normalize(federation.x[chosen]), federation.y[chosen], shares, none)
 
 
 def _copied(phase: Phase) -> Phase:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +44,9 @@ def play(
 ) -> tuple[State, Outcome]:
     """Play the next round with `cohort`. The given state is used up: its clients' rows are overwritten in place."""
     cohort = sorted(cohort)
+    gathering = Sent(0, 0, 0, 0)
+    if method.gathers(state.round):
+        state, gathering = _gather(backend, method, federation, state, local, seed)
     draws = Draws(seed, "train", state.round + 1)
     part = backend.participate(method, federation, state, cohort, local, draws)
     rows = torch.tensor(cohort, device=federation.x.device)
@@ -54,22 +58,49 @@ def play(
     for role, buffers in state.client_buffers.items():
         tree.put_(buffers, rows, part.buffers[role])
     shared = {role: _merge_buffers(part.buffers[role], weight) for role in state.server_buffers}
-    extra = sum(
-        leaf.numel() for buffers in shared.values() for leaf in tree.leaves(buffers) if leaf.is_floating_point()
-    )
-    extra *= len(cohort)  # averaged statistics travel both ways
+    sent = Sent(*(a + b for a, b in zip(_sent(part, state, len(cohort)), gathering, strict=True)))
     outcome = Outcome(
         before=part.before,
         after=part.after,
         loss=part.loss,
         finite=_finite(part),
-        values_down=int(part.down.values.sum()) + extra,
-        values_up=int(part.up.values.sum()) + extra,
-        bits_down=int(part.down.bits.sum()) + 32 * extra,
-        bits_up=int(part.up.bits.sum()) + 32 * extra,
+        **sent._asdict(),
         measures={name: float(value.double().mean()) for name, value in part.measures.items()},
     )
     return replace(state, round=state.round + 1, server=server, server_buffers=shared), outcome
+
+
+class Sent(NamedTuple):
+    """What travelled, summed over clients."""
+
+    values_down: int
+    values_up: int
+    bits_down: int
+    bits_up: int
+
+
+def _sent(part: Participation, state: State, clients: int) -> Sent:
+    extra = sum(leaf.numel() for leaf in tree.leaves(state.server_buffers) if leaf.is_floating_point())
+    extra *= clients  # averaged statistics travel both ways
+    return Sent(
+        int(part.down.values.sum()) + extra,
+        int(part.up.values.sum()) + extra,
+        int(part.down.bits.sum()) + 32 * extra,
+        int(part.up.bits.sum()) + 32 * extra,
+    )
+
+
+def _gather(
+    backend: Backend, method: Method, federation: Federation, state: State, local: Local, seed: int
+) -> tuple[State, Sent]:
+    """Have all clients train from the current state, for `Method.gather` alone."""
+    assert method.gather is not None
+    everyone = list(range(federation.clients))
+    draws = Draws(seed, "gather", state.round + 1)
+    part = backend.participate(method, federation, state, everyone, local, draws)
+    server, mine = method.gather(state.server, part.uploads, state.clients)
+    tree.put_(state.clients, slice(None), mine)
+    return replace(state, server=server), _sent(part, state, len(everyone))
 
 
 def _finite(part: Participation) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,13 @@ class Local:
     def tuned(self, epochs: int) -> Local:
         """The same for another number of epochs."""
         return replace(self, epochs=epochs)
+
+    def during(self, phase: Phase) -> Local:
+        """With the phase's own step size and momentum, where it has any."""
+        if phase.lr is None and phase.momentum is None:
+            return self
+        lr = self.lr if phase.lr is None else phase.lr
+        return replace(self, lr=lr, momentum=self.momentum if phase.momentum is None else phase.momentum)
 
 
 def update_(
@@ -104,18 +111,50 @@ def batches(draws: Draws, client: int, stream: str, epochs: range, samples: int,
 class Lesson:
     """One stretch of local training: what is minimised, in which phases, how, and who watches."""
 
-    objective: Callable[..., Tensor]
+    objective: Callable[..., Any]
     phases: list[Phase]
     local: Local
     draws: Draws
     observe: Callable[..., dict[str, Tree]] | None = None
     tuned: bool = False
     """Whether this is fine-tuning of a judged model, not the method's own training."""
+    step: Callable[..., tuple[Tree, Tensor]] | None = None
+    together: int = 1
+    randoms: int = 0
+    keeps: bool = False
+    """Whether the objective returns something to keep beside the loss."""
 
 
 def training(method: Method, local: Local, draws: Draws, server: Tree, mine: dict[str, Tree], start: Tree) -> Lesson:
     """A method's own local training."""
-    return Lesson(method.loss, method.phases(server, mine, start, local.epochs), local, draws, method.observe)
+    return Lesson(
+        method.loss,
+        method.phases(server, mine, start, local.epochs),
+        local,
+        draws,
+        method.observe,
+        step=method.step,
+        together=method.together,
+        randoms=method.randoms,
+        keeps=method.digest is not None,
+    )
+
+
+class Step(NamedTuple):
+    """Positions `[batch]` of the minibatches of one step (`Method.together` of them), and its random numbers."""
+
+    minibatches: list[Tensor]
+    random: Tensor
+
+
+def steps(lesson: Lesson, draws: Draws, client: int, stream: str, epochs: range, samples: int) -> Iterator[Step]:
+    """A client's steps in some epochs of a stream; minibatches that do not make a whole step are left out."""
+    for epoch in epochs:
+        dealt = list(batches(draws, client, stream, range(epoch, epoch + 1), samples, lesson.local.batch_size))
+        count = len(dealt) // lesson.together
+        random = draws.random(client, stream, epoch, count, lesson.randoms)
+        for number in range(count):
+            yield Step(dealt[number * lesson.together : (number + 1) * lesson.together], random[number])
 
 
 class Tuning(NamedTuple):
@@ -134,8 +173,15 @@ def fine_tuning(method: Method, tuning: Tuning, parts: Parts, params: Tree) -> L
 
     phases = method.tune(params, parts, tuning.local.epochs)
     if tuning.part == "head":
-        phases = [phase._replace(mask={name: name in parts.head for name in params}) for phase in phases]
+        phases = [phase._replace(mask=_named(params, parts.head)) for phase in phases]
     return Lesson(objective, phases, tuning.local, tuning.draws, tuned=True)
+
+
+def _named(params: Tree, names: tuple[str, ...]) -> Tree:
+    """A mask of the entries called so, in one model or in each of several."""
+    if not isinstance(params, dict):
+        return False
+    return {name: name in names or _named(value, names) for name, value in params.items()}
 
 
 def complete(grads: list[Tensor], leaves: list[Tensor], moving: list[int]) -> list[Tensor]:

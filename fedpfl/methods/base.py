@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +19,44 @@ class Batch(NamedTuple):
     """One minibatch of one client: `x` `[batch, channels, height, width]`, `y` `[batch]`.
 
     `weight` `[batch]` is 0 for padding and 1 for samples; None means that there is no padding.
+    `random`: the step's random numbers `[Method.randoms]`, uniform in [0, 1); None or empty where none are asked for.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor | None = None
+    random: Tensor | None = None
+
+
+class Data(NamedTuple):
+    """Some samples of one client: normalised images `[samples, channels, height, width]` and labels `[samples]`."""
+
+    x: Tensor
+    y: Tensor
+
+    def rows(self, rows: Tensor) -> Batch:
+        """Samples `rows`, in memory channels last if the images are."""
+        return Batch(self.x.permute(0, 2, 3, 1)[rows].permute(0, 3, 1, 2), self.y[rows])
+
+    def chunks(self, size: int = 256) -> Iterator[Batch]:
+        """All samples in order, in batches of bounded size."""
+        for x, y in zip(self.x.split(size), self.y.split(size), strict=True):
+            yield Batch(x, y)
+
+
+class Shard(NamedTuple):
+    """A client's training data. `order(stream, epoch)` is a permutation of it, the one that local training draws."""
+
+    data: Data
+    batch_size: int
+    order: Callable[[str, int], Tensor]
+
+    def batches(self, stream: str, epoch: int, share: float = 1.0) -> Iterator[Batch]:
+        """Minibatches of an epoch's first `share` of samples; a last partial one is kept, a lone sample not."""
+        order = self.order(stream, epoch)
+        for rows in order[: int(share * len(order))].split(self.batch_size):
+            if len(rows) > 1:
+                yield self.data.rows(rows.to(self.data.y.device))
 
 
 class Phase(NamedTuple):
@@ -34,12 +67,15 @@ class Phase(NamedTuple):
     stream: minibatch order is a pure function of (seed, round, client, stream, epoch); epochs count up per stream,
         so that phases of equal streams continue each other and those of different streams do not.
     loss: replaces the method's loss during this phase.
+    lr, momentum: replace the configured ones during this phase.
     """
 
     epochs: int
     mask: Tree | None = None
     stream: str = "main"
-    loss: Callable[..., Tensor] | None = None
+    loss: Callable[..., Any] | None = None
+    lr: float | None = None
+    momentum: float | None = None
 
 
 def mean_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
@@ -67,6 +103,9 @@ class Method:
 
     vectorises: ClassVar[bool] = True
     """False: `prepare` is asked client by client even by the batched backend, and may branch on values."""
+    together: ClassVar[int] = 1
+    """Minibatches of one step: with more than one, `step` is given a tuple of so many Batches; what is left of an epoch
+    is skipped."""
 
     # Optional questions; None means that the method has no use for them.
     draw: ClassVar[Callable[..., dict[str, Tree]] | None] = None
@@ -78,6 +117,30 @@ class Method:
     net in evaluation mode, and handed to `finish` as `mine["summary"]`."""
     settle: ClassVar[Callable[..., dict[str, Tree]] | None] = None
     """`settle(server, uploads, mine) -> mine`: after the merge, over the stacked cohort; for replies by client."""
+    survey: ClassVar[Callable[..., dict[str, Tree]] | None] = None
+    """`survey(net, shard, server, mine) -> dict`: what a client finds out from its training data (a Shard) before
+    `prepare`, laid over `mine`. Asked client by client on every backend: may branch on values, optimise, solve. The net
+    is in training mode (`net.still()` is not); its statistics are restored."""
+    adapt: ClassVar[Callable[..., dict[str, Tree]] | None] = None
+    """`adapt(net, shard, server, mine) -> dict`: like `survey`, before `personal`. Part of the method, no fine-tuning."""
+    digest: ClassVar[Callable[..., dict[str, Tree]] | None] = None
+    """`digest(kept, server, mine) -> dict`: after training, client by client like `survey`, laid over `mine` before
+    `finish`. `kept`: what `loss` returned beside the loss, as `(loss, tree of [batch, ...])`, of all steps in turn."""
+    step: ClassVar[Callable[..., tuple[Tree, Tensor]] | None] = None
+    """`step(net, params, batch, server, mine) -> params, loss`: a whole step of local training, for methods whose step
+    is not SGD on a loss; `phases` then only says how many epochs of which stream. Gradients by `net.gradient`."""
+    gather: ClassVar[Callable[..., tuple[Tree, dict[str, Tree]]] | None] = None
+    """`gather(server, uploads, mine) -> server, mine`: before rounds that `gathers`, over all clients stacked, who
+    trained once from the current state. `mine` is what they kept before; whatever they brought back is dropped."""
+
+    @property
+    def randoms(self) -> int:
+        """Random numbers per step of local training."""
+        return 0
+
+    def gathers(self, played: int) -> bool:
+        """Whether all clients train for `gather` before the round that follows `played` rounds."""
+        return False
 
     def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
         """Server's and one client's tree before round 1, from the common initial parameters."""

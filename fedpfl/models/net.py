@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
+from torch.func import grad_and_value
 
 from fedpfl import tree
 from fedpfl.models.norm import BatchNorm2d
@@ -24,6 +26,7 @@ class Net:
         self.params: Tree = {name: p.detach().clone() for name, p in module.named_parameters()}
         self.buffers: Tree = {name: b.detach().clone() for name, b in module.named_buffers()}
         self.parts: Parts = parts(module)
+        self.head: nn.Module = module.get_submodule(self.parts.head[0].rpartition(".")[0])
         self.norms = [m for m in module.modules() if isinstance(m, BatchNorm2d)]
         self.slots: list[tuple[dict[str, Any], str, str]] = [
             (kind, name, f"{prefix}.{name}" if prefix else name)
@@ -52,6 +55,31 @@ class Bound:
     def still(self) -> Bound:
         """The same in evaluation mode: statistics are used and do not move."""
         return Bound(self.net, self.buffers, False, self.weight)
+
+    def gradient(
+        self, objective: Callable[[Bound, Tree], Tensor], params: Tree, weight: Tensor | None = None
+    ) -> tuple[Tree, Tensor]:
+        """Gradient of `objective(net, params)` and its value, for a `Method.step`; statistics move as in training.
+
+        weight: of the samples that the objective looks at, `[batch]`.
+        """
+
+        def inner(params: Tree) -> tuple[Tensor, dict[str, Tree]]:
+            bound = Bound(self.net, self.buffers, self.training, weight)
+            return objective(bound, params), bound.buffers
+
+        grads, (value, self.buffers) = grad_and_value(inner, has_aux=True)(params)
+        return grads, value
+
+    def features(self, params: Tree, x: Tensor, role: str = "main") -> tuple[Tensor, Tensor]:
+        """Logits as by a call, and the head's input `[batch, features]`, float32."""
+        seen: list[Tensor] = []
+        hook = self.net.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            logits = self(params, x, role)
+        finally:
+            hook.remove()
+        return logits, seen[0].float()
 
     def __call__(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
         """Float32 logits `[batch, classes]` of the network with `params`; `role` picks a model's buffers."""
