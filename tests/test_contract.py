@@ -11,11 +11,13 @@ from functools import cache, partial
 import pytest
 import torch
 import yaml
+from torch import Tensor
 
 from fedpfl import tree
 from fedpfl.engine import Engine, Tuning, begin, make, play
 from fedpfl.engine.backend import Judging, Training
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.shard import training_shard
 from fedpfl.methods import METHODS, Batch, Method
 from fedpfl.traffic import count
 from tests.conftest import (
@@ -354,27 +356,44 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
     server, parts, minds = state.server, [], []
     for client in COHORTS[1]:
         mine = row(state.clients, client)
-        personal = ask(method.personal, server, mine)
+        buffers = dict.fromkeys(method.buffers, net.buffers)
+        shard = training_shard(federation, client, LOCAL.batch_size, Draws(0, "train", 2))
+        adapted = mine | (ask(method.adapt, net.bind(buffers), shard, server, mine) if method.adapt else {})
+        personal = ask(method.personal, server, adapted)
         if method.draw:
             mine |= ask(method.draw, Draws(0, "train", 2).server(client), server)
+        if method.survey:
+            mine |= ask(method.survey, net.bind(buffers, training=True), shard, server, mine)
         mine = ask(method.prepare, server, mine)
         start = ask(method.start, server, mine)
         assert flatten(count(ask(method.send, server, mine)))
         ask(method.measure, server, mine)
         judged = ask(method.judged, server, mine, start)
-        assert flatten(judged).keys() == flatten(personal).keys() == flatten(net.params).keys()
-        x = federation.normalize(federation.x[federation.train[client]])
-        batch = Batch(x, federation.y[federation.train[client]])
-        bound = net.bind(dict.fromkeys(method.buffers, net.buffers), training=True)
+        assert flatten(judged).keys() == flatten(personal).keys()
+        x, y = shard.data
+        batch = Batch(x, y, random=torch.rand(method.randoms))
+        bound = net.bind(buffers, training=True)
         for phase in ask(method.phases, server, mine, start, 2):
-            ask(phase.loss or method.loss, bound, start, batch, server, mine)
+            if method.step:
+                ask(
+                    method.step,
+                    bound,
+                    start,
+                    (batch,) * method.together if method.together > 1 else batch,
+                    server,
+                    mine,
+                )
+                continue
+            answer = ask(phase.loss or method.loss, bound, start, batch, server, mine)
+            if method.digest:
+                mine |= ask(method.digest, tree.map(Tensor.detach, answer[1]), server, mine)
         ask(method.predict, bound, judged, x)
         ask(method.tune, judged, net.parts, 2)
         end = tree.map(lambda leaf: leaf + 0.01 * torch.ones_like(leaf), start)
         if method.observe:
             mine = ask(method.observe, start, start, torch.ones(()), batch, server, mine)
         if method.summarize:
-            summary = ask(method.summarize, net.bind({"main": net.buffers}), end, batch, server, mine)
+            summary = ask(method.summarize, net.bind(buffers), end, batch, server, mine)
             mine = {**mine, "summary": summary}
         upload, mine = ask(method.finish, server, mine, start, end)
         parts.append(upload)
@@ -384,6 +403,8 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
     if method.settle:
         ask(method.settle, merged, uploads, tree.stack(minds))
     assert weight.tolist() == [0.25] * 4
+    if method.gather:
+        ask(method.gather, server, tree.stack(parts), tree.stack(minds))
 
 
 @cases
@@ -392,7 +413,12 @@ def test_phases_are_the_same_for_all_clients(name, values, net):
     state = played(method, "loop")[0][-1]
     plans = set()
     for client in EVERYONE:
-        mine = method.prepare(state.server, row(state.clients, client))
+        mine = row(state.clients, client)
+        if method.survey:
+            bound = net.bind(dict.fromkeys(method.buffers, net.buffers), training=True)
+            shard = training_shard(small(), client, LOCAL.batch_size, Draws(0, "train", 2))
+            mine |= method.survey(bound, shard, state.server, mine)
+        mine = method.prepare(state.server, mine)
         phases = method.phases(state.server, mine, method.start(state.server, mine), 3)
         plans.add(tuple((phase.epochs, phase.stream) for phase in phases))
         assert sum(max(0, phase.epochs) for phase in phases) > 0

@@ -205,7 +205,7 @@ class Program:
     def _gradient(
         self, phase: Phase, moving: list[int]
     ) -> Callable[..., tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree], Tree]]:
-        """One client's gradient at the leaves `moving`, its loss, buffers and (if observed) `mine` afterwards; what is kept."""
+        """One client's gradient at the leaves `moving`, loss, buffers and (if observed) `mine` after, what is kept."""
         own, net = self._own, self._net
         objective, observe = phase.loss or own.lesson.objective, own.lesson.observe
 

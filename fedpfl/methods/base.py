@@ -122,7 +122,7 @@ class Method:
     `prepare`, laid over `mine`. Asked client by client on every backend: may branch on values, optimise, solve. The net
     is in training mode (`net.still()` is not); its statistics are restored."""
     adapt: ClassVar[Callable[..., dict[str, Tree]] | None] = None
-    """`adapt(net, shard, server, mine) -> dict`: like `survey`, before `personal`. Part of the method, no fine-tuning."""
+    """`adapt(net, shard, server, mine) -> dict`: like `survey`, before `personal`; part of the method, not tuning."""
     digest: ClassVar[Callable[..., dict[str, Tree]] | None] = None
     """`digest(kept, server, mine) -> dict`: after training, client by client like `survey`, laid over `mine` before
     `finish`. `kept`: what `loss` returned beside the loss, as `(loss, tree of [batch, ...])`, of all steps in turn."""

@@ -21,11 +21,11 @@ class Net:
     One Net serves one thread, because a functional call borrows the module for its duration; `copy()` makes more.
     """
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, seed: int = 0):
         self.module = module
         self.params: Tree = {name: p.detach().clone() for name, p in module.named_parameters()}
         self.buffers: Tree = {name: b.detach().clone() for name, b in module.named_buffers()}
-        self.parts: Parts = parts(module)
+        self.parts: Parts = parts(module, seed)
         self.head: nn.Module = module.get_submodule(self.parts.head[0].rpartition(".")[0])
         self.norms = [m for m in module.modules() if isinstance(m, BatchNorm2d)]
         self.slots: list[tuple[dict[str, Any], str, str]] = [
@@ -39,7 +39,7 @@ class Net:
 
     def copy(self) -> Net:
         """An independent Net for another thread."""
-        return Net(copy.deepcopy(self.module))
+        return Net(copy.deepcopy(self.module), self.parts.seed)
 
     def bind(self, buffers: dict[str, Tree], training: bool = False, weight: Tensor | None = None) -> Bound:
         """Attach buffers (one tree per role) and, for padded batches, the samples' weights `[batch]`."""

@@ -36,4 +36,4 @@ def build(name: str, shape: tuple[int, int, int], classes: int, seed: int, **opt
             module = MODELS[name](shape, classes, **options)
     except ValueError as error:
         raise FedpflError(f"model={name}: {error}") from None
-    return Net(module)
+    return Net(module, seed)

@@ -14,12 +14,14 @@ class Parts:
     """Parameter names of a network, by role. `layers` groups weight and bias of one module, from input to output.
 
     batch_norm: those of `normalisation` that belong to layers with statistics over the batch.
+    seed: what the initial values were drawn from, for methods that need more of them.
     """
 
     layers: tuple[tuple[str, ...], ...]
     head: tuple[str, ...]
     normalisation: tuple[str, ...]
     batch_norm: tuple[str, ...]
+    seed: int = 0
 
     @property
     def body(self) -> tuple[str, ...]:
@@ -27,7 +29,7 @@ class Parts:
         return tuple(name for layer in self.layers for name in layer if name not in self.head)
 
 
-def parts(module: nn.Module) -> Parts:
+def parts(module: nn.Module, seed: int = 0) -> Parts:
     """Split by module: the head is the last linear layer (weight and bias)."""
     layers: list[tuple[str, ...]] = []
     head: tuple[str, ...] = ()
@@ -44,4 +46,4 @@ def parts(module: nn.Module) -> Parts:
             normalisation.extend(names)
         if isinstance(child, nn.modules.batchnorm._NormBase):
             batch_norm.extend(names)
-    return Parts(tuple(layers), head, tuple(normalisation), tuple(batch_norm))
+    return Parts(tuple(layers), head, tuple(normalisation), tuple(batch_norm), seed)

@@ -4,20 +4,18 @@ Tolerance 1e-6 absolute after three rounds on both backends (parameters are of o
 convolution and a float64 average in the reference leave rounding only.
 """
 
-import copy
 import dataclasses
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedpfl import tree
-from fedpfl.engine.keys import Draws
 from fedpfl.methods import Ditto, FedAvg, FedBABU, FedBN, FedOBP, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly, Scaffold
 from tests.conftest import COHORTS, HEAD, LOCAL, Tiny, assert_close, rounds, row, tiny
 from tests.reference import plain
+from tests.reference.conftest import SEED
 
-SEED = 3
 TOLERANCE = {"atol": 1e-6, "rtol": 0.0}
 
 METHODS = {
@@ -43,26 +41,6 @@ METHODS = {
 def flat(server):
     """FedBABU's body alone: its server keeps the head apart."""
     return server.get("body", server)
-
-
-@pytest.fixture(scope="module")
-def setting(net, federation) -> plain.Setting:
-    def images(index: Tensor) -> Tensor:
-        return (federation.x[index].float() / 255 - 0.4) / 0.3
-
-    clients = [
-        plain.Client(images(train), federation.y[train], images(test), federation.y[test])
-        for train, test in zip(federation.train, federation.test, strict=True)
-    ]
-
-    def order(t: int, client: int, epoch: int, samples: int) -> Tensor:
-        return Draws(SEED, "train", t).order(client, "main", epoch, samples)
-
-    module = copy.deepcopy(net.module)
-    module.load_state_dict(net.params)
-    return plain.Setting(
-        module, clients, COHORTS, order, LOCAL.epochs, LOCAL.batch_size, LOCAL.lr, LOCAL.momentum, LOCAL.weight_decay
-    )
 
 
 @pytest.fixture(scope="module")

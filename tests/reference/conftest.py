@@ -1,0 +1,32 @@
+"""The setting of the package's small federation, as the plain loops want it."""
+
+import copy
+
+import pytest
+from torch import Tensor
+
+from fedpfl.engine.keys import Draws
+from tests.conftest import COHORTS, LOCAL
+from tests.reference import plain
+
+SEED = 3
+
+
+@pytest.fixture(scope="module")
+def setting(net, federation) -> plain.Setting:
+    def images(index: Tensor) -> Tensor:
+        return (federation.x[index].float() / 255 - 0.4) / 0.3
+
+    clients = [
+        plain.Client(images(train), federation.y[train], images(test), federation.y[test])
+        for train, test in zip(federation.train, federation.test, strict=True)
+    ]
+
+    def order(t: int, client: int, epoch: int, samples: int) -> Tensor:
+        return Draws(SEED, "train", t).order(client, "main", epoch, samples)
+
+    module = copy.deepcopy(net.module)
+    module.load_state_dict(net.params)
+    return plain.Setting(
+        module, clients, COHORTS, order, LOCAL.epochs, LOCAL.batch_size, LOCAL.lr, LOCAL.momentum, LOCAL.weight_decay
+    )
