@@ -6,10 +6,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
 from fedpfl import importance, tree
-from fedpfl.methods.base import Batch, Method, flag, mean_cross_entropy
+from fedpfl.methods import fisher
+from fedpfl.methods.base import Batch, Method, flag
 from fedpfl.models import Bound, Parts
 from fedpfl.tree import Masked, Tree
 
@@ -99,8 +99,7 @@ class FedOBP(Method):
         if self.score == "gradient":
             kept["score"] = importance.gradient(self._scored(start, mine), kept["model"])
         if self.score in ("fisher", "fisher_batch"):
-            samples = kept["summary"]["samples"]
-            mean = tree.map(lambda total: total / samples, kept.pop("summary")["gradient"])
+            mean = fisher.mean(kept.pop("summary"))
             kept["score"] = tree.map(torch.square, mean) if self.score == "fisher_batch" else mean
         return end, kept
 
@@ -118,23 +117,10 @@ class FedOBP(Method):
         return self._fisher if self.score in ("fisher", "fisher_batch") else None
 
     def _fisher(self, net: Bound, end: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tree:
-        weight = torch.ones_like(batch.y, dtype=torch.float32) if batch.weight is None else batch.weight
+        def logits(scored: Tree, x: Tensor) -> Tensor:
+            return self.predict(net, {**end, **scored}, x)
 
-        def total(scored: Tree, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-            logits = self.predict(net, {**end, **scored}, x)
-            return mean_cross_entropy(logits, Batch(x, y, share)) * share.sum()
-
-        scored = self._scored(end, mine)
-        if self.score == "fisher_batch":
-            gradient = grad(total)(scored, batch.x, batch.y, weight)
-        else:
-
-            def one(x: Tensor, y: Tensor) -> Tree:
-                return grad(total)(scored, x[None], y[None], weight.new_ones(1))
-
-            each = vmap(one, chunk_size=8)(batch.x, batch.y)
-            gradient = tree.map(lambda g: torch.einsum("b,b...->...", weight, g.square()), each)
-        return {"gradient": gradient, "samples": weight.sum()}
+        return fisher.sums(logits, self._scored(end, mine), batch, by_sample=self.score == "fisher")
 
     def _scores(self, shared: Tree, mine: dict[str, Tree]) -> Tree:
         if self.score == "obp":
