@@ -177,7 +177,7 @@ class Program:
                 if own.lesson.observe:
                     tree.put_(own.mine, now, seen)
                 if own.lesson.keeps:
-                    self._kept.append((kept, weight[:, 0]))
+                    self._kept.append((kept, weight[:, 0].clone()))
             tree.put_(own.buffers, now, after)
             self._total[now] += loss
             self._steps[now] += 1

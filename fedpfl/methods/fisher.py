@@ -14,7 +14,7 @@ from fedpfl.tree import Tree
 def sums(
     logits: Callable[[Tree, Tensor], Tensor], scored: Tree, batch: Batch, by_sample: bool = True
 ) -> dict[str, Tree]:
-    """For `Method.summarize`: gradients of log p(y | x) with respect to `scored`, summed over samples, and their number.
+    """For `Method.summarize`: gradients of log p(y | x) with respect to `scored`, summed, and the number of samples.
 
     logits: of a model with the given scored entries, for some images. by_sample: sum each sample's squared gradient.
     """
