@@ -1,0 +1,109 @@
+"""The table of methods in docs/methods.md, measured where it can be: `python scripts/methods_table.py [--write]`.
+
+What travels and what a client keeps is counted by the engine: two rounds of cnn4 on [1, 28, 28] images of 10 classes,
+each method with the values of its configuration file; counts are the second round's mean per client.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+import torch
+from hydra import compose, initialize_config_dir
+
+from fedpfl import config, engine, models, tree
+from fedpfl.data import Federation
+from fedpfl.methods import METHODS, Method
+from fedpfl.train import CONF
+
+PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
+BEGIN, END = "<!-- made by scripts/methods_table.py -->", "<!-- to here -->"
+
+SAID = {  # what no code knows: the personal part, the extra local work
+    "apfl": ("a full model and its share", "twice (three forwards)"),
+    "ditto": ("a full model", "as many epochs again"),
+    "fedala": ("weights that merge the top layers", "learning them on 80 % of the data, here and at judging"),
+    "fedavg": ("none; with `eval.finetune_epochs` a copy at judging", "none"),
+    "fedbabu": ("a copy, at judging", "fine-tuning"),
+    "fedbn": ("BatchNorm layers", "none"),
+    "feddpa": ("entries of high Fisher information", "twice the epochs (`train=joint`: none); one backward a sample"),
+    "fedobp": ("n_q entries per client and round", "none (Fisher scores: one backward a sample)"),
+    "fedpac": ("head, mixed by the server", "two passes for features"),
+    "fedper": ("top layers", "none"),
+    "fedprox": ("none", "proximal term"),
+    "fedrep": ("head", "none: head epochs are cheaper"),
+    "fedrod": ("a second head, added to the generic one", "that head"),
+    "floco": ("a point among M heads (FLOCO+: a full model)", "once a round of all clients (FLOCO+: its epochs)"),
+    "flute": ("head, adjusted by the server", "regularisers"),
+    "lg_fedavg": ("all but the top layers", "none"),
+    "local_only": ("everything", "none"),
+    "per_fedavg": ("a copy, at judging", "2 (FO) or 4 (HF) gradients a step; adaptation"),
+    "pfedfda": ("a generative head", "fitting it, here and at judging"),
+    "pfedme": ("a full model", "K gradients a batch"),
+    "scaffold": ("none (a control variate each)", "sums of gradients"),
+}
+
+
+def configured(name: str, *overrides: str) -> Method:
+    """A method with the values of its configuration file."""
+    config.register()
+    with initialize_config_dir(CONF, version_base="1.3"):
+        chosen = config.resolve(compose("train", [f"method={name}", *overrides]))["method"]
+    return METHODS[name](**{field.name: chosen[field.name] for field in dataclasses.fields(METHODS[name])})
+
+
+def counted(name: str) -> tuple[int, int, int]:
+    """Values down and up per client in round 2, and values that a client keeps."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (96, 1, 28, 28), dtype=torch.uint8, generator=generator)
+    split = tuple(torch.arange(96).view(4, 24))
+    y = torch.randint(0, 10, (96,), generator=generator)
+    federation = Federation(
+        "random", x, y, 10, (0.5,), (0.25,), tuple(own[:20] for own in split), tuple(own[20:] for own in split)
+    )
+    net = models.build("cnn4", federation.shape, 10, 0)
+    method, local = configured(name, "clients=4"), engine.Local(epochs=1, batch_size=4, lr=0.01)
+    backend, device = engine.make(engine.Engine("loop"), net, torch.device("cpu")), torch.device("cpu")
+    state = engine.begin(method, net, 4, device)
+    for cohort in ([0, 1], [0, 1]):
+        state, outcome = engine.play(backend, method, federation, state, cohort, local, 0)
+    return round(outcome.values_down / 2), round(outcome.values_up / 2), tree.size(state.clients) // 4
+
+
+def table() -> str:
+    """Markdown, one row per method."""
+    head = ("`method=`", "source", "personal part", "extra local work", "down", "up", "kept per client", "options")
+    rows = [head, tuple("---" for _ in head)]
+    for name, kind in METHODS.items():
+        cited = re.search(r"\(([A-Z][^()]*?\b(?:19|20)\d\d[^()]*)\)", re.sub(r"\s+", " ", kind.__doc__ or ""))
+        options = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind))
+        personal, extra = SAID[name]
+        numbers = tuple(f"{count:,}" for count in counted(name))
+        rows.append(
+            (
+                f"`{name}`",
+                cited.group(1).removesuffix(", Algorithm 1") if cited else "",
+                personal,
+                extra,
+                *numbers,
+                options,
+            )
+        )
+    return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
+
+
+def main() -> None:
+    """Print the table, or put it where it belongs."""
+    made = table()
+    if "--write" not in sys.argv[1:]:
+        print(made)
+        return
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main()
