@@ -10,6 +10,8 @@ from fedpfl import tree
 from fedpfl.methods.base import Batch, mean_cross_entropy
 from fedpfl.tree import Tree
 
+CHUNK = 8  # samples whose gradients are held at once
+
 
 def sums(
     logits: Callable[[Tree, Tensor], Tensor], scored: Tree, batch: Batch, by_sample: bool = True
@@ -28,8 +30,10 @@ def sums(
         def one(x: Tensor, y: Tensor) -> Tree:
             return grad(total)(scored, x[None], y[None], weight.new_ones(1))
 
-        each = vmap(one, chunk_size=8)(batch.x, batch.y)
-        gradient = tree.map(lambda g: torch.einsum("b,b...->...", weight, g.square()), each)
+        gradient = tree.full_like(scored, 0.0)
+        for x, y, share in zip(*(part.split(CHUNK) for part in (batch.x, batch.y, weight)), strict=True):
+            each = vmap(one)(x, y)
+            gradient = tree.map(lambda g, own, w=share: g + torch.tensordot(w, own.square(), 1), gradient, each)
     else:
         gradient = grad(total)(scored, batch.x, batch.y, weight)
     return {"gradient": gradient, "samples": weight.sum()}
