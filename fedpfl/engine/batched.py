@@ -145,6 +145,7 @@ class Batched(Backend):
             shard = training_shard(call.federation, client, batch_size, draws)
             with self._autocast():
                 answers.append(question(net, shard, call.state.server, tree.take(mine, row)))
+        assert all(answer.keys() == answers[0].keys() for answer in answers), "clients answer in different structures"
         return tree.stack(answers)
 
     @staticmethod

@@ -119,8 +119,8 @@ class Method:
     """`settle(server, uploads, mine) -> mine`: after the merge, over the stacked cohort; for replies by client."""
     survey: ClassVar[Callable[..., dict[str, Tree]] | None] = None
     """`survey(net, shard, server, mine) -> dict`: what a client finds out from its training data (a Shard) before
-    `prepare`, laid over `mine`. Asked client by client on every backend: may branch on values, optimise, solve. The net
-    is in training mode (`net.still()` is not); its statistics are restored."""
+    `prepare`, laid over `mine`; one structure for all. Asked client by client on every backend: may branch on values,
+    optimise, solve. The net is in training mode (`net.still()` is not); its statistics are restored."""
     adapt: ClassVar[Callable[..., dict[str, Tree]] | None] = None
     """`adapt(net, shard, server, mine) -> dict`: like `survey`, before `personal`; part of the method, not tuning."""
     digest: ClassVar[Callable[..., dict[str, Tree]] | None] = None
