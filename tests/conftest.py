@@ -42,6 +42,7 @@ ENGINES = ("loop", "batched", "loop-bf16", "batched-bf16")
 LOOP = Engine("loop", workers=2)
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "apfl": [{}, {"mixing": "param", "alpha_lr": 1.0, "cold_start": "global"}],
     "ditto": [{}, {"lam": 0.3, "personal_epochs": 1}, {"personal_epochs": 3, "cold_start": "global"}],
     "fedobp": [
         {"q": 0.9},
@@ -51,11 +52,20 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": 0.9, "score": "fisher", "norm": "none", "ema": 0.5},
         {"q": 0.7, "score": "fisher_batch", "classifier_only": True, "cold_start": "global"},
     ],
+    "fedala": [{}, {"layers": 2, "max_epochs": 12, "threshold": 0.0}],
     "fedbabu": [{}, {"finetune": "head"}],
+    "feddpa": [{}, {"rule": "quantile", "train": "joint"}],
+    "fedpac": [{}, {"lam": 0.3, "body_epochs": 1, "combine": False, "keep_prototypes": True}],
     "fedper": [{}, {"layers": 2}, {"head_init": "server_average"}],
     "fedprox": [{"mu": 0.5}],
     "fedrep": [{}, {"body_epochs": 2, "head_epochs": 1}],
+    "floco": [{}, {"endpoints": 3, "tau": 1}, {"endpoints": 3, "tau": 1, "pers_epochs": 1, "stay_inside": True}],
+    "fedrod": [{}, {"gamma": 0.0}],
+    "flute": [{}, {"rep_epochs": 2, "l3": 0.0}],
     "lg_fedavg": [{}, {"layers": 2}, {"variant": "as_published"}],
+    "pfedfda": [{}, {"variant": "as_published"}],
+    "per_fedavg": [{"outer_lr": 0.05}, {"version": "hf", "outer_lr": 0.05, "adapt_steps": 2}],
+    "pfedme": [{}, {"average": "samples", "beta": 0.5, "inner_lr": 0.05}],
     "scaffold": [{"clients": 6}, {"clients": 6, "server_lr": 0.5}],
 }
 """Hyperparameters that the contract suite tries; a method that is not named here is tried with its defaults."""

@@ -44,7 +44,7 @@ BAD = [
     ("engine=foo", "engine must be one of auto, batched, loop, got 'foo'"),
     ("logger=foo", "logger must be one of none, wandb, got 'foo'"),
     ("experiment=foo", "experiment must be one of demo"),
-    ("method.name=foo", "method.name must be one of ditto"),
+    ("method.name=foo", "method.name must be one of apfl"),
     ("logger.name=foo", "logger.name=foo is unknown; choose one of none, wandb"),
     ("logger=wandb logger.mode=loud", "logger.mode=loud is unknown; choose one of auto, online, offline, disabled"),
     ("engine.precision=fp8", "engine.precision must be one of fp32, tf32, bf16, got 'fp8'"),

@@ -1,0 +1,98 @@
+"""pFedMe: private models that are proximal points of the global one."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedpfl import tree
+from fedpfl.methods.base import Batch, Method, flag
+from fedpfl.models import Bound, Parts
+from fedpfl.tree import Tree
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """pFedMe (Dinh, Tran and Nguyen, NeurIPS 2020, arXiv:2006.08848): SGD on Moreau envelopes.
+
+    On each minibatch, `inner_steps` times th <- th - inner_lr (g(th) + lam (th - w_i) + mu th), all on that minibatch,
+    then w_i <- w_i - outer_lr lam (w_i - th). th starts the round at w and carries on from minibatch to minibatch; its
+    last value is the client's model until it is sampled again. w <- (1 - beta) w + beta mean(w_i).
+
+    Steps are these and nothing else: of `local`, lr, momentum and weight_decay matter to fine-tuning only. The paper
+    trains all clients and averages some; here those that are sampled train, and the others' models age. The inner
+    problem is solved by a fixed number of steps, not to an accuracy. BatchNorm statistics are th's, move with every
+    inner step, and are averaged at the server. Right before training a client is judged by w, where th starts.
+
+    Defaults are the paper's; inner_lr is the one of its code for CIFAR10's CNN (0.09 for its other networks).
+
+    lam: pull of th and w to each other. mu: decay of th, in the authors' code only. average: `uniform` or by `samples`.
+    """
+
+    lam: float = 15.0
+    inner_steps: int = 5
+    inner_lr: float = 0.01
+    outer_lr: float = 0.005
+    beta: float = 1.0
+    mu: float = 0.001
+    average: Literal["uniform", "samples"] = "uniform"
+
+    def __post_init__(self) -> None:
+        for field in ("lam", "beta", "mu"):
+            self.check(getattr(self, field) >= 0, field, "0 or more")
+        self.check(self.inner_steps >= 1, "inner_steps", "1 or more")
+        for field in ("inner_lr", "outer_lr"):
+            self.check(getattr(self, field) > 0, field, "a positive number")
+            stable = getattr(self, field) * self.lam < 2
+            self.check(stable, field, f"below 2 / lam = {2 / (self.lam or 1):.4g}, or it diverges; lower it or lam")
+        self.check(self.average in ("uniform", "samples"), "average", "uniform or samples")
+
+    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
+        """Everybody starts from the same model."""
+        return params, {"th": params, "trained": flag(params)}
+
+    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
+        """Both models are the global one; what the client kept is for judging alone."""
+        return {"w": server, "th": server}
+
+    def step(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> tuple[Tree, Tensor]:
+        """Near th to the proximal point of w, then w to th; the loss is th's before its first step."""
+
+        def objective(net: Bound, th: Tree) -> Tensor:
+            return self.loss(net, th, batch, server, mine)
+
+        def inner(th: Tensor, w: Tensor, g: Tensor) -> Tensor:
+            pull = self.lam * (th - w) + self.mu * th
+            return th.clone().add_(g + pull, alpha=-self.inner_lr)  # in th's memory layout, as SGD would
+
+        w, th = params["w"], params["th"]
+        losses = []
+        for _ in range(self.inner_steps):
+            grads, loss = net.gradient(objective, th, weight=batch.weight)
+            th = tree.map(inner, th, w, grads)
+            losses.append(loss)
+        w = tree.map(lambda w, th: torch.add(w, w - th, alpha=-self.outer_lr * self.lam), w, th)
+        return {"w": w, "th": th}, losses[0]
+
+    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
+        """The copy of w goes up, th stays."""
+        return end["w"], {"th": end["th"], "trained": ~flag(end)}
+
+    def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
+        """A step of length `beta` towards the mean."""
+        if self.beta == 0:
+            return server
+        share = weight if self.average == "samples" else torch.full_like(weight, 1 / len(weight))
+        mean = tree.mean(uploads, share)
+        if self.beta == 1:
+            return mean
+        return tree.map(lambda w, new: (1 - self.beta) * w + self.beta * new, server, mean)
+
+    def judged(self, server: Tree, mine: dict[str, Tree], trained: Tree) -> Tree:
+        """The private model."""
+        return trained["th"]
+
+    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
+        """The private model as the client left it; before, the global one."""
+        return tree.where(mine["trained"], mine["th"], server)
