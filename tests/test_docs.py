@@ -7,12 +7,16 @@ import types
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 
 from fedpfl import config
-from fedpfl.methods import FedAvg
+from fedpfl.methods import METHODS, FedAvg
 from fedpfl.train import CONF
 from tests.conftest import ROOT, assert_close, assert_same, differing, trajectory
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import methods_table
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
@@ -53,6 +57,20 @@ def test_commands_compose(command: str, monkeypatch: pytest.MonkeyPatch):
     with initialize_config_dir(CONF, version_base="1.3"):
         resolved = config.resolve(compose("train", single))
     assert resolved["method"]["name"]
+
+
+def test_the_table_of_methods_is_up_to_date():
+    text = (ROOT / "docs" / "methods.md").read_text()
+    shown = text.split(methods_table.BEGIN)[1].split(methods_table.END)[0].strip()
+    assert shown == methods_table.table(), "run python scripts/methods_table.py --write"
+
+
+def test_readme_and_smoke_name_every_method():
+    readme = (ROOT / "README.md").read_text()
+    row = next(line for line in readme.splitlines() if line.startswith("| `method` |"))
+    assert sorted(re.findall(r"`(\w+)`", row)[1:]) == sorted(METHODS)
+    smoke = yaml.safe_load((ROOT / "conf/experiment/smoke.yaml").read_text())
+    assert sorted(smoke["hydra"]["sweeper"]["params"]["method"].split(",")) == sorted(METHODS)
 
 
 def test_the_tutorials_method_works(net, federation):
