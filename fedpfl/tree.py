@@ -131,6 +131,11 @@ def put_(stacked: Tree, index: int | slice | Tensor, rows: Tree) -> None:
     map(write, stacked, rows)
 
 
+def squared_distance(a: Tree, b: Tree) -> Tensor:
+    """|a - b|^2 over all entries (0-dimensional)."""
+    return sum(leaves(map(lambda own, other: (own - other).square().sum(), a, b)))
+
+
 def mean(stacked: Tree, weight: Tensor) -> Tree:
     """Weighted sum over axis 0 with `weight` `[clients]` (summing to 1), added up in row order.
 

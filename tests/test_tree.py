@@ -165,3 +165,12 @@ def test_masked_is_a_tree():
     stacked = tree.stack([masked, masked])
     assert isinstance(stacked, Masked)
     assert stacked.values["a"].shape == stacked.mask["a"].shape == (2, 2)
+
+
+def test_the_squared_distance_is_over_all_entries():
+    a, b = (
+        {"x": torch.tensor([1.0, 2.0]), "y": {"z": torch.tensor(3.0)}},
+        {"x": torch.zeros(2), "y": {"z": torch.tensor(1.0)}},
+    )
+    assert tree.squared_distance(a, b).item() == 9
+    assert tree.squared_distance(a, a).item() == 0

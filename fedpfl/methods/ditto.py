@@ -65,8 +65,7 @@ class Ditto(Method):
         """The private model's objective (eq. 1 of the paper)."""
         loss = mean_cross_entropy(net(params["v"], batch.x, "v"), batch)
         if self.lam:
-            distances = tree.map(lambda v, w: (v - w).square().sum(), params["v"], server)
-            loss = loss + self.lam / 2 * sum(tree.leaves(distances))
+            loss = loss + self.lam / 2 * tree.squared_distance(params["v"], server)
         return loss
 
     def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:

@@ -26,6 +26,5 @@ class FedProx(Method):
         """FedAvg's objective and the proximal term."""
         loss = super().loss(net, params, batch, server, mine)
         if self.mu:
-            distances = tree.map(lambda own, received: (own - received).square().sum(), params, server)
-            loss = loss + self.mu / 2 * sum(tree.leaves(distances))
+            loss = loss + self.mu / 2 * tree.squared_distance(params, server)
         return loss
