@@ -240,8 +240,9 @@ def test_only_the_cohorts_rows_change(name, values, backend):
     method = build(name, values)
     states, _ = played(method, backend, norm=True)
     for t, cohort in enumerate(COHORTS):
+        parts = ["client_buffers"] if method.gathers(t) else ["clients", "client_buffers"]  # a gathering is for all
         for client in set(EVERYONE) - set(cohort):
-            for part in ("clients", "client_buffers"):
+            for part in parts:
                 assert_same(row(getattr(states[t], part), client), row(getattr(states[t + 1], part), client))
 
 
@@ -255,6 +256,19 @@ def test_participation_changes_no_state(name, values, backend, federation):
     assert_same(state, kept)
     assert_same(net.params, tiny(norm=True).params)
     assert_same(net.buffers, tiny(norm=True).buffers)
+
+
+@cases
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_training_that_diverges_is_told_and_nothing_is_raised(name, values, backend, net, federation):
+    method = build(name, values)
+    if method.step:
+        pytest.skip("its steps have lengths of their own")
+    local = dataclasses.replace(LOCAL, lr=1e30)
+    outcome = rounds(method, net, federation, COHORTS[:1], engine=backend, local=local)[1][0]
+    finite = dict(zip(COHORTS[0], outcome.finite.tolist(), strict=True))
+    assert not finite[0]
+    assert finite[5]  # has one sample, and makes no step
 
 
 # Evaluation

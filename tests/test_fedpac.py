@@ -73,6 +73,17 @@ def test_without_any_error_heads_are_shared_alike():
     assert_close({"": shares}, {"": torch.full((4, 4), 0.25, dtype=torch.float64)})
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_diverged_statistics_raise_nothing_here(value):
+    """Whoever plays the round says which client diverged."""
+    means, variance = draw(3, CLASSES, 12), draw(3, seed=1).abs()
+    for leaf in (means, variance):
+        broken = leaf.clone()
+        broken.view(-1)[-1] = value
+        shares = mixtures(broken, variance) if leaf is means else mixtures(means, broken)
+        assert_close({"": shares.sum(1)}, {"": torch.ones(3, dtype=torch.float64)}, atol=1e-12)
+
+
 def test_clients_of_other_classes_are_left_out_and_small_shares_dropped():
     means = torch.zeros(3, CLASSES, 12, dtype=torch.float64)
     means[2, 0] = 100.0  # far from the others

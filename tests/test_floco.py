@@ -231,6 +231,19 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
     assert_same(tree.mean(alone.uploads, weight), after.server)
 
 
+def test_the_projection_leaves_private_copies_and_their_statistics_alone(backend, federation):
+    """Of FLOCO+ clients that only took part in the gathering, not in the round after it."""
+    method = Floco(endpoints=3, tau=1, pers_epochs=1)
+    before, after = trajectory(method, tiny(norm=True), federation, COHORTS[:2], engine=backend)[1:]
+    for client in set(EVERYONE) - set(COHORTS[1]):
+        old, new = row(before.clients, client), row(after.clients, client)
+        for part in ("v", "trained"):
+            assert_same({part: old[part]}, {part: new[part]})
+        assert bool(new["projected"])
+        assert not torch.equal(old["beta"], new["beta"])
+        assert_same(row(before.client_buffers, client), row(after.client_buffers, client))
+
+
 def test_before_the_projection_clients_are_judged_at_the_centre_and_after_it_at_their_own(net, federation):
     method = Floco(endpoints=3, tau=1)
     states = trajectory(method, net, federation)

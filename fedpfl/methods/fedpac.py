@@ -166,7 +166,7 @@ def least(quadratic: Tensor) -> Tensor:
 
     scale = quadratic.diagonal().amax()
     ones = torch.ones(len(quadratic), 1, dtype=quadratic.dtype)
-    if not scale > 0:
+    if not 0 < scale < math.inf:  # no error at all, or training that diverged, which is reported elsewhere
         return ones[:, 0] / len(ones)
     ridge = 1e-12 * torch.eye(len(quadratic), dtype=quadratic.dtype)
     upper = torch.linalg.cholesky(quadratic / scale + ridge).T

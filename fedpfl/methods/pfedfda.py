@@ -178,7 +178,7 @@ class PFedFDA(Method):
         count, width = centred.shape
         cov = centred.T @ centred / max(1, count - 1) + 1e-4
         cov = cov + self.cov_reg * torch.eye(width, dtype=cov.dtype, device=cov.device)
-        if int(torch.linalg.cholesky_ex(cov).info):
+        if int(torch.linalg.cholesky_ex(cov).info) and bool(cov.isfinite().all()):
             values, vectors = torch.linalg.eigh(cov)
             cov = vectors * values.clamp(min=1e-8) @ vectors.T
         return cov
