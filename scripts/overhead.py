@@ -1,8 +1,9 @@
 """Seconds that each method takes beside FedAvg: `python scripts/overhead.py [--methods a,b] [--rounds N] [--data DIR]`.
 
-One federation (100 clients, Dir(0.1), 28x28 images: random ones, or FashionMNIST with --data DIR), the same cohorts
-and settings for all. Methods take turns, round by round, so that load on the machine hits all of them alike. A ratio is
-the median over rounds of a method's seconds over FedAvg's in the same turn. Judging: all clients, once.
+One federation (100 clients, Dir(0.1), 28x28 images: random ones, or FashionMNIST with --data DIR), the same settings for
+all, and the same cohort in every round, so that its clients have states. Methods take turns, round by round, so that
+load on the machine hits all of them alike. A ratio is the median over rounds of a method's seconds over FedAvg's in the
+same turn. Judging: all clients, once.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def main() -> None:
     methods = {name: configured(name) for name in names}
     states = {name: engine.begin(method, net, fed.clients, device) for name, method in methods.items()}
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    cohorts = engine.cohorts(42, fed.clients, 0.1, args.warm_up + args.rounds)
-    for number, cohort in enumerate(cohorts):
+    (cohort,) = engine.cohorts(42, fed.clients, 0.1, 1)
+    for number in range(args.warm_up + args.rounds):
         for name, method in methods.items():
             started = time.perf_counter()
             states[name], _ = engine.play(backend, method, fed, states[name], cohort, LOCAL, 42)

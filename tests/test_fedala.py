@@ -168,6 +168,17 @@ def test_the_first_time_lasts_until_the_loss_settles_and_later_ones_an_epoch(net
     assert epochs(FedALA(), net, federation, state, 2) == 1
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_losses_that_are_not_finite_end_the_learning_without_an_error(layers, value, net, federation):
+    """Training, which goes on from there, says that it diverged."""
+    method = FedALA(layers=layers)
+    state = trajectory(method, net, federation, COHORTS[:1])[-1]
+    assert epochs(method, net, federation, state, 2) == 11
+    state.server["classifier.bias"][0] = value
+    assert epochs(method, net, federation, state, 2) == 1
+
+
 def test_a_threshold_between_waits(net, federation):
     """Large steps make the losses fall for longer than eleven epochs."""
     state = trajectory(FedALA(), net, federation, COHORTS[:1])[-1]

@@ -1,7 +1,6 @@
 """FedALA: each client learns, entry by entry, how much of the global model's top layers to take."""
 
 import math
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,8 +70,10 @@ class FedALA(Method):
                 slope, loss = grad_and_value(objective)(merged(weights, mine["top"], server))
                 weights = tree.map(self._moved, weights, slope, mine["top"], _like(server, weights))
             losses.append(float(loss))
-            recent = losses[-self.window :]
-            if bool(mine["settled"]) or (len(losses) > self.window and statistics.pstdev(recent) < self.threshold):
+            spread = torch.tensor(losses[-self.window :], dtype=torch.float64).std(correction=0)
+            if bool(mine["settled"]) or (len(losses) > self.window and bool(spread < self.threshold)):
+                break
+            if not math.isfinite(losses[-1]):  # it will not settle; training tells that it diverged
                 break
         return {"weights": weights, "settled": torch.ones_like(mine["settled"])}
 
