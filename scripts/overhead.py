@@ -1,8 +1,8 @@
 """Seconds that each method takes beside FedAvg: `python scripts/overhead.py [--methods a,b] [--rounds N] [--data DIR]`.
 
-One federation (100 clients, Dir(0.1), 28x28 images: random ones, or FashionMNIST with --data DIR), the same settings for
-all, and the same cohort in every round, so that its clients have states. Methods take turns, round by round, so that
-load on the machine hits all of them alike. A ratio is the median over rounds of a method's seconds over FedAvg's in the
+One federation (100 clients, Dir(0.1), 28x28 images: random ones, or FashionMNIST with --data DIR), the same settings
+for all, and the same cohort in every round, so that its clients have states. Methods take turns, round by round, so
+that load on the machine hits all alike. A ratio is the median over rounds of a method's seconds over FedAvg's in the
 same turn. Judging: all clients, once.
 """
 
