@@ -115,8 +115,8 @@ class Program:
             indices, weights, counts = planned(plan, device, local.batch_size if self._capture else 0)
             randoms = torch.zeros(len(counts), len(plan), own.lesson.randoms)
             for row, each_step in enumerate(taken):
-                for place, step in enumerate(each_step):
-                    randoms[place, row] = step.random
+                if own.lesson.randoms and each_step:
+                    randoms[: len(each_step), row] = torch.stack([step.random for step in each_step])
             if indices.shape[1:] != self._index.shape:
                 self._index, self._weight = indices.new_zeros(indices.shape[1:]), weights.new_zeros(weights.shape[1:])
                 self._random = randoms.new_zeros(randoms.shape[1:], device=device)
