@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedpfl import tree
-from fedpfl.engine import Tuning, begin, make, play
+from fedpfl.engine import Store, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.methods import FedAvg, Method, Phase
@@ -337,8 +337,6 @@ def test_a_gathering_counts_averaged_statistics(backend, federation):
 
 def test_a_gathering_with_client_states_elsewhere(net):
     """`gather` sees the stacked rows wherever the store keeps them; they are overwritten there."""
-    from fedpfl.engine import Store
-
     federation = federate()
     ends = []
     for store in (Store(), Store("disk")):

@@ -51,6 +51,11 @@ class Shard(NamedTuple):
     batch_size: int
     order: Callable[[str, int], Tensor]
 
+    def features(self, net: Bound, params: Tree) -> Tensor:
+        """The head's inputs for all samples, `[samples, features]`, without gradients; `net` as it is bound."""
+        with torch.no_grad():
+            return torch.cat([net.features(params, batch.x)[1] for batch in self.data.chunks()])
+
     def batches(self, stream: str, epoch: int, share: float = 1.0) -> Iterator[Batch]:
         """Minibatches of an epoch's first `share` of samples; a last partial one is kept, a lone sample not."""
         order = self.order(stream, epoch)
@@ -76,6 +81,20 @@ class Phase(NamedTuple):
     loss: Callable[..., Any] | None = None
     lr: float | None = None
     momentum: float | None = None
+
+
+def side_by_side(
+    epochs: int, own: int, global_loss: Callable[..., Any], personal_loss: Callable[..., Any]
+) -> list[Phase]:
+    """For trained trees `{"w": ..., "v": ...}`: both together for as long as both train, then the one with more epochs.
+
+    epochs: of the global model w; own: of the private one v.
+    """
+    return [
+        Phase(min(epochs, own)),
+        Phase(epochs - own, {"w": True, "v": False}, loss=global_loss),
+        Phase(own - epochs, {"w": False, "v": True}, loss=personal_loss),
+    ]
 
 
 def mean_cross_entropy(logits: Tensor, batch: Batch) -> Tensor:

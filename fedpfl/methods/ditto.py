@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedpfl import tree
-from fedpfl.methods.base import Batch, Method, Phase, flag, mean_cross_entropy
+from fedpfl.methods.base import Batch, Method, Phase, flag, mean_cross_entropy, side_by_side
 from fedpfl.models import Bound, Parts
 from fedpfl.tree import Tree
 
@@ -46,11 +46,7 @@ class Ditto(Method):
     def phases(self, server: Tree, mine: dict[str, Tree], params: Tree, epochs: int) -> list[Phase]:
         """Both together for as long as both train, then the one with more epochs alone."""
         own = epochs if self.personal_epochs is None else self.personal_epochs
-        return [
-            Phase(min(epochs, own)),
-            Phase(epochs - own, {"w": True, "v": False}, loss=self.global_loss),
-            Phase(own - epochs, {"w": False, "v": True}, loss=self.personal_loss),
-        ]
+        return side_by_side(epochs, own, self.global_loss, self.personal_loss)
 
     def loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
         """Two objectives without a common parameter."""

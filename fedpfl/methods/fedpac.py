@@ -55,9 +55,7 @@ class FedPAC(Method):
 
     def survey(self, net: Bound, shard: Shard, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
         """Class means of the features under the received body, and what they say of a head's error."""
-        model, still = self.start(server, mine), net.still()
-        with torch.no_grad():
-            z = torch.cat([still.features(model, batch.x)[1] for batch in shard.data.chunks()]).double()
+        z = shard.features(net.still(), self.start(server, mine)).double()
         classes = len(server["prototypes"]["seen"])
         counts = torch.bincount(shard.data.y, minlength=classes)
         mean = _class_sums(z, shard.data.y, classes) / counts.clamp(min=1)[:, None]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedpfl import tree
 from fedpfl.errors import FedpflError
-from fedpfl.methods.base import Batch, Method, Phase, flag, mean_cross_entropy
+from fedpfl.methods.base import Batch, Method, Phase, flag, mean_cross_entropy, side_by_side
 from fedpfl.models import Bound, Parts
 from fedpfl.tree import Masked, Tree
 
@@ -97,12 +97,7 @@ class Floco(Method):
         """FLOCO+: both together for as long as both train, then the one with more epochs alone."""
         if not self.pers_epochs:
             return [Phase(epochs)]
-        own = self.pers_epochs
-        return [
-            Phase(min(epochs, own)),
-            Phase(epochs - own, {"w": True, "v": False}, loss=self.global_loss),
-            Phase(own - epochs, {"w": False, "v": True}, loss=self.personal_loss),
-        ]
+        return side_by_side(epochs, self.pers_epochs, self.global_loss, self.personal_loss)
 
     def loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
         """Cross-entropy at a random point; for FLOCO+ of both models at the same point."""

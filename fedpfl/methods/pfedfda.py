@@ -106,9 +106,7 @@ class PFedFDA(Method):
 
     def adapt(self, net: Bound, shard: Shard, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
         """A head for the latest body, fitted to the features of the client's training data."""
-        model = {**server["body"], **server["head"]}
-        with torch.no_grad():
-            z = torch.cat([net.still().features(model, batch.x)[1] for batch in shard.data.chunks()])
+        z = shard.features(net.still(), {**server["body"], **server["head"]})
         prior = self._prior(shard.data.y, len(server["mean"]))
         mean, cov, _ = self.fit(z, shard.data.y, prior, server, mine["beta"], least=self.folds + 1)
         return {"head": self._named(lda(mean, cov, prior, self.eps), server)}
