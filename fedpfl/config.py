@@ -8,7 +8,7 @@ import json
 import re
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models, record
-from fedpfl.data import Federation, datasets, partition
+from fedpfl.data import Augment, Federation, datasets, partition
 from fedpfl.engine import Engine, Local, Store
 from fedpfl.engine.select import device as find_device
 from fedpfl.errors import FedpflError
@@ -27,7 +27,7 @@ from fedpfl.models import MODELS, Net
 IDENTITY_WITHOUT = ("seed", "logger", "device", "state", "data_dir", "checkpoint", "quantile", "norm", "score")
 """What does not tell runs apart: where and how they run, and groups that are already written into `method`."""
 
-LATER: dict[str, Any] = {"local": {"clip": 0.0}, "validation": 0.0}
+LATER: dict[str, Any] = {"local": {"clip": 0.0}, "validation": 0.0, "augment": asdict(Augment())}
 """Keys that came later, with the value all runs had before: at that value they do not tell runs apart."""
 
 LISTS = (tuple, list, Sequence)
@@ -83,7 +83,7 @@ class Settings:
 SETTINGS = tuple(get_type_hints(Settings))
 GROUPS = (
     *("local", "eval", "checkpoint", "state"),
-    *("dataset", "partition", "model", "method", "quantile", "norm", "score", "engine", "logger"),
+    *("dataset", "augment", "partition", "model", "method", "quantile", "norm", "score", "engine", "logger"),
 )
 
 
@@ -126,6 +126,7 @@ def build(cfg: DictConfig, share: Callable[[Hashable, Callable[[], Any]], Any] =
     machine = typed(Engine, config["engine"], "engine")
     device = find_device(settings.device)
     engine.check(machine, device)
+    augment = typed(Augment, config["augment"], "augment")
     record.check_logger(config["logger"])
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
     network = _named("model", config["model"], MODELS)
@@ -143,7 +144,7 @@ def build(cfg: DictConfig, share: Callable[[Hashable, Callable[[], Any]], Any] =
 
     samples = share(("samples", device, settings.data_dir, repr(source)), load)
     split = partition.deal(scheme, samples, settings.clients, settings.seed, **arguments)
-    federation = data.build(samples, split, settings.validation, settings.seed)
+    federation = data.build(samples, split, settings.validation, settings.seed, augment)
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
     return Run(
         settings,
@@ -187,10 +188,11 @@ def identity(config: Mapping[str, Any]) -> str:
     kept["engine"] = {key: value for key, value in kept["engine"].items() if key == "precision"}
     kept["dataset"] = {key: value for key, value in kept["dataset"].items() if key != "download"}
     for key, since in LATER.items():
+        value = kept.pop(key, since)
         if isinstance(since, dict):
-            kept[key] = {name: value for name, value in kept[key].items() if since.get(name, ...) != value}
-        elif kept.get(key) == since:
-            del kept[key]
+            value = {name: own for name, own in value.items() if since.get(name, ...) != own}
+        if value not in ({}, since):
+            kept[key] = value
     text = json.dumps(_canonical(kept), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
 

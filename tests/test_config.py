@@ -46,7 +46,7 @@ def identity(*overrides: str) -> str:
 
 
 def test_the_groups_are_the_designs() -> None:
-    expected = "dataset engine experiment logger method model norm partition quantile score"
+    expected = "augment dataset engine experiment logger method model norm partition quantile score"
     assert expected.split() == GROUPS
 
 

@@ -1,5 +1,6 @@
 """Data sets as tensors, their partition over clients, and the federation the engine trains on."""
 
+from fedpfl.data.augment import Augment
 from fedpfl.data.federation import Federation, build
 
-__all__ = ["Federation", "build"]
+__all__ = ["Augment", "Federation", "build"]

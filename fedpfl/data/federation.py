@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpfl.data.augment import Augment
 from fedpfl.data.datasets import Samples
 from fedpfl.data.partition import Partition
 from fedpfl.errors import FedpflError
@@ -31,6 +32,7 @@ class Federation:
     train: tuple[Tensor, ...]  # int64 [samples of the client], one per client
     test: tuple[Tensor, ...]
     validation: tuple[Tensor, ...] = ()  # where the run holds training samples out, else empty
+    augment: Augment | None = None  # of images in training steps alone
     # [channels, 1, ...], made once on the device of x: a copy from the host for each batch would stall a GPU
     _shift: Tensor = field(init=False, repr=False)
     _scale: Tensor = field(init=False, repr=False)
@@ -87,12 +89,29 @@ class Federation:
         values = x.to(torch.float32).div(255) if x.dtype == torch.uint8 else x.clone()
         return values.sub_(self._shift.to(x.device)).div_(self._scale.to(x.device))
 
+    @property
+    def views(self) -> int:
+        """How many random numbers decide how a training step sees one sample; 0: it sees it as it is."""
+        return Augment.NUMBERS if self.augment else 0
 
-def build(samples: Samples, partition: Partition, validation: float = 0.0, seed: int = 0) -> Federation:
+    def seen(self, x: Tensor, views: Tensor) -> Tensor:
+        """Normalised samples `[..., *shape]` as training steps see them; views: uniform numbers `[..., self.views]`."""
+        return self.augment(x, views, -self._shift / self._scale) if self.augment else x
+
+
+def build(
+    samples: Samples,
+    partition: Partition,
+    validation: float = 0.0,
+    seed: int = 0,
+    augment: Augment | None = None,
+) -> Federation:
     """A data set dealt to clients; `int(validation * n)` of a client's n training samples are held out, at random.
 
-    Raises: FedpflError if the partition was made for another data set.
+    Raises: FedpflError if the partition was made for another data set, or what is to be augmented are no images.
     """
+    if augment and samples.x.dtype != torch.uint8:
+        raise FedpflError(f"augment is for images, but data set {samples.name} has none; set augment=none")
     count = len(samples.y)
     for index in chain(partition.train, partition.test):
         if len(index) and (index.min() < 0 or index.max() >= count):
@@ -111,6 +130,7 @@ def build(samples: Samples, partition: Partition, validation: float = 0.0, seed:
         train=_tensors(train),
         test=_tensors(partition.test),
         validation=_tensors(held),
+        augment=augment or None,
     )
 
 

@@ -174,7 +174,7 @@ def divide(stacked: Tree, counts: list[int]) -> list[Tree]:
 
 def _images(rows: list[Row]) -> tuple[Any, ...]:
     federation = rows[0].federation
-    return id(federation.x), federation.mean, federation.std
+    return id(federation.x), federation.mean, federation.std, federation.augment
 
 
 def _form(stacked: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:

@@ -48,6 +48,13 @@ class Draws:
         key = (self.seed, self.purpose, self.round, client, stream, epoch, "random")
         return torch.rand(steps, count, generator=generator(*key))
 
+    def views(self, client: int, stream: str, epoch: int, samples: int, count: int) -> Tensor:
+        """`count` uniform numbers for each of a client's training samples in one epoch, `[samples, count]`."""
+        if not count:
+            return torch.empty(samples, 0)
+        key = (self.seed, self.purpose, self.round, client, stream, epoch, "views")
+        return torch.rand(samples, count, generator=generator(*key))
+
     def server(self, client: int) -> torch.Generator:
         """For what the server draws for a client (`Method.draw`)."""
         return generator(self.seed, self.purpose, self.round, client, "draw")

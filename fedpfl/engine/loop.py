@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl import traffic, tree
+from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, Judging, Participation, Tally, Training
-from fedpfl.engine.sgd import Lesson, complete, fine_tuning, movement, numbered, steps, training, update_
+from fedpfl.engine.sgd import Lesson, Step, complete, fine_tuning, movement, numbered, steps, training, update_
 from fedpfl.engine.shard import gathered, training_shard
 from fedpfl.engine.state import confined, mirrored
-from fedpfl.methods import Method
+from fedpfl.methods import Batch, Method
 from fedpfl.methods.base import Data
 from fedpfl.models import Net
 from fedpfl.tree import Tree
@@ -94,7 +95,7 @@ class Loop(Backend):
         before = self._judge(method, net, buffers, method.judged(state.server, mine, start), test)
         lesson = training(method, local, draws, state.server, mine, start)
         end, mine, after_training, loss, kept = self._train(
-            lesson, net, buffers, client, train, start, state.server, mine, stop
+            lesson, net, buffers, federation, client, train, start, state.server, mine, stop
         )
         touched = method.touched(state.server, mine) if method.touched else {}
         buffers = confined(after_training, buffers, touched)
@@ -122,7 +123,9 @@ class Loop(Backend):
         if tuning:
             lesson = fine_tuning(method, tuning, net.parts, model)
             train = gathered(federation, federation.train[client])
-            model, _, buffers, *_ = self._train(lesson, net, buffers, client, train, model, state.server, mine, stop)
+            model, _, buffers, *_ = self._train(
+                lesson, net, buffers, federation, client, train, model, state.server, mine, stop
+            )
         return self._judge(method, net, buffers, model, gathered(federation, federation.test[client]))
 
     def _own_net(self) -> Net:
@@ -146,6 +149,7 @@ class Loop(Backend):
         lesson: Lesson,
         net: Net,
         buffers: dict[str, Tree],
+        federation: Federation,
         client: int,
         data: Data,
         start: Tree,
@@ -167,12 +171,10 @@ class Loop(Backend):
             for i, leaf in enumerate(leaves):
                 leaf.requires_grad_(i in moves.moving)
             objective, local = phase.loss or lesson.objective, lesson.local.during(phase)
-            for rows, random in steps(lesson, lesson.draws, client, phase.stream, epochs, len(data.y)):
+            for step in steps(lesson, lesson.draws, client, phase.stream, epochs, federation):
                 if stop.is_set():
                     raise CancelledError
-                batch, *more = [
-                    data.rows(own.to(data.y.device))._replace(random=random.to(data.y.device)) for own in rows
-                ]
+                batch, *more = _batches(federation, data, step)
                 bound = net.bind(buffers, training=True)
                 count += 1
                 if lesson.step:
@@ -197,6 +199,18 @@ class Loop(Backend):
                     total += loss
         end = tree.map(lambda leaf: leaf.detach().contiguous(), trained)
         return end, mine, buffers, total / max(1, count), _joined(records)
+
+
+def _batches(federation: Federation, data: Data, step: Step) -> list[Batch]:
+    """The minibatches of one step, of a client's training data."""
+    device = data.y.device
+    batches = [data.rows(rows.to(device))._replace(random=step.random.to(device)) for rows in step.minibatches]
+    if not federation.augment:
+        return batches
+    return [
+        batch._replace(x=federation.seen(batch.x, views.to(device)).contiguous(memory_format=torch.channels_last))
+        for batch, views in zip(batches, step.views, strict=True)
+    ]
 
 
 def _sums(

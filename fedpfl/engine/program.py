@@ -78,7 +78,7 @@ class Program:
         leaves = tree.leaves(self._own.start)
         self._velocity = [torch.zeros_like(leaf) for leaf in leaves]
         self._total, self._steps = torch.zeros(2, len(study.rows), device=leaves[0].device)
-        self._index = self._weight = self._random = torch.empty(0)
+        self._index = self._weight = self._random = self._views = torch.empty(0)
         self._kept: list[tuple[Tree, Tensor]] = []
         self._graphs: dict[tuple[int, int], Callable[[], None] | None] = {}
 
@@ -99,20 +99,17 @@ class Program:
         """All steps; what is returned is the program's own memory."""
         own, local = self._own, study.lesson.local
         federation = own.rows[0].federation
-        owners = [
-            (row.client, row.federation.train[row.client], d) for row, d in zip(study.rows, study.draws, strict=True)
-        ]
+        owned = list(zip(study.rows, study.draws, strict=True))
         for number, (phase, epochs) in enumerate(numbered(own.lesson.phases)):
             if phase.skip is not None and bool(phase.skip.all()):
                 continue
             moves = movement(phase, own.start)
             taken = [
-                list(steps(own.lesson, draws, client, phase.stream, epochs, len(samples)))
-                for client, samples, draws in owners
+                list(steps(own.lesson, draws, row.client, phase.stream, epochs, row.federation)) for row, draws in owned
             ]
             plan = [
-                [[samples[chosen] for chosen in step.minibatches] for step in each_step]
-                for each_step, (_, samples, _) in zip(taken, owners, strict=True)
+                [[row.federation.train[row.client][chosen] for chosen in step.minibatches] for step in each_step]
+                for each_step, (row, _) in zip(taken, owned, strict=True)
             ]
             device = federation.x.device
             # Graphs want one shape in every round, also where no client has a full batch.
@@ -121,16 +118,24 @@ class Program:
             for row, each_step in enumerate(taken):
                 if own.lesson.randoms and each_step:
                     randoms[: len(each_step), row] = torch.stack([step.random for step in each_step])
+            views = torch.zeros(*indices.shape, federation.views)
+            for row, each_step in enumerate(taken if federation.views else ()):
+                for place, step in enumerate(each_step):
+                    for k, seen in enumerate(step.views):
+                        views[place, row, k, : len(seen)] = seen
             if indices.shape[1:] != self._index.shape:
                 self._index, self._weight = indices.new_zeros(indices.shape[1:]), weights.new_zeros(weights.shape[1:])
                 self._random = randoms.new_zeros(randoms.shape[1:], device=device)
+                self._views = views.new_zeros(views.shape[1:], device=device)
                 self._graphs.clear()
-            for index, weight, random, active in zip(indices, weights, randoms.to(device), counts, strict=True):
+            each_of = indices, weights, randoms.to(device), views.to(device), counts
+            for index, weight, random, view, active in zip(*each_of, strict=True):
                 rows = len(active)
                 assert active == list(range(rows)), "the rows of a study are sorted by their steps"
                 self._index.copy_(index)
                 self._weight.copy_(weight)
                 self._random.copy_(random)
+                self._views.copy_(view)
                 self._step((number, rows), partial(self._eager, federation, phase, moves, rows))
         mine = study.mine if own.plain else own.mine  # which a plain study has not read
         return End(own.start, mine, own.buffers, self._total / self._steps.clamp(min=1), self._records())
@@ -171,7 +176,7 @@ class Program:
                 return new if takes is None else tree.by_row(takes, new, old)
 
             index, weight = self._index[now], self._weight[now]
-            x, y = federation.normalize(federation.x[index]), federation.y[index]
+            x, y = federation.seen(federation.normalize(federation.x[index]), self._views[now]), federation.y[index]
             batches = [Batch(x[:, k], y[:, k], weight[:, k], self._random[now]) for k in range(index.shape[1])]
             buffers, mine, servers = (tree.take(stacked, now) for stacked in (own.buffers, own.mine, own.servers))
             if own.lesson.step:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedpfl import tree
+from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import Batch, Method, Phase, mean_cross_entropy
 from fedpfl.models import Bound, Parts
@@ -168,17 +169,24 @@ class Step(NamedTuple):
     """Positions `[batch]` of the minibatches of one step (`Method.together` of them), and its random numbers."""
 
     minibatches: list[Tensor]
+    views: list[Tensor]
+    """How the step sees the samples of each minibatch: uniform numbers `[batch, Federation.views]`."""
     random: Tensor
 
 
-def steps(lesson: Lesson, draws: Draws, client: int, stream: str, epochs: range, samples: int) -> Iterator[Step]:
+def steps(
+    lesson: Lesson, draws: Draws, client: int, stream: str, epochs: range, federation: Federation
+) -> Iterator[Step]:
     """A client's steps in some epochs of a stream; minibatches that do not make a whole step are left out."""
+    samples = len(federation.train[client])
     for epoch in epochs:
+        views = draws.views(client, stream, epoch, samples, federation.views)
         dealt = list(batches(draws, client, stream, range(epoch, epoch + 1), samples, lesson.local.batch_size))
         count = len(dealt) // lesson.together
         random = draws.random(client, stream, epoch, count, lesson.randoms)
         for number in range(count):
-            yield Step(dealt[number * lesson.together : (number + 1) * lesson.together], random[number])
+            own = dealt[number * lesson.together : (number + 1) * lesson.together]
+            yield Step(own, [views[rows] for rows in own], random[number])
 
 
 class Tuning(NamedTuple):
