@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import re
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -21,14 +19,9 @@ from fedpfl.data import Augment, Federation, datasets, partition
 from fedpfl.engine import Engine, Local, Store
 from fedpfl.engine.select import device as find_device
 from fedpfl.errors import FedpflError
+from fedpfl.identity import identity
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
-
-IDENTITY_WITHOUT = ("seed", "logger", "device", "state", "data_dir", "checkpoint", "quantile", "norm", "score")
-"""What does not tell runs apart: where and how they run, and groups that are already written into `method`."""
-
-LATER: dict[str, Any] = {"local": {"clip": 0.0}, "validation": 0.0, "augment": asdict(Augment())}
-"""Keys that came later, with the value all runs had before: at that value they do not tell runs apart."""
 
 LISTS = (tuple, list, Sequence)
 
@@ -180,30 +173,6 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     if isinstance(method, dict) and method.get("name") == "fedobp" and method.get("q") == "paper":
         method["q"] = _table_q(config)
     return config
-
-
-def identity(config: Mapping[str, Any]) -> str:
-    """A hash of what a run computes, the same for all seeds, loggers and devices."""
-    kept = {key: value for key, value in config.items() if key not in IDENTITY_WITHOUT}
-    kept["engine"] = {key: value for key, value in kept["engine"].items() if key == "precision"}
-    kept["dataset"] = {key: value for key, value in kept["dataset"].items() if key != "download"}
-    for key, since in LATER.items():
-        value = kept.pop(key, since)
-        if isinstance(since, dict):
-            value = {name: own for name, own in value.items() if since.get(name, ...) != own}
-        if value not in ({}, since):
-            kept[key] = value
-    text = json.dumps(_canonical(kept), sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
-
-
-def _canonical(value: Any) -> Any:
-    """Numbers as floats: 1 and 1.0 are the same choice."""
-    if isinstance(value, Mapping):
-        return {key: _canonical(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_canonical(inner) for inner in value]
-    return float(value) if type(value) is int else value
 
 
 def run_subdir(config: Mapping[str, Any], experiment: str | None) -> str:

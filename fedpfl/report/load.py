@@ -17,18 +17,16 @@ import pandas as pd
 import yaml
 
 from fedpfl.errors import FedpflError
+from fedpfl.identity import essence, identity
 
 # The C loader reads a config some ten times faster; a thousand runs are a common sweep.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _FILES = {"config.yaml", "rounds.csv", "summary.json", "state.pt"}
 _NEEDED = ("round", "accuracy")
-# Groups whose values are written into `method` or `dataset` too, and what says where and how a run ran.
-_NO_MATTER = {"logger", "device", "data_dir", "checkpoint", "quantile", "norm", "score", "hydra", "experiment"}
 _SPLIT_DETAILS = {
     *("seed", "test_fraction", "min_samples", "samples_per_client", "test_samples_per_client", "max_attempts"),
 }
-_LATER = {"local": {"clip": 0.0}, "validation": 0.0}  # keys that came later, with what all runs had before
 STATUSES = ("finished", "running", "failed", "diverged")
 
 # In the order of the paper's tables, the method under study last.
@@ -300,7 +298,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     """
     same: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        same[json.dumps(_identity(run.config), sort_keys=True, default=str)].append(run)
+        same[identity(run.config)].append(run)
     alike: dict[tuple[str, str, str], list[list[Run]]] = defaultdict(list)
     for members in same.values():
         first = members[0]
@@ -308,7 +306,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
 
     result = []
     for (dataset, partition, method), rivals in alike.items():
-        for members, differing in zip(rivals, _differences([_identity(m[0].config) for m in rivals]), strict=True):
+        for members, differing in zip(rivals, _differences([essence(m[0].config) for m in rivals]), strict=True):
             result.append(Group(dataset, partition, _with(method, differing), tuple(members)))
     order = list(METHODS)
 
@@ -350,9 +348,9 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 def _without_copies(found: list[Run], warn: Callable[[str], None]) -> list[Run]:
     """Of runs with one configuration and one seed (a sweep copied or begun twice), the one furthest along."""
-    best: dict[str, Run] = {}
+    best: dict[tuple[str, int], Run] = {}
     for run in found:
-        key = json.dumps(_identity(run.config, seeds=True), sort_keys=True, default=str)
+        key = identity(run.config), run.seed
         other = best.get(key)
         if other is None:
             best[key] = run
@@ -365,20 +363,6 @@ def _without_copies(found: list[Run], warn: Callable[[str], None]) -> list[Run]:
 
 def _progress(run: Run) -> tuple[bool, float]:
     return run.status == "finished", float(run.rounds["round"].max())
-
-
-def _identity(config: Mapping[str, Any], seeds: bool = False) -> dict[str, Any]:
-    """The configuration without what cannot change a result, as in the run's key; without the seed unless asked."""
-    kept = {key: value for key, value in config.items() if key not in _NO_MATTER and (seeds or key != "seed")}
-    if isinstance(kept.get("engine"), Mapping):
-        kept["engine"] = {key: value for key, value in kept["engine"].items() if key == "precision"}
-    kept["dataset"] = {key: value for key, value in kept["dataset"].items() if key != "download"}
-    for key, since in _LATER.items():
-        if isinstance(since, dict) and isinstance(kept.get(key), Mapping):
-            kept[key] = {name: value for name, value in kept[key].items() if since.get(name, ...) != value}
-        elif kept.get(key) == since:
-            del kept[key]
-    return kept
 
 
 def _differences(configs: list[dict[str, Any]]) -> list[list[str]]:

@@ -1,0 +1,50 @@
+"""What of a configuration determines a run's results: its identity, and what tells two runs apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+WITHOUT = frozenset(
+    {"seed", "logger", "device", "state", "data_dir", "checkpoint", "quantile", "norm", "score", "hydra", "experiment"}
+)
+"""What does not tell runs apart: where and how they run, and groups that are already written into `method`."""
+
+LATER: dict[str, Any] = {
+    "local": {"clip": 0.0},
+    "validation": 0.0,
+    "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
+}
+"""Keys that came later, with the value all runs had before: at that value they do not tell runs apart."""
+
+
+def essence(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a resolved configuration that determines the result, but for the seed."""
+    kept = {key: value for key, value in config.items() if key not in WITHOUT}
+    for group, told in (("engine", lambda key: key == "precision"), ("dataset", lambda key: key != "download")):
+        if isinstance(kept.get(group), Mapping):
+            kept[group] = {key: value for key, value in kept[group].items() if told(key)}
+    for key, since in LATER.items():
+        value = kept.pop(key, since)
+        if isinstance(since, dict) and isinstance(value, Mapping):
+            value = {name: own for name, own in value.items() if since.get(name, ...) != own}
+        if value not in ({}, since):
+            kept[key] = value
+    return kept
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """A hash of what a run computes, the same for all seeds, loggers and devices."""
+    text = json.dumps(_canonical(essence(config)), sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    """Numbers as floats: 1 and 1.0 are the same choice."""
+    if isinstance(value, Mapping):
+        return {key: _canonical(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_canonical(inner) for inner in value]
+    return float(value) if type(value) is int else value
