@@ -182,18 +182,21 @@ def run_subdir(config: Mapping[str, Any], experiment: str | None) -> str:
 
 
 def register() -> None:
-    """Teach OmegaConf the resolvers that conf/train.yaml names. Safe to repeat."""
+    """Teach OmegaConf the resolvers that conf/train.yaml names. Safe to repeat.
 
-    def subdir(*, _root_: DictConfig) -> str:
+    `fedpfl.run_subdir:table3` puts an experiment's runs among those of another one, of which it is a part.
+    """
+
+    def subdir(place: str | None = None, *, _root_: DictConfig) -> str:
         choices = OmegaConf.select(_root_, "hydra.runtime.choices")
         try:
-            return run_subdir(resolve(_root_), choices.get("experiment") if choices else None)
+            return run_subdir(resolve(_root_), place or (choices.get("experiment") if choices else None))
         except (FedpflError, KeyError, TypeError, AttributeError):
             return "invalid"  # build() tells what is wrong, and nothing is written before that
 
     for name, function in (
         ("fedpfl.run_subdir", subdir),
-        ("fedpfl.run_dir", lambda *, _root_: f"outputs/{subdir(_root_=_root_)}"),
+        ("fedpfl.run_dir", lambda place=None, *, _root_: f"outputs/{subdir(place, _root_=_root_)}"),
     ):
         OmegaConf.register_new_resolver(name, function, replace=True, use_cache=False)
 

@@ -333,13 +333,20 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "clients must be at most the number of samples, 1797, got 5000" in result.err
     assert "Traceback" not in result.err
     assert seeds(tmp_path) == {"fedavg": ["seed42"]}
+    told = result.err.splitlines()[-2:]
+    assert told[0] == "fedpfl: 1 of 2 jobs failed; the same command skips what is finished and tries these again"
+    assert "clients=5000" in told[1]
+    assert told[1].endswith("got 5000 (nothing was written)")
 
 
 def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
     result = call("--multirun", *TINY, "rounds=3", "method=fedavg", "local.lr=1e30,0.01", cwd=tmp_path)
     assert result.code == 3, result
-    statuses = [summary(path.parent)["status"] for path in tmp_path.glob("outputs/*/*/*/*/summary.json")]
+    statuses = {summary(path.parent)["status"]: path for path in tmp_path.glob("outputs/*/*/*/*/summary.json")}
     assert sorted(statuses) == ["diverged", "finished"]
+    log = statuses["diverged"].with_name("run.log").relative_to(tmp_path)
+    assert result.err.splitlines()[-1].endswith(f"lower local.lr ({log})")
+    assert "diverged: training diverged" in (tmp_path / log).read_text()
 
 
 @pytest.mark.slow

@@ -8,9 +8,10 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, Self, TextIO
@@ -21,7 +22,7 @@ class RunInfo:
     """What sinks are told at the beginning.
 
     job_type: the method. config: resolved, plain values. start_round: rounds done before this process, 0 for a fresh
-    run. lines: the first lines for the user.
+    run. lines: the first lines for the user. facts: what summary.json says at the beginning.
     """
 
     name: str
@@ -35,6 +36,7 @@ class RunInfo:
     rounds: int
     start_round: int = 0
     lines: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Sink(Protocol):
@@ -100,7 +102,11 @@ class Sinks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self.end("failed" if isinstance(error, Exception) else "interrupted", {})
+        if not isinstance(error, Exception):
+            self.end("interrupted", {})
+            return
+        known = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+        self.end("failed", known | {"traceback": "".join(traceback.format_exception(error))})
 
     def _each(self, call: Callable[[Sink], None]) -> None:
         for sink in list(self._sinks):
@@ -250,6 +256,7 @@ class LogFile:
         error = summary.get("error")
         self.note(f"{status}: {error}" if error else status)
         if self._file is not None:
+            self._file.write(summary.get("traceback", ""))
             self._file.close()
             self._file = None
 
