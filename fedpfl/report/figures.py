@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "0.9",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
@@ -51,45 +52,46 @@ LABELS = {
 }
 
 
-def accuracy_figure(runs: Iterable[Run], path: Path, metric: str = "accuracy") -> list[Path]:
+def accuracy_figure(
+    runs: Iterable[Run],
+    path: Path,
+    metric: str = "accuracy",
+    label: Callable[[Group], str] = lambda group: group.method,
+) -> list[Path]:
     """Accuracy of all clients over rounds, a panel per data set and partition; returns the files written.
 
     One line per configuration: the mean over seeds, a band of one sample standard deviation. Thin lines: the running
     mean of the cohort's pooled accuracy before local training, which is known in every round.
-    path: without suffix.
+    path: without suffix. label: what a line is called.
     """
     if metric not in LABELS:
         raise FedpflError(f"unknown metric {metric!r}; choose one of: {', '.join(LABELS)}")
-    panels: dict[tuple[str, str], list[Group]] = {}
+    settings: dict[tuple[str, str], list[Group]] = {}
     for group in groups(runs):
-        panels.setdefault((group.dataset, group.partition), []).append(group)
-    if not panels:
+        settings.setdefault((group.dataset, group.partition), []).append(group)
+    if not settings:
         raise FedpflError("no runs to draw; run an experiment first")
-    methods = list(dict.fromkeys(group.method for members in panels.values() for group in members))
-    across = min(3, len(panels))
+    methods = list(dict.fromkeys(label(group) for members in settings.values() for group in members))
     cohort = metric in ("accuracy", "accuracy_pooled")
-    with _style():
-        figure, axes = _panels(math.ceil(len(panels) / across), across)
+    with style():
+        figure, axes = cells(len(settings))
         window = 1
-        for ax, ((dataset, partition), members) in zip(axes, panels.items(), strict=False):
+        for ax, ((dataset, partition), members) in zip(axes, settings.items(), strict=False):
             for group in members:
-                look = _look(methods.index(group.method))
                 window = max(window, _window(group))
-                _draw(ax, group, metric, look)
+                _draw(ax, group, metric, {**look(methods.index(label(group))), "label": label(group)})
             if max(len(run.evaluations) for group in members for run in group.used) > 2:
                 # Limits from the evaluations alone: the first rounds of a cohort would squeeze the rest.
                 ax.set_ylim(ax.get_ylim())
             for group in members if cohort else ():
                 thin = _smooth(_over_seeds(group, "cohort_before")["mean"], _window(group))
-                color = _look(methods.index(group.method))["color"]
+                color = look(methods.index(label(group)))["color"]
                 ax.plot(thin.index, thin, color=color, linewidth=THIN, alpha=0.45, zorder=1)
             ax.set(title=f"{dataset}, {partition}", xlabel="round", ylabel=LABELS[metric])
             ax.set_xlim(left=0)
-        for ax in axes[len(panels) :]:
-            ax.set_visible(False)
         note = f"thin: cohort before training, mean of {window} rounds" if cohort else ""
-        _legend(figure, axes[: len(panels)], note)
-        return _save(figure, path)
+        finish(figure, axes[: len(settings)], note)
+        return save(figure, path)
 
 
 def curves(runs: Iterable[Run], reference: Path, path: Path, window: int = 10) -> list[Path]:
@@ -109,28 +111,33 @@ def curves(runs: Iterable[Run], reference: Path, path: Path, window: int = 10) -
             f"curves compares runs of one data set and partition; these are {len(settings)}: narrow the roots"
         )
     last = max(run.rounds["round"].max() for group in gathered for run in group.used)
-    with _style():
-        figure, axes = _panels(1, 2)
+    with style():
+        figure, axes = panels(1, 2)
         for ax, when in zip(axes, ("before", "after"), strict=True):
             drawn: set[str] = set()
             for place, group in enumerate(gathered):
-                look = _look(place)
+                own_look = look(place)
                 own = _smooth(_over_seeds(group, f"cohort_{when}")["mean"], window)
-                ax.plot(own.index, own, label=group.method, **look, markevery=_every(len(own)))
+                ax.plot(own.index, own, label=group.method, **own_look, markevery=_every(len(own)))
                 name = reference_for(group, published["method"].unique())
                 if name is None or name in drawn:
                     continue
                 drawn.add(name)
                 rows = published[(published["method"] == name) & (published["round"] <= last)].set_index("round")
                 line = _smooth(rows[f"accuracy_{when}"], window)
-                faint = look | {"linestyle": (0, (2, 1.2)), "linewidth": 1.0, "markerfacecolor": "white", "alpha": 0.8}
+                faint = own_look | {
+                    "linestyle": (0, (2, 1.2)),
+                    "linewidth": 1.0,
+                    "markerfacecolor": "white",
+                    "alpha": 0.8,
+                }
                 ax.plot(line.index, line, label=f"published: {name}", **faint, markevery=_every(len(line), 0.06))
             ax.set(title=f"{when} local training", xlabel="round")
             ax.set_xlim(left=0)
         axes[0].set_ylabel(f"cohort's pooled accuracy (%)\nrunning mean of {window} rounds")
         figure.suptitle(", ".join(next(iter(settings))))
-        _legend(figure, axes)
-        return _save(figure, path)
+        finish(figure, axes)
+        return save(figure, path)
 
 
 def _over_seeds(group: Group, column: str) -> pd.DataFrame:
@@ -141,16 +148,17 @@ def _over_seeds(group: Group, column: str) -> pd.DataFrame:
     return pd.concat(parts).groupby("round")[column].agg(["mean", "std", "count"])
 
 
-def _draw(ax: Axes, group: Group, metric: str, look: dict[str, Any]) -> None:
+def _draw(ax: Axes, group: Group, metric: str, own: dict[str, Any]) -> None:
     over = _over_seeds(group, metric)
-    ax.plot(over.index, over["mean"], label=group.method, **look, markevery=_every(len(over)), zorder=3)
+    ax.plot(over.index, over["mean"], **own, markevery=_every(len(over)), zorder=3)
     band = over[over["count"] > 1]
     if len(band):
         low, high = band["mean"] - band["std"], band["mean"] + band["std"]
-        ax.fill_between(band.index, low, high, color=look["color"], alpha=0.15, linewidth=0, zorder=2)
+        ax.fill_between(band.index, low, high, color=own["color"], alpha=0.15, linewidth=0, zorder=2)
 
 
-def _look(place: int) -> dict[str, Any]:
+def look(place: int) -> dict[str, Any]:
+    """Colour, dash and marker of the line number `place`."""
     return {
         "color": COLORS[place % len(COLORS)],
         "linestyle": DASHES[place % len(DASHES)],
@@ -172,13 +180,24 @@ def _every(points: int, offset: float = 0.0) -> int | tuple[int, int]:
     return (int(offset * points), step) if offset else step
 
 
-def _style() -> Any:
+def style() -> Any:
+    """A context in which figures have the house's style."""
     from matplotlib import rc_context
 
     return rc_context(STYLE)
 
 
-def _panels(down: int, across: int, **kwargs: Any) -> tuple[Figure, list[Axes]]:
+def cells(count: int, across: int = 3) -> tuple[Figure, list[Axes]]:
+    """Panels in rows of at most `across`; those beyond `count` are hidden."""
+    across = min(across, count)
+    figure, axes = panels(math.ceil(count / across), across)
+    for ax in axes[count:]:
+        ax.set_visible(False)
+    return figure, axes
+
+
+def panels(down: int, across: int, **kwargs: Any) -> tuple[Figure, list[Axes]]:
+    """A grid of panels, row by row."""
     # Figure rather than pyplot: no window system, no global state.
     from matplotlib.figure import Figure
 
@@ -186,7 +205,7 @@ def _panels(down: int, across: int, **kwargs: Any) -> tuple[Figure, list[Axes]]:
     return figure, list(figure.subplots(down, across, squeeze=False, **kwargs).flat)
 
 
-def _legend(figure: Figure, axes: Sequence[Axes], note: str = "") -> None:
+def finish(figure: Figure, axes: Sequence[Axes], note: str = "") -> None:
     """One legend below all panels; `note` explains the thin lines."""
     from matplotlib.lines import Line2D
 
@@ -203,7 +222,8 @@ def _legend(figure: Figure, axes: Sequence[Axes], note: str = "") -> None:
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=across, handlelength=3.2)
 
 
-def _save(figure: Figure, path: Path) -> list[Path]:
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Write PNG and PDF; returns both paths. path: without suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = [path.with_name(path.name + suffix) for suffix in (".png", ".pdf")]
     for target in written:

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fedpfl.errors import FedpflError
-from fedpfl.report.load import DATASETS, METHODS, Group, Run, groups, to_stderr
+from fedpfl.report.load import METHODS, Group, Run, groups, to_stderr
+from fedpfl.report.published import QUANTILE, SETUP, Published, of_run
 
 SELECTIONS = ("last", "best-checkpoint")
 FORMATS = {"terminal": ".txt", "markdown": ".md", "csv": ".csv", "latex": ".tex"}
 
 ACCURACIES = ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled")
 TRAFFIC = ("values_down", "values_up", "bits_down", "bits_up")
-
-# What the published numbers were produced with; read from the authors' logs (momentum is not in the paper).
-PUBLISHED_SETUP = {
-    "rounds": 400,
-    "clients": 100,
-    "participation": 0.1,
-    "local.epochs": 5,
-    "local.batch_size": 32,
-    "local.lr": 0.01,
-    "local.momentum": 0.7,
-    "model.name": "cnn4",
-}
-_PUBLISHED_DATASETS = {"organamnist": "MEDMNISTA", "organcmnist": "MEDMNISTC"}
 
 
 @dataclass(frozen=True)
@@ -72,16 +57,6 @@ class Table:
         return _text(column.kind, value, self.frame[spread].iloc[row] if spread in self.frame else math.nan)
 
 
-@dataclass(frozen=True)
-class Published:
-    """One published accuracy in percent; std and note may be empty."""
-
-    value: float
-    std: float
-    source: str
-    note: str
-
-
 def accuracy_table(
     runs: Iterable[Run], select: str = "last", every: int = 1, warn: Callable[[str], None] = to_stderr
 ) -> Table:
@@ -99,7 +74,7 @@ def accuracy_table(
         if math.isnan(record["accuracy"]):
             warn(f"{group.dataset}, {group.partition}, {group.method}: no evaluation of all clients to judge")
     frame = pd.DataFrame(records, columns=_record_keys())
-    return Table(frame, ACCURACY_COLUMNS, _caption(gathered, frame, select, every), _notes(gathered, frame))
+    return Table(frame, ACCURACY_COLUMNS, _caption(gathered, frame, select, every), departures(gathered))
 
 
 def curve_table(runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int, int]] = ((1, 20), (21, 100))) -> Table:
@@ -145,7 +120,7 @@ def curve_table(runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int,
 
 def published(group: Group) -> Published | None:
     """The published accuracy of this method, data set and Dirichlet setting, if there is one."""
-    return _published().get(_published_key(group.runs[0]))
+    return of_run(group.runs[0])
 
 
 def read_reference(path: Path) -> pd.DataFrame:
@@ -222,24 +197,24 @@ def _record_keys() -> list[str]:
 
 
 def _record(group: Group, select: str, every: int) -> dict[str, Any]:
-    found = [(run, _judged(run, select, every)) for run in group.used]
+    found = [(run, judged(run, select, every)) for run in group.used]
     # Seeds without an evaluation yet say nothing, unless there is no other.
     used = [run for run, row in found if row is not None] or list(group.used)
-    judged = [row for _, row in found if row is not None]
+    rows = [row for _, row in found if row is not None]
     record: dict[str, Any] = {
         "dataset": group.dataset,
         "partition": group.partition,
         "method": group.method,
-        "round": _span([int(row["round"]) for row in judged]),
+        "round": _span([int(row["round"]) for row in rows]),
         "seeds": len(used),
         "seed_list": " ".join(str(run.seed) for run in used),
         "status": group.status,
     }
     for key in ACCURACIES:
-        record[key], record[f"{key}_seed_std"] = _over_seeds([float(row.get(key, math.nan)) for row in judged])
+        record[key], record[f"{key}_seed_std"] = over_seeds([float(row.get(key, math.nan)) for row in rows])
     for key in TRAFFIC:
-        record[key], record[f"{key}_seed_std"] = _over_seeds([_per_client(run, key) for run in used])
-    record["seconds"], record["seconds_seed_std"] = _over_seeds(
+        record[key], record[f"{key}_seed_std"] = over_seeds([_per_client(run, key) for run in used])
+    record["seconds"], record["seconds_seed_std"] = over_seeds(
         [float(run.rounds["seconds"].median()) if "seconds" in run.rounds else math.nan for run in used]
     )
     known = published(group)
@@ -250,7 +225,7 @@ def _record(group: Group, select: str, every: int) -> dict[str, Any]:
     return record
 
 
-def _judged(run: Run, select: str, every: int) -> Any:
+def judged(run: Run, select: str, every: int) -> Any:
     """The row of `rounds.csv` that a run is judged by, None where there is none."""
     rows = run.evaluations
     if select == "best-checkpoint":
@@ -265,48 +240,10 @@ def _per_client(run: Run, key: str) -> float:
     return float(run.rounds[key].mean()) / run.cohort if key in run.rounds else math.nan
 
 
-def _over_seeds(values: list[float]) -> tuple[float, float]:
+def over_seeds(values: list[float]) -> tuple[float, float]:
     """Mean and sample standard deviation; nan where a seed lacks the value, and the deviation of a single seed."""
     series = pd.Series(values, dtype=float)
     return float(series.mean(skipna=False)), float(series.std(skipna=False))
-
-
-@cache
-def _published() -> dict[tuple[str, str, str], Published]:
-    return {
-        (_plain(row["method"]), row["dataset"], row["setting"]): Published(
-            float(row["value"]), float(row["std"] or "nan"), row["source"], row["note"]
-        )
-        for row in _published_rows()
-        if row["metric"].startswith("mean test accuracy")
-    }
-
-
-@cache
-def _published_quantiles() -> dict[tuple[str, str, str], float]:
-    return {
-        (_plain(row["method"]), row["dataset"], row["setting"]): float(row["value"])
-        for row in _published_rows()
-        if row["metric"] == "quantile q"
-    }
-
-
-@cache
-def _published_rows() -> tuple[dict[str, str], ...]:
-    text = resources.files("fedpfl.report").joinpath("published.csv").read_text(encoding="utf-8")
-    return tuple(csv.DictReader(text.splitlines()))
-
-
-def _published_key(run: Run) -> tuple[str, str, str]:
-    dataset = str(run.config["dataset"]["name"])
-    partition = run.config["partition"]
-    alpha = partition.get("alpha") if partition["name"] in ("dirichlet", "published") else None
-    setting = f"Dir({alpha:g})" if isinstance(alpha, int | float) else ""
-    return _plain(run.method_name), _PUBLISHED_DATASETS.get(dataset, DATASETS.get(dataset, dataset)), setting
-
-
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def _caption(gathered: list[Group], frame: pd.DataFrame, select: str, every: int) -> str:
@@ -336,45 +273,47 @@ def _caption(gathered: list[Group], frame: pd.DataFrame, select: str, every: int
     return " ".join(parts)
 
 
-def _notes(gathered: list[Group], frame: pd.DataFrame) -> tuple[str, ...]:
+def departures(gathered: Sequence[Group]) -> tuple[str, ...]:
+    """In what own runs depart from the published set-up, and what is known about the published code; a line each."""
     compared = [group for group in gathered if published(group)]
     behind: dict[str, list[str]] = {}
-    departures: dict[str, list[tuple[str, Group]]] = {}
+    differing: dict[str, list[tuple[str, Group]]] = {}
     for group in compared:
         known = published(group)
         name = METHODS.get(group.runs[0].method_name, group.runs[0].method_name)
         if known and known.note and name not in behind.setdefault(known.note, []):
             behind[known.note].append(name)
-        for what, own, theirs in _setup_differences(group.runs[0]):
-            departures.setdefault(f"{what} {{}} (published {theirs})", []).append((own, group))
+        for what, own, theirs in setup_differences(group.runs[0]):
+            differing.setdefault(f"{what} {{}} (published {theirs})", []).append((own, group))
     lines = []
-    if departures:
+    if differing:
         told = []
-        for words, found in departures.items():
-            text = words.format(_few(dict.fromkeys(own for own, _ in found)))
+        for words, found in differing.items():
+            text = words.format(few(dict.fromkeys(own for own, _ in found)))
             if len(found) < len(compared):
-                text += f" for {_few(dict.fromkeys(group.method for _, group in found))}"
+                text += f" for {few(dict.fromkeys(group.method for _, group in found))}"
             told.append(text)
         lines.append(f"Set-up that differs from the published one: {'; '.join(told)}.")
     lines += [f"{', '.join(names)}: {note}." for note, names in behind.items()]
     return tuple(lines)
 
 
-def _few(words: Iterable[str]) -> str:
+def few(words: Iterable[str]) -> str:
     """A sweep must not turn a note into a list of its values."""
     every = list(words)
     return ", ".join(every) if len(every) <= 4 else f"{', '.join(every[:3])} and {len(every) - 3} more"
 
 
-def _setup_differences(run: Run) -> list[tuple[str, str, str]]:
+def setup_differences(run: Run) -> list[tuple[str, str, str]]:
     """What, own value and published value, where they differ."""
     found: list[tuple[str, Any, Any]] = []
-    for key, value in PUBLISHED_SETUP.items():
+    for key, value in SETUP.items():
         own: Any = run.config
         for part in key.split("."):
             own = own.get(part) if isinstance(own, dict) else None
         found.append((key, own, value))
-    found.append(("q", run.q, _published_quantiles().get(_published_key(run))))
+    q = of_run(run, QUANTILE)
+    found.append(("q", run.q, q and q.value))
     if run.method_name == "fedobp":
         found.append(("norm", run.config["method"].get("norm"), "global"))
     return [(key, str(own), str(value)) for key, own, value in found if None not in (own, value) and own != value]
@@ -458,17 +397,18 @@ def _blocks(table: Table, columns: list[Column], width: int | None) -> list[list
 def _markdown(table: Table, _: int | None) -> str:
     columns = table.shown
     lines = [
-        "| " + " | ".join(_markdown_escape(f"{column.group} {column.heading}".strip()) for column in columns) + " |",
+        "| " + " | ".join(markdown_escape(f"{column.group} {column.heading}".strip()) for column in columns) + " |",
         "|" + "|".join("---" if column.kind == "text" else "---:" for column in columns) + "|",
     ]
     for row in range(len(table.frame)):
-        lines.append("| " + " | ".join(_markdown_escape(table.text(column, row)) for column in columns) + " |")
+        lines.append("| " + " | ".join(markdown_escape(table.text(column, row)) for column in columns) + " |")
     lines += ["", table.caption]
     lines += [line for note in table.notes for line in ("", note)]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_escape(text: str) -> str:
+def markdown_escape(text: str) -> str:
+    """Text as it is to be read in a Markdown table."""
     return text.replace("|", r"\|").replace("_", r"\_")
 
 
@@ -487,25 +427,25 @@ def _latex(table: Table, _: int | None) -> str:
             spans.append((column.group, 1))
     top, rules, place = [], [], 1
     for group, size in spans:
-        top.append(f"\\multicolumn{{{size}}}{{c}}{{{_latex_escape(group)}}}" if group else "")
+        top.append(f"\\multicolumn{{{size}}}{{c}}{{{latex_escape(group)}}}" if group else "")
         rules += [f"\\cmidrule(lr){{{place}-{place + size - 1}}}"] if group else []
         place += size
     lines = [
         r"% \usepackage{booktabs,graphicx}",
         r"\begin{table*}",
-        rf"\caption{{{_latex_escape(' '.join((table.caption, *table.notes)))}}}",
+        rf"\caption{{{latex_escape(' '.join((table.caption, *table.notes)))}}}",
         r"\resizebox{\textwidth}{!}{%",
         rf"\begin{{tabular}}{{{''.join('l' if column.kind == 'text' else 'r' for column in columns)}}}",
         r"\toprule",
         " & ".join(top) + r" \\",
         " ".join(rules),
-        " & ".join(_latex_escape(column.heading) for column in columns) + r" \\",
+        " & ".join(latex_escape(column.heading) for column in columns) + r" \\",
     ]
     settings = list(zip(table.frame["dataset"], table.frame["partition"], strict=True))
     for row, setting in enumerate(settings):
         if row == 0 or setting != settings[row - 1]:
             lines.append(r"\midrule")
-        lines.append(" & ".join(_latex_escape(table.text(column, row)) for column in columns) + r" \\")
+        lines.append(" & ".join(latex_escape(table.text(column, row)) for column in columns) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table*}"]
     return "\n".join(line for line in lines if line) + "\n"
 
@@ -521,5 +461,6 @@ _LATEX = {
 }
 
 
-def _latex_escape(text: str) -> str:
+def latex_escape(text: str) -> str:
+    """Text as it is to be read in LaTeX."""
     return "".join(_LATEX.get(letter, letter) for letter in text)

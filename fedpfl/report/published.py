@@ -1,0 +1,69 @@
+"""The published numbers: FedOBP (arXiv:2604.16574), Tables II to V, and what is known about how they came about."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from fedpfl.report.load import DATASETS, Run
+
+# What the published numbers were produced with; read from the authors' logs (momentum is not in the paper).
+SETUP = {
+    "rounds": 400,
+    "clients": 100,
+    "participation": 0.1,
+    "local.epochs": 5,
+    "local.batch_size": 32,
+    "local.lr": 0.01,
+    "local.momentum": 0.7,
+    "model.name": "cnn4",
+}
+ACCURACY, QUANTILE, PERSONAL = "mean test accuracy over clients (%)", "quantile q", "number of personalized parameters"
+ABLATION = "ablation"
+"""The setting of Table V, which does not state its partition."""
+_DATASETS = {"organamnist": "MEDMNISTA", "organcmnist": "MEDMNISTC"}
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published number, an accuracy in percent; std is nan and note empty where there is none."""
+
+    value: float
+    std: float
+    source: str
+    note: str
+
+
+def lookup(metric: str, method: str, dataset: str, setting: str) -> Published | None:
+    """A published number. dataset: a name of the configuration; setting: `Dir(0.1)`; method: in any spelling."""
+    return _numbers().get((metric, plain(method), _DATASETS.get(dataset, DATASETS.get(dataset, dataset)), setting))
+
+
+def of_run(run: Run, metric: str = ACCURACY) -> Published | None:
+    """The published number of a run's method, data set and Dirichlet setting, if there is one."""
+    return lookup(metric, run.method_name, str(run.config["dataset"]["name"]), setting(run))
+
+
+def setting(run: Run) -> str:
+    """`Dir(0.1)` where the run's partition is one that the paper's tables may mean, else empty."""
+    partition = run.config["partition"]
+    alpha = partition.get("alpha") if partition["name"] in ("dirichlet", "published") else None
+    return f"Dir({alpha:g})" if isinstance(alpha, int | float) else ""
+
+
+def plain(name: str) -> str:
+    """Letters and digits in lower case: `FedOBP`, `fedobp` and `fed_obp` are one method."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+@cache
+def _numbers() -> dict[tuple[str, str, str, str], Published]:
+    text = resources.files("fedpfl.report").joinpath("published.csv").read_text(encoding="utf-8")
+    return {
+        (row["metric"], plain(row["method"]), row["dataset"], row["setting"]): Published(
+            float(row["value"]), float(row["std"] or "nan"), row["source"], row["note"]
+        )
+        for row in csv.DictReader(text.splitlines())
+    }
