@@ -166,7 +166,7 @@ class Run:
             told.append(f"ema={values['ema']:g}")
         if values.get("classifier_only"):
             told.append("classifier only")
-        if values.get("variant") not in (None, "default"):
+        if values.get("variant") not in (None, "default", "paper"):
             told.append(str(values["variant"]))
         return _with(METHODS.get(self.method_name, self.method_name), told)
 
@@ -251,7 +251,7 @@ def runs(*roots: str | Path, warn: Callable[[str], None] = to_stderr) -> list[Ru
     for root in roots:
         if not Path(root).is_dir():
             raise FedpflError(f"no such directory: {root}; give the folder that holds the runs, such as outputs")
-        for path in _run_directories(Path(root)):
+        for path in run_directories(Path(root)):
             if path.resolve() in found:
                 continue
             try:
@@ -263,6 +263,14 @@ def runs(*roots: str | Path, warn: Callable[[str], None] = to_stderr) -> list[Ru
 
 def read(path: Path) -> Run:
     """Read one run directory. Raises FedpflError, in one line, where it is broken or holds no round yet."""
+    run = begun(path)
+    if run.rounds.empty:
+        raise FedpflError(f"{path}: no round recorded yet")
+    return run
+
+
+def begun(path: Path) -> Run:
+    """Read configuration and summary of one run directory, which need not hold a round. Raises as `read`."""
     try:
         config = yaml.load((path / "config.yaml").read_text(encoding="utf-8"), _Loader)
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
@@ -283,8 +291,6 @@ def read(path: Path) -> Run:
             raise FedpflError(f"{path}: config.yaml lacks {key}.name")
     run = Run(path, config, summary)
     try:
-        if run.rounds.empty:
-            raise FedpflError(f"{path}: no round recorded yet")
         _ = run.seed, run.dataset, run.partition, run.method, run.planned, run.cohort
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FedpflError(f"{path}: config.yaml or summary.json holds no usable value: {_one_line(error)}") from None
@@ -323,7 +329,8 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     return sorted(result, key=place)
 
 
-def _run_directories(root: Path) -> Iterator[Path]:
+def run_directories(root: Path) -> Iterator[Path]:
+    """Every folder below `root` that a run has begun to fill."""
     for folder, subfolders, files in os.walk(root):
         if _FILES & set(files):
             subfolders.clear()
@@ -367,9 +374,9 @@ def _progress(run: Run) -> tuple[bool, float]:
 
 def _differences(configs: list[dict[str, Any]]) -> list[list[str]]:
     """For each configuration, its values of the keys in which they are not all alike."""
-    flat = [dict(_flat(config)) for config in configs]
-    keys = sorted({key for config in flat for key in config})
-    differing = [key for key in keys if len({repr(config.get(key)) for config in flat}) > 1]
+    values = [dict(flat(config)) for config in configs]
+    keys = sorted({key for config in values for key in config})
+    differing = [key for key in keys if len({repr(config.get(key)) for config in values}) > 1]
     ends = Counter(key.rsplit(".", 1)[-1] for key in differing)
 
     def short(key: str) -> str:
@@ -378,13 +385,14 @@ def _differences(configs: list[dict[str, Any]]) -> list[list[str]]:
             return parts[-2]
         return parts[-1] if ends[parts[-1]] == 1 else key
 
-    return [[f"{short(key)}={config[key]}" for key in differing if key in config] for config in flat]
+    return [[f"{short(key)}={config[key]}" for key in differing if key in config] for config in values]
 
 
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings with its dotted key."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+            yield from flat(inner, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, value
 

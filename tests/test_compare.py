@@ -1,0 +1,385 @@
+"""Two configurations side by side, from synthetic run directories, against values computed by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpfl.errors import FedpflError
+from fedpfl.report.__main__ import main
+from fedpfl.report.compare import Comparison, Measure, compare, figure, paired_test, render, side
+from tests.test_report import PNG, write_run
+
+OBP = {"name": "fedobp", "q": 0.9}
+
+
+def seeds(folder: Path, accuracies: dict[int, float], **changes: Any) -> Path:
+    for seed, accuracy in accuracies.items():
+        write_run(folder / f"seed{seed}", {2: accuracy - 10, 4: accuracy}, seed=seed, **changes)
+    return folder
+
+
+def between(a: Path, b: Path, **options: Any) -> Comparison:
+    return compare(side(a), side(b), **options)
+
+
+def final(compared: Comparison, name: str) -> Measure:
+    (found,) = (measure for measure in compared.final if measure.name == name)
+    return found
+
+
+def amend(folder: Path, **fields: Any) -> Path:
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return folder
+
+
+@pytest.fixture
+def ab(tmp_path: Path) -> tuple[Path, Path]:
+    """FedAvg and FedOBP over seeds 0, 1, 2: B is better by 1, 2 and 3 points."""
+    a = seeds(tmp_path / "a", {0: 70.0, 1: 72.0, 2: 74.0})
+    return a, seeds(tmp_path / "b", {0: 71.0, 1: 74.0, 2: 77.0}, method=OBP)
+
+
+def test_final_numbers(ab: tuple[Path, Path]) -> None:
+    accuracy = final(between(*ab), "accuracy")
+    assert (accuracy.mean_a, accuracy.std_a) == (72.0, 2.0)
+    assert (accuracy.mean_b, accuracy.std_b) == (74.0, 3.0)
+    assert accuracy.difference == 2.0
+    assert accuracy.pairs == [1.0, 2.0, 3.0]
+    mean, error = accuracy.paired
+    assert (mean, error) == (2.0, pytest.approx(1 / 3**0.5))
+    # t = 2 sqrt 3 with two degrees of freedom, whose distribution is 1/2 + t / (2 sqrt(2 + t^2)).
+    assert accuracy.p("t") == pytest.approx(1 - 12**0.5 / 14**0.5)
+
+
+def test_every_number_is_there(ab: tuple[Path, Path]) -> None:
+    for folder, hours in ((ab[0], 2.0), (ab[1], 3.5)):
+        for run in folder.iterdir():
+            amend(run, hours=hours)
+    told = {measure.name: (measure.mean_a, measure.mean_b, measure.tested) for measure in between(*ab).final}
+    assert told == {
+        "accuracy": (72.0, 74.0, True),
+        "accuracy_pooled": (73.0, 75.0, True),
+        "accuracy_std": (5.0, 5.0, True),
+        "accuracy_worst10": (52.0, 54.0, True),
+        "loss": (0.5, 0.5, True),
+        "ft_accuracy": (74.0, 76.0, True),
+        "ft_accuracy_pooled": (75.0, 77.0, True),
+        "values_down": (700.0, 700.0, False),  # (10 000 + 3 * 6 000) / 4 rounds / 10 clients
+        "values_up": (1000.0, 1000.0, False),
+        "bits_down": (22_400.0, 22_400.0, False),
+        "bits_up": (32_000.0, 32_000.0, False),
+        "seconds": (2.0, 2.0, False),  # the median of 1, 9, 2, 2
+        "hours": (2.0, 3.5, False),
+    }
+
+
+def test_only_common_seeds_are_paired(tmp_path: Path) -> None:
+    a = seeds(tmp_path / "a", {0: 70.0, 1: 72.0, 2: 74.0})
+    b = seeds(tmp_path / "b", {1: 75.0, 2: 76.0, 3: 95.0}, method=OBP)
+    compared = between(a, b)
+    accuracy = final(compared, "accuracy")
+    assert accuracy.pairs == [3.0, 2.0]
+    assert accuracy.paired == (2.5, pytest.approx(0.5))
+    assert accuracy.difference == 10.0  # 82 - 72, over all seeds
+    assert math.isnan(accuracy.p("t"))
+    assert "Only in A: seeds 0." in compared.notes
+    assert "Only in B: seeds 3." in compared.notes
+    assert any(note.startswith("2 pairs of seeds are too few for the paired t-test") for note in compared.notes)
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 2 / 64),  # one of 2^6 signs, and its mirror image
+        ([0.1, -0.2, 0.3, 0.4, 0.5, 0.6], 6 / 64),  # rank sums of at most 2: {}, {1}, {2}
+        ([0.1, 0.2, 0.3, 0.4, 0.5], None),
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.0], None),  # five pairs that differ
+        ([0.0] * 8, None),
+    ],
+)
+def test_wilcoxon(differences: list[float], p: float | None) -> None:
+    found = paired_test([70.0] * len(differences), [70.0 + one for one in differences], "wilcoxon")
+    assert math.isnan(found) if p is None else found == pytest.approx(p)
+
+
+@pytest.mark.parametrize("pairs", [[1.0], [1.0, 2.0], [0.3, 0.3, 0.3], [0.0, 0.0, 0.0]])
+def test_t_needs_three_pairs_and_a_spread(pairs: list[float]) -> None:
+    assert math.isnan(paired_test([0.1] * len(pairs), [0.1 + one for one in pairs], "t"))
+
+
+@pytest.mark.parametrize(
+    ("count", "test", "words"),
+    [
+        (1, "t", "One seed is in both: one pair has no standard error"),
+        (1, "wilcoxon", "One seed is in both: one pair has no standard error"),
+        (3, "t", "p: the paired t-test, which takes the differences as normal, of the 3 pairs of seeds, two-sided"),
+        (3, "wilcoxon", "3 pairs of seeds are too few for Wilcoxon's signed-rank test: with 3 its p cannot fall "),
+        (
+            5,
+            "wilcoxon",
+            "5 pairs of seeds are too few for Wilcoxon's signed-rank test: with 5 its p cannot fall below 0.06",
+        ),
+        (6, "wilcoxon", "p: Wilcoxon's signed-rank test of the 6 pairs of seeds, two-sided, not corrected"),
+    ],
+)
+def test_too_few_seeds_are_named(tmp_path: Path, count: int, test: str, words: str) -> None:
+    a = seeds(tmp_path / "a", dict.fromkeys(range(count), 70.0))
+    b = seeds(tmp_path / "b", {seed: 71.0 + seed for seed in range(count)}, method=OBP)
+    compared = between(a, b, test=test)
+    assert [note for note in compared.notes if note.startswith(words)]
+    table = render(compared, "terminal")
+    assert ("  p\n" in table) == words.startswith("p:")
+
+
+def test_no_common_seed(tmp_path: Path) -> None:
+    compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {1: 70.0, 2: 72.0}, method=OBP))
+    assert "No seed is in both, so nothing can be paired, and no test is made." in compared.notes
+    assert final(compared, "accuracy").difference == 1.0
+    assert compared.clients == ()
+
+
+numbers = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=9)
+
+
+@given(numbers)
+def test_b_beside_a_is_a_beside_b_mirrored(pairs: list[tuple[float, float]]) -> None:
+    a, b = dict(enumerate(one for one, _ in pairs)), dict(enumerate(other for _, other in pairs))
+    there, back = Measure("accuracy", "", "percent", a, b), Measure("accuracy", "", "percent", b, a)
+    assert there.difference == -back.difference
+    assert there.paired[0] == pytest.approx(there.difference, abs=1e-9)  # all seeds are in both
+    assert there.paired[0] == -back.paired[0]
+    assert there.paired[1] == back.paired[1]
+    assert there.std_a == pytest.approx(statistics.stdev(a.values()), abs=1e-9)
+    assert there.paired[1] == pytest.approx(statistics.stdev(there.pairs) / len(pairs) ** 0.5, abs=1e-9)
+
+
+def test_what_differs_in_the_configuration(tmp_path: Path) -> None:
+    a = seeds(tmp_path / "a", {0: 70.0, 1: 70.0}, local={"lr": 0.01, "momentum": 0}, validation=0.0)
+    b = seeds(
+        tmp_path / "b",
+        {0: 70.0},
+        method=OBP,
+        local={"lr": 0.05, "momentum": 0.0},
+        device="cuda",
+        logger={"name": "wandb"},
+    )
+    told = [(one.key, one.a, one.b, one.matters) for one in between(a, b).settings]
+    assert told[:3] == [
+        ("local.lr", "0.01", "0.05", True),
+        ("method.name", "fedavg", "fedobp", True),
+        ("method.q", None, "0.9", True),
+    ]
+    assert sorted(told[3:]) == [
+        ("device", "cpu", "cuda", False),
+        ("logger.name", "none", "wandb", False),
+        ("validation", "0.0", None, False),  # came later; all runs before had this value
+    ]
+
+
+def test_seeds_that_ran_elsewhere_are_all_told(tmp_path: Path) -> None:
+    a = seeds(tmp_path / "a", {0: 70.0})
+    write_run(tmp_path / "a" / "seed1", seed=1, device="cuda")
+    b = seeds(tmp_path / "b", {0: 70.0}, method=OBP)
+    amend(a / "seed0", environment={"torch": "2.11", "gpu": None, "cores": 2})
+    amend(a / "seed1", environment={"torch": "2.11", "gpu": "H200", "cores": 2})
+    amend(b / "seed0", environment={"torch": "2.12", "gpu": None, "cores": 2})
+    compared = between(a, b)
+    assert [(one.key, one.a, one.b) for one in compared.environment] == [
+        ("torch", "2.11", "2.12"),
+        ("gpu", "None / H200", "None"),
+    ]
+    assert ("device", "cpu / cuda", "cpu") in [(one.key, one.a, one.b) for one in compared.settings]
+
+
+def test_the_same_configuration_run_twice(tmp_path: Path) -> None:
+    compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {0: 70.5}))
+    assert compared.settings == ()
+    assert final(compared, "accuracy").pairs == [0.5]
+    assert (compared.a.runs[0].path, compared.b.runs[0].path) == (tmp_path / "a/seed0", tmp_path / "b/seed0")
+
+
+def test_curves_at_common_evaluations(tmp_path: Path) -> None:
+    every = {number: 10.0 * number for number in range(1, 13)}
+    write_run(tmp_path / "a", every, reached=12, rounds=12)
+    write_run(tmp_path / "b", dict.fromkeys(range(2, 12), 1.0), reached=12, rounds=12, method=OBP)
+    curve = between(tmp_path / "a", tmp_path / "b").curve
+    # Common are 2..11: of ten places the first, 2.25, 4.5, 6.75 and the last.
+    assert list(curve) == [2, 4, 6, 9, 11]
+    assert [(one.mean_a, one.mean_b, one.difference) for one in curve.values()][:2] == [(20, 1, -19), (40, 1, -39)]
+
+
+def test_few_evaluations_are_not_repeated(ab: tuple[Path, Path]) -> None:
+    curve = between(*ab, metric="ft_accuracy").curve
+    assert {number: one.mean_b for number, one in curve.items()} == {2: 66.0, 4: 76.0}
+
+
+def test_a_metric_that_one_lacks_has_no_curve(ab: tuple[Path, Path]) -> None:
+    path = ab[0] / "seed1" / "rounds.csv"
+    path.write_text(path.read_text().replace("ft_accuracy,", "other,"))
+    compared = between(*ab, metric="ft_accuracy")
+    assert compared.curve == {}
+    assert final(compared, "ft_accuracy").a == {}  # nor is it a mean of the others
+    assert "Over rounds" not in render(compared)
+
+
+def clients(folder: Path, *rows: str, columns: str = "client,train,test,label_0,label_1,accuracy,ft_accuracy") -> None:
+    (folder / "clients.csv").write_text("\n".join([columns, *rows]) + "\n")
+
+
+def test_clients_that_are_better(ab: tuple[Path, Path]) -> None:
+    clients(ab[0] / "seed0", "0,3,3,6,0,50,60", "1,3,3,0,6,100,100", "2,9,0,9,0,nan,nan", "3,3,3,6,0,33.3,70")
+    clients(ab[1] / "seed0", "0,3,3,6,0,75,40", "1,3,3,0,6,100,100", "2,9,0,9,0,nan,nan", "3,3,3,6,0,66.7,90")
+    found = [(one.seed, one.name, one.a, one.equal, one.b) for one in between(*ab).clients if one.seed == "0"]
+    assert found == [("0", "accuracy", 0, 1, 2), ("0", "ft_accuracy", 1, 1, 1)]
+
+
+@pytest.mark.parametrize("other", ["0,3,3,5,1,75,40", "0,4,2,6,0,75,40"])
+def test_other_clients_are_not_compared(ab: tuple[Path, Path], other: str) -> None:
+    clients(ab[0] / "seed0", "0,3,3,6,0,50,60")
+    clients(ab[1] / "seed0", other)
+    compared = between(*ab)
+    assert {one.seed for one in compared.clients} == {"1", "2"}
+    assert "Clients of seed 0 are not compared: their label counts differ, so the partitions do." in compared.notes
+
+
+def test_without_the_file_clients_are_not_compared(ab: tuple[Path, Path]) -> None:
+    (ab[1] / "seed2" / "clients.csv").unlink()
+    compared = between(*ab)
+    assert {one.seed for one in compared.clients} == {"0", "1"}
+    assert any(note.startswith("Clients of seed 2 are not compared: ") for note in compared.notes)
+
+
+def test_two_runs_of_other_seeds_may_have_the_same_clients(tmp_path: Path) -> None:
+    compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {1: 72.0}, method=OBP))
+    assert [(one.seed, one.equal) for one in compared.clients] == [("0 | 1", 1), ("0 | 1", 1)]
+
+
+def test_unfinished_runs_are_named(tmp_path: Path) -> None:
+    a = seeds(tmp_path / "a", {0: 70.0})
+    b = write_run(tmp_path / "b", {2: 60.0}, status="running", reached=3, method=OBP)
+    compared = between(a, b)
+    assert "B is not simply finished: running 3/4." in compared.notes
+    assert "The final numbers are of different rounds: A of 4, B of 2." in compared.notes
+    assert list(compared.curve) == [2]
+
+
+def test_finished_seeds_speak_for_the_others(tmp_path: Path) -> None:
+    a = seeds(tmp_path / "a", {0: 70.0})
+    write_run(tmp_path / "a" / "seed1", {2: 1.0}, status="failed", reached=2, seed=1)
+    compared = between(a, seeds(tmp_path / "b", {0: 71.0, 1: 72.0}, method=OBP))
+    assert final(compared, "accuracy").a == {0: 70.0}
+    assert "A is not simply finished: 1 finished, 1 failed left out." in compared.notes
+
+
+def test_other_tasks_are_named(tmp_path: Path) -> None:
+    compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {0: 70.0}, dataset={"name": "mnist"}))
+    assert "A and B are different tasks (data set or partition): their difference is not a method's." in compared.notes
+
+
+@pytest.mark.parametrize("name", ["a", "a/seed0"])
+def test_a_side_is_a_run_or_the_folder_of_its_seeds(ab: tuple[Path, Path], name: str) -> None:
+    group = side(ab[0].parent / name)
+    assert [run.seed for run in group.runs] == ([0, 1, 2] if name == "a" else [0])
+
+
+def test_more_than_one_configuration_is_one_clear_line(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> None:
+    root = ab[0].parent
+    assert main(["compare", str(root), str(ab[1])]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {root} holds 2 configurations, name one of them: FedAvg on FMNIST, Dir(0.1) ({root / 'a'}); "
+        f"FedOBP (q=0.9) on FMNIST, Dir(0.1) ({root / 'b'})\n"
+    )
+
+
+def test_mistakes_are_one_line(ab: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "empty").mkdir()
+    a, b = map(str, ab)
+    for words, message in (
+        ([a, str(tmp_path / "empty")], "no readable run below"),
+        ([a, "nowhere"], "no such directory: nowhere"),
+        ([a, f"{a}/seed1"], "hold the same runs"),
+        ([a, b, "--out", "curve.svg"], "--out curve.svg: must end in .png or .pdf"),
+    ):
+        assert main(["compare", *words]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_terminal(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> None:
+    assert main(["compare", *map(str, ab)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["method.name", "fedavg", "fedobp"] in lines
+    accuracies = [line[-5:] for line in lines if line[:3] == ["mean", "over", "clients,"]]
+    assert accuracies == [
+        ["72.00(2.00)", "74.00(3.00)", "+2.00", "0.58", "0.074"],
+        ["74.00(2.00)", "76.00(3.00)", "+2.00", "0.58", "0.074"],
+    ]
+    assert ["2", "62.00(2.00)", "64.00(3.00)", "+2.00", "0.58"] in lines
+    assert ["bits", "up", "32k", "32k", "0", "0"] in lines
+    assert ["0", "before", "0", "1", "0"] in lines
+    assert ["all", "before", "0", "3", "0"] in lines
+
+
+def test_other_seeds_show_the_paired_difference(tmp_path: Path) -> None:
+    a = seeds(tmp_path / "a", {0: 70.0, 1: 72.0, 2: 74.0})
+    lines = [
+        line.split() for line in render(between(a, seeds(tmp_path / "b", {1: 75.0, 2: 76.0, 3: 95.0}))).splitlines()
+    ]
+    assert ["A", "B", "B", "-", "A", "paired", "±", "error"] in lines
+    assert ["pooled,", "%", "73.00(2.00)", "83.00(11.27)", "+10.00", "+2.50", "0.50"] in lines
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_window_is_not_exceeded(ab: tuple[Path, Path], width: int) -> None:
+    lines = render(between(*ab), "terminal", width).splitlines()
+    assert max(len(line) for line in lines if str(ab[0].parent) not in line) <= width
+    assert f"    {ab[0]}" in lines
+
+
+def test_markdown(ab: tuple[Path, Path]) -> None:
+    text = render(between(*ab), "markdown")
+    assert "| mean over clients, % | 72.00(2.00) | 74.00(3.00) | +2.00 | 0.58 | 0.074 |" in text
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 7  # of equal environments there is none
+    for lines in tables:
+        assert len({line.count("|") - line.count(r"\|") for line in lines}) == 1
+
+
+def test_csv_is_exact(ab: tuple[Path, Path]) -> None:
+    rows = list(csv.DictReader(io.StringIO(render(between(*ab), "csv"))))
+    (accuracy,) = (row for row in rows if (row["section"], row["what"]) == ("final", "accuracy"))
+    assert [accuracy[key] for key in ("a", "a_seed_std", "b", "difference", "pairs", "paired")] == [
+        *("72.0", "2.0", "74.0", "2.0", "3", "2.0")
+    ]
+    assert float(accuracy["paired_error"]) == pytest.approx(1 / 3**0.5, abs=1e-15)
+    assert float(accuracy["p"]) == pytest.approx(1 - (12 / 14) ** 0.5, abs=1e-12)
+    assert accuracy["a_seeds"] == "0 1 2"
+    assert [row["at"] for row in rows if row["section"] == "curve"] == ["2", "4"]
+    assert {row["section"] for row in rows} == {"run", "setting", "final", "curve", "clients", "note"}
+
+
+@pytest.mark.parametrize("suffix", [".png", ".pdf"])
+def test_the_figure(ab: tuple[Path, Path], tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture) -> None:
+    target = tmp_path / "figures" / f"curve{suffix}"
+    assert main(["compare", *map(str, ab), "--out", str(target), "--metric", "loss"]) == 0
+    assert f"wrote {target}" in capsys.readouterr().err
+    assert target.read_bytes().startswith(PNG if suffix == ".png" else b"%PDF")
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def test_another_suffix_draws_nothing(ab: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(FedpflError, match="must end in"):
+        figure(between(*ab), tmp_path / "curve.svg")
