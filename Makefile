@@ -34,14 +34,19 @@ types: setup ## Types only
 bench: setup ## Speed beside the plain way and the bare kernels; writes outputs/bench.json
 	$(BIN)/python scripts/benchmark.py
 
-tables: setup ## Tables of all runs in outputs/
+tables: setup ## Tables of all runs in outputs/, and the paper's as far as there are runs
 	$(BIN)/python -m fedpfl.report tables outputs
+	$(BIN)/python -m fedpfl.report paper outputs --only tables
 
-figures: setup ## Figures of all runs in outputs/
+figures: setup ## Figures of all runs in outputs/, and the paper's as far as there are runs
 	$(BIN)/python -m fedpfl.report figures outputs --out outputs/figures
+	$(BIN)/python -m fedpfl.report paper outputs --only figures --out outputs/figures
+
+report: setup ## A page for the browser per experiment in outputs/
+	$(BIN)/python -m fedpfl.report html outputs
 
 clean: ## Remove the environment and caches; runs in outputs/ stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
-.PHONY: help setup demo test smoke lint types bench tables figures clean
+.PHONY: help setup demo test smoke lint types bench tables figures report clean
 .DEFAULT_GOAL := help

@@ -59,7 +59,7 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
         cohorts = engine.cohorts(settings.seed, settings.clients, settings.participation, settings.rounds)
         counts = federation.label_counts()
         directory.write_summary(status="running", rounds=settings.rounds, **_facts(run, cohorts))
-        info = _info(run, path, experiment or federation.name, backend, state, counts)
+        info = _info(run, path, experiment or federation.name, backend, state, counts, directory.summary)
         with record.open_sinks(run.config["logger"], info) as sinks:
             title = f"{federation.name}, {federation.clients} clients, {config.described(run.config['partition'])}"
             splits = (federation.train, federation.test, federation.validation)
@@ -192,7 +192,13 @@ def _facts(run: config.Run, cohorts: list[list[int]]) -> dict[str, Any]:
 
 
 def _info(
-    run: config.Run, path: Path, group: str, backend: engine.Backend, state: engine.State, counts: torch.Tensor
+    run: config.Run,
+    path: Path,
+    group: str,
+    backend: engine.Backend,
+    state: engine.State,
+    counts: torch.Tensor,
+    facts: dict[str, Any],
 ) -> record.RunInfo:
     """What sinks are told at the beginning; its lines are the first thing a user sees."""
     federation, settings = run.federation, run.settings
@@ -217,7 +223,11 @@ def _info(
         name=f"{name}-{run.identity}-seed{settings.seed}",
         group=group,
         job_type=run.config["method"]["name"],
-        tags=(federation.name, run.config["partition"]["name"]),
+        tags=(
+            federation.name,
+            *(run.config[group]["name"] for group in ("partition", "model")),
+            *(backend.name, run.engine.precision),
+        ),
         config=run.config,
         path=path,
         identity=run.identity,
@@ -225,6 +235,7 @@ def _info(
         rounds=settings.rounds,
         start_round=state.round,
         lines=lines,
+        facts=facts,
     )
 
 

@@ -65,12 +65,13 @@ def test_the_table_of_methods_is_up_to_date():
     assert shown == methods_table.table(), "run python scripts/methods_table.py --write"
 
 
-def test_readme_and_smoke_name_every_method():
+def test_readme_and_experiments_name_every_method():
     readme = (ROOT / "README.md").read_text()
     row = next(line for line in readme.splitlines() if line.startswith("| `method` |"))
     assert sorted(re.findall(r"`(\w+)`", row)[1:]) == sorted(METHODS)
-    smoke = yaml.safe_load((ROOT / "conf/experiment/smoke.yaml").read_text())
-    assert sorted(smoke["hydra"]["sweeper"]["params"]["method"].split(",")) == sorted(METHODS)
+    for name in ("smoke", "all_methods"):
+        experiment = yaml.safe_load((ROOT / f"conf/experiment/{name}.yaml").read_text())
+        assert sorted(experiment["hydra"]["sweeper"]["params"]["method"].split(",")) == sorted(METHODS)
 
 
 def test_the_tutorials_method_works(net, federation):

@@ -710,6 +710,21 @@ def test_sinks_end_when_the_run_did_not(error, status):
     assert probe.calls == [f"end {status}"]
 
 
+def test_the_log_says_how_a_run_failed(tmp_path):
+    log = LogFile()
+
+    def work() -> None:
+        with Sinks([log]) as sinks:
+            sinks.begin(info(tmp_path))
+            raise ValueError("two\nlines")
+
+    with pytest.raises(ValueError, match="two"):
+        work()
+    text = (tmp_path / "run.log").read_text()
+    assert "failed: ValueError: two lines\nTraceback" in text
+    assert text.endswith("ValueError: two\nlines\n")
+
+
 def test_an_interrupt_while_ending_still_ends_the_others():
     first, second = Probe(), Probe("end", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):

@@ -6,6 +6,8 @@ the server lacks (online), or all of them (offline), are read back from rounds.c
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import csv
 import hashlib
 import importlib.util
@@ -21,11 +23,22 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from fedpfl.errors import FedpflError
+from fedpfl.record.overview import LAYER, Overview
 from fedpfl.record.sinks import RunInfo
 
 MODES = ("auto", "online", "offline", "disabled")
 MAX_BINS = 512  # W&B's limit for a histogram
+MAX_TAG = 64  # characters, W&B's limit
 PATIENCE = 30.0  # seconds that `auto` waits for the server before it goes offline
+
+CLOUD = ("api.forge.coreweave.com", "api.wandb.ai")
+"""The public server: under the first name `wandb login` keeps the key since 0.31, under the second before."""
+
+SUMMARIES = {
+    **{f"{part}accuracy{kind}": "max,last" for part in ("", "ft_") for kind in ("", "_pooled", "_worst10")},
+    **dict.fromkeys(("loss", "ft_loss"), "min,last"),
+}
+"""What W&B keeps of a column; of the others the last value."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,8 @@ class Options:
             if key == "tags":
                 if not isinstance(value, list | tuple) or not all(isinstance(tag, str) and tag for tag in value):
                     raise FedpflError(f"logger.tags={value} must be a list of words, such as [baseline,long]")
+                if any(len(tag) > MAX_TAG for tag in value):
+                    raise FedpflError(f"logger.tags={value}: a tag of W&B has at most {MAX_TAG} characters")
             elif not (isinstance(value, str) and value) and not (value is None and key in ("entity", "group", "dir")):
                 raise FedpflError(f"logger.{key}={value} must be text")
         options = cls(**{**values, "tags": tuple(values.get("tags", ()))})
@@ -76,6 +91,8 @@ class WandbSink:
         self._run: Any = None
         self._next = 0  # the first round not yet sent
         self._sent: set[str] = set()
+        self._defined: set[str] = set()
+        self._overview = Overview()
 
     def begin(self, run: RunInfo) -> None:
         """Start or continue the W&B run; offline where `auto` cannot reach the server. Raises wandb's errors."""
@@ -93,10 +110,11 @@ class WandbSink:
             self._run = self._init(run, "offline")
         # Of a continued run the server may hold fewer rounds than the last checkpoint, or more, which are the same.
         self._next = self._run.step if run.start_round and not self._run.offline else 0
-        self._run.define_metric("round")
+        self._overview = Overview(run.facts.get("cohort"))
+        self._defined = {"round"}
+        self._run.define_metric("round", hidden=True)  # an x-axis, not a chart
         self._run.define_metric("*", step_metric="round")
-        for name in ("accuracy", "ft_accuracy"):
-            self._run.define_metric(name, step_metric="round", summary="max,last")
+        self._run.summary.update({**_plain(run.facts), **_marks(run), "status": "running"})
         if self._run.offline and mode != "disabled":
             self._say(f"W&B offline; upload with: wandb sync {Path(self._run.dir).parent}")
         elif self._run.url:
@@ -105,20 +123,34 @@ class WandbSink:
             self.row(row)
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Send one round's values, and where all clients were evaluated the mask distribution over the layers."""
-        if self._run is None or row["round"] < self._next:
+        """Send one round's values and the traffic up to it.
+
+        Where all clients were evaluated, the mask distribution over the layers and the runs table's fields as well.
+        """
+        if self._run is None:
+            return
+        self._overview.add(row)
+        if row["round"] < self._next:
             return
         import wandb
 
+        for name in row:
+            if name not in self._defined:
+                self._defined.add(name)
+                self._run.define_metric(name, step_metric="round", summary=SUMMARIES.get(name))
         values = {key: value for key, value in row.items() if value is not None}
         self._sent.update(values)
-        layers = [float(value) for key, value in values.items() if key.startswith("personal/")]
+        layers = [float(value) for key, value in values.items() if key.startswith(LAYER)]
         if row.get("accuracy") is not None and 0 < len(layers) <= MAX_BINS:
             # Bin i is layer i in the order of the columns.
             edges = np.arange(len(layers) + 1.0)
             values["mask distribution"] = wandb.Histogram(np_histogram=(np.array(layers), edges))
+        if self._overview.traffic_gb is not None:
+            values["traffic_gb"] = self._overview.traffic_gb
         # The round as the step: W&B itself then refuses a round it already has.
         self._run.log(values, step=row["round"])
+        if row.get("accuracy") is not None:
+            self._run.summary.update(self._overview.fields())
 
     def note(self, text: str) -> None:
         """Nothing: run.log has it."""
@@ -138,8 +170,8 @@ class WandbSink:
         run, self._run = self._run, None
         try:
             # Of a column W&B keeps the last value itself.
-            own = {key: value for key, value in summary.items() if key not in self._sent and value is not None}
-            run.summary.update({**own, "status": status})
+            own = {key: value for key, value in _plain(summary).items() if key not in self._sent}
+            run.summary.update({**own, **self._overview.fields(), "status": status})
         finally:
             run.finish(exit_code=0 if status == "finished" else 1)
 
@@ -161,8 +193,8 @@ class WandbSink:
             group=self._options.group or run.group,
             job_type=run.job_type,
             name=run.name,
-            tags=list(dict.fromkeys((*run.tags, *self._options.tags))),
-            config=run.config,
+            tags=list(dict.fromkeys((*(tag[:MAX_TAG] for tag in run.tags), *self._options.tags))),
+            config={**run.config, "identity": run.identity},  # to group seeds by
             id=run_id(run),
             # Begun afresh or offline it is complete by itself, and replaces what the server has under this id.
             resume="allow" if run.start_round and mode == "online" else None,
@@ -176,6 +208,21 @@ def run_id(run: RunInfo) -> str:
     """One W&B id per identity, seed and run directory: a baseline that two experiments share keeps a run in each."""
     text = "\n".join((run.identity, str(run.seed), str(run.path.resolve())))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _plain(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table can show of summary.json; a traceback is in run.log."""
+    return {key: value for key, value in summary.items() if value is not None and key != "traceback"}
+
+
+def _marks(run: RunInfo) -> dict[str, Any]:
+    """Values that sweeps go over, where the run has them, and the source's commit."""
+    chosen = {"q": run.config.get("method", {}).get("q"), "alpha": run.config.get("partition", {}).get("alpha")}
+    marks: dict[str, Any] = {key: value for key, value in chosen.items() if isinstance(value, int | float)}
+    if "q" in marks:
+        marks["one_minus_q"] = round(1 - marks["q"], 12)  # of a q near 1 a logarithmic axis shows more
+    commit = run.facts.get("environment", {}).get("commit")
+    return marks | ({"commit": commit} if commit else {})
 
 
 def _past(run: RunInfo) -> Iterator[dict[str, float | None]]:
@@ -210,13 +257,26 @@ def logged_in() -> bool:
     """Whether a W&B key can be found without asking: WANDB_API_KEY, an identity token, or the netrc file."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
+    hosts = _hosts()
     names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
     for name in names:
         try:
-            entry = netrc.netrc(Path(name).expanduser()).authenticators(host)
+            file = netrc.netrc(Path(name).expanduser())
         except (OSError, RuntimeError, netrc.NetrcParseError):
             continue
-        if entry and entry[2]:
+        if any(entry and entry[2] for entry in map(file.authenticators, hosts)):
             return True
     return False
+
+
+def _hosts() -> tuple[str, ...]:
+    """Under which names a key for the server may be kept: of WANDB_BASE_URL, else of `wandb login --host`."""
+    url = os.environ.get("WANDB_BASE_URL")
+    if not url:
+        settings = configparser.ConfigParser(interpolation=None)
+        with contextlib.suppress(OSError, RuntimeError, UnicodeDecodeError, configparser.Error):
+            folder = os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb"
+            settings.read(Path(folder).expanduser() / "settings", encoding="utf-8")
+        url = settings.get("default", "base_url", fallback="")
+    host = urlsplit(url).netloc
+    return (host,) if host and host not in CLOUD else CLOUD

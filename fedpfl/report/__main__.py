@@ -3,38 +3,48 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
-import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from fedpfl.errors import FedpflError
 from fedpfl.report.load import Run, runs, to_stderr
+from fedpfl.report.output import write
 from fedpfl.report.tables import FORMATS, SELECTIONS, Table, accuracy_table, curve_table, render
 
 COMMANDS = ("tables", "figures")
+OWN = {"paper": "paper", "compare": "compare", "html": "html", "ls": "listing", "clean": "cleaning"}
+"""Commands with a module of their own, which has a `main`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for a mistake of the user's."""
     words = list(sys.argv[1:] if argv is None else argv)
-    wanted = (words.pop(0),) if words and words[0] in COMMANDS else COMMANDS
-    options = _parser().parse_args(words)
     try:
-        found = runs(*options.roots)
-        if not found:
-            raise FedpflError(
-                f"no runs found below {', '.join(map(str, options.roots))}; "
-                "run `python -m fedpfl.train` first or name another folder"
-            )
-        if "tables" in wanted:
-            _tables(found, options)
-        if "figures" in wanted:
-            _figures(found, options)
+        if words and words[0] in OWN:
+            return importlib.import_module(f"fedpfl.report.{OWN[words[0]]}").main(words[1:])
+        return _tables_and_figures(words)
     except FedpflError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _tables_and_figures(words: list[str]) -> int:
+    wanted = (words.pop(0),) if words and words[0] in COMMANDS else COMMANDS
+    options = _parser().parse_args(words)
+    found = runs(*options.roots)
+    if not found:
+        raise FedpflError(
+            f"no runs found below {', '.join(map(str, options.roots))}; "
+            "run `python -m fedpfl.train` first or name another folder"
+        )
+    if "tables" in wanted:
+        _tables(found, options)
+    if "figures" in wanted:
+        _figures(found, options)
     return 0
 
 
@@ -78,18 +88,8 @@ def _tables(found: list[Run], options: argparse.Namespace) -> None:
     tables: dict[str, Table] = {"accuracy": accuracy_table(found, options.select, options.every)}
     if options.reference:
         tables["curves"] = curve_table(found, options.reference)
-    # A window of this width folds long cells; a file or pipe gets whole lines.
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for name, table in tables.items():
-        if options.format in (None, "terminal") or not options.out:
-            print(render(table, options.format or "terminal", width), end="")
-        if options.out:
-            forms = [options.format] if options.format else [form for form in FORMATS if form != "terminal"]
-            for form in forms:
-                target = options.out / f"{name}{FORMATS[form]}"
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(render(table, form), encoding="utf-8")
-                to_stderr(f"wrote {target}")
+        write(name, partial(render, table), options)
 
 
 def _figures(found: list[Run], options: argparse.Namespace) -> None:

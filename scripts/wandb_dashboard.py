@@ -1,0 +1,231 @@
+"""Save a view of the project's runs in Weights & Biases: accuracy, traffic, sweeps, layers, cost and a runs table.
+
+    python scripts/wandb_dashboard.py --dry-run                     # print the view; no login, no network
+    python scripts/wandb_dashboard.py --dry-run --json              # its specification; needs wandb-workspaces
+    python scripts/wandb_dashboard.py --project fedpfl --experiment q_sweep
+
+Every call saves a new view beside the project's others; nothing is read from W&B, and no run is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedpfl.errors import FedpflError
+from fedpfl.record.wandb_sink import Options, logged_in
+
+MISSING = "the dashboard needs the package wandb-workspaces; pip install -e '.[dashboard]'"
+GROUPINGS = {"method": "JobType", "configuration": "config.identity", "run": None}
+"""How lines and bars are gathered, as W&B calls it: all runs of a method, all seeds of a configuration, or not."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart.
+
+    kind: lines (y over x by round), layers (every column that matches y), bars (y of each group), scatter and parallel
+    (one mark per run, of its summary), pictures, compare. log: the x-axis is logarithmic.
+    """
+
+    kind: str
+    title: str
+    y: tuple[str, ...] = ()
+    x: str = ""
+    log: bool = False
+
+
+def lines(title: str, *y: str, x: str = "round") -> Panel:
+    """Columns over the rounds, or over another column."""
+    return Panel("lines", title, y, x)
+
+
+def scatter(title: str, x: str, y: str, log: bool = False) -> Panel:
+    """One point per run."""
+    return Panel("scatter", title, (y,), x, log)
+
+
+SECTIONS: dict[str, tuple[Panel, ...]] = {
+    "Accuracy": (
+        lines("Accuracy, mean over clients (%)", "accuracy"),
+        lines("Accuracy, pooled (%)", "accuracy_pooled"),
+        lines("Accuracy, worst decile of clients (%)", "accuracy_worst10"),
+        lines("Accuracy after fine-tuning (%)", "ft_accuracy"),
+        lines("Spread over clients (points)", "accuracy_std"),
+        Panel("bars", "Accuracy, last evaluation (%)", ("last_accuracy",)),
+    ),
+    "Cohort": (
+        lines("Cohort before local training (%)", "cohort_before"),
+        lines("Cohort after local training (%)", "cohort_after"),
+        lines("Training loss (nats)", "train_loss"),
+    ),
+    "Traffic": (
+        lines("Bits to the cohort", "bits_down"),
+        lines("Bits from the cohort", "bits_up"),
+        lines("Accuracy (%) over traffic so far (GB)", "accuracy", x="traffic_gb"),
+        scatter("Accuracy (%) over total traffic (GB)", "traffic_gb", "last_accuracy"),
+        scatter("Accuracy (%) over bits up per client and round", "bits_up_per_client", "last_accuracy"),
+    ),
+    "q sweep": (
+        scatter("Accuracy (%) over q", "q", "last_accuracy"),
+        scatter("Accuracy (%) over 1 - q", "one_minus_q", "last_accuracy", log=True),
+        scatter("Worst decile (%) over 1 - q", "one_minus_q", "last_accuracy_worst10", log=True),
+        Panel("parallel", "q", ("q", "personal_entries", "bits_up_per_client", "last_accuracy")),
+    ),
+    "alpha sweep": (
+        scatter("Accuracy (%) over alpha", "alpha", "last_accuracy", log=True),
+        scatter("Worst decile (%) over alpha", "alpha", "last_accuracy_worst10", log=True),
+        Panel("parallel", "alpha", ("alpha", "last_accuracy", "last_accuracy_pooled", "last_accuracy_worst10")),
+    ),
+    "Personalised entries": (
+        Panel("layers", "Personalised entries per layer", ("^personal/.*",), "round"),
+        scatter("Accuracy (%) over personalised entries", "personal_entries", "last_accuracy", log=True),
+    ),
+    "Cost": (
+        lines("Seconds per round", "seconds"),
+        lines("Seconds per evaluation", "eval_seconds"),
+        Panel("bars", "Seconds per round, median", ("seconds_per_round",)),
+        Panel("bars", "Hours of finished runs", ("hours",)),
+        scatter("Accuracy (%) over hours", "hours", "last_accuracy"),
+    ),
+    "Table": (
+        Panel("compare", "What differs between runs"),
+        Panel("pictures", "Partition", ("partition",)),
+    ),
+}
+
+COLUMNS = (
+    *("run:state", "run:group", "run:jobType"),
+    *(f"summary:last_{name}" for name in ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy")),
+    *("summary:best_accuracy", "summary:best_round", "summary:q", "summary:alpha", "summary:personal_entries"),
+    *("summary:bits_down_per_client", "summary:bits_up_per_client", "summary:traffic_gb"),
+    *("summary:seconds_per_round", "summary:hours", "summary:status", "summary:commit"),
+    *("config:identity.value", "config:seed.value", "tags:__ALL__"),
+)
+"""Of the runs table, after the run's name."""
+
+
+def described(name: str, project: str, entity: str | None, experiment: str | None, by: str) -> str:
+    """The view as text: where it goes, its runs, its columns and its panels."""
+    runs = f"group {experiment}" if experiment else "all"
+    found = [
+        f"view      {name}",
+        f"project   {entity or '(your account)'}/{project}",
+        f"runs      {runs}, by summary:last_accuracy; lines and bars by {by}",
+        f"table     {', '.join(COLUMNS)}",
+    ]
+    for section, panels in SECTIONS.items():
+        found += ["", section]
+        for panel in panels:
+            over = f" over {panel.x}{' (log)' if panel.log else ''}" if panel.x else ""
+            found.append(f"  {panel.kind:9} {panel.title:46} {', '.join(panel.y)}{over}".rstrip())
+    return "\n".join(found)
+
+
+def workspace(name: str, project: str, entity: str, experiment: str | None, by: str) -> Any:
+    """The view as wandb-workspaces knows it, not yet saved. Raises FedpflError where the package is missing."""
+    try:
+        wr = importlib.import_module("wandb_workspaces.reports.v2")
+        ws = importlib.import_module("wandb_workspaces.workspaces")
+    except ImportError:
+        raise FedpflError(MISSING) from None
+    own = GROUPINGS[by]
+    group = wr.Config(own.removeprefix("config.")) if own and own.startswith("config.") else own
+    gathered = {"groupby": group, "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"} if group else {}
+
+    def drawn(panel: Panel) -> Any:
+        summary = [wr.SummaryMetric(key) for key in panel.y]
+        match panel.kind:
+            case "lines":
+                return wr.LinePlot(title=panel.title, x=panel.x, y=list(panel.y), max_runs_to_show=100, **gathered)
+            case "layers":
+                regex = panel.y[0]
+                return wr.LinePlot(title=panel.title, x=panel.x, metric_regex=regex, max_runs_to_show=100, **gathered)
+            case "bars":
+                return wr.BarPlot(title=panel.title, metrics=list(panel.y), max_runs_to_show=100, **gathered)
+            case "scatter":
+                x = wr.SummaryMetric(panel.x)
+                return wr.ScatterPlot(title=panel.title, x=x, y=summary[0], log_x=panel.log or None)
+            case "parallel":
+                columns = [wr.ParallelCoordinatesPlotColumn(metric=metric) for metric in summary]
+                return wr.ParallelCoordinatesPlot(title=panel.title, columns=columns)
+            case "pictures":
+                return wr.MediaBrowser(title=panel.title, media_keys=list(panel.y))
+            case "compare":
+                return wr.RunComparer(diff_only="split")
+        raise AssertionError(panel.kind)
+
+    return ws.Workspace(
+        entity=entity,
+        project=project,
+        name=name,
+        sections=[
+            ws.Section(
+                name=section, panels=[drawn(panel) for panel in panels], is_open=section in ("Accuracy", "Table")
+            )
+            for section, panels in SECTIONS.items()
+        ],
+        settings=ws.WorkspaceSettings(x_axis="round", max_runs=100),
+        runset_settings=ws.RunsetSettings(
+            filters=ws.And(ws.Metric("Group") == experiment) if experiment else "",
+            order=[ws.Ordering(ws.Summary("last_accuracy"), ascending=False)],
+            pinned_columns=list(COLUMNS),
+        ),
+    )
+
+
+def save(name: str, project: str, entity: str | None, experiment: str | None, by: str) -> str:
+    """Save the view and return its address. Raises FedpflError, in one line, where it cannot be saved."""
+    workspace(name, project, entity or "", experiment, by)  # a missing package is told before a missing login
+    if not logged_in():
+        raise FedpflError("not logged in to W&B; run `wandb login`, or look at the view with --dry-run")
+    import wandb
+
+    try:
+        owner = entity or wandb.Api(timeout=30).default_entity
+        if not owner:
+            raise FedpflError("W&B names no default entity for this account; give --entity")
+        return str(workspace(name, project, owner, experiment, by).save().url)
+    except FedpflError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise FedpflError(f"the view was not saved in project {project}: {reason}") from None
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the view or save it; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--project", default=Options().project, help="default: %(default)s, as of logger=wandb")
+    parser.add_argument("--entity", help="team or user; default: the account's")
+    parser.add_argument("--name", help="of the view; default: fedpfl, or fedpfl EXPERIMENT")
+    parser.add_argument("--experiment", metavar="GROUP", help="only runs of this W&B group; default: all")
+    parser.add_argument("--by", choices=tuple(GROUPINGS), default="method", help="what lines and bars are means over")
+    parser.add_argument("--dry-run", action="store_true", help="print the view, save nothing")
+    parser.add_argument("--json", action="store_true", help="with --dry-run: print its specification")
+    given = parser.parse_args(words)
+    if given.json and not given.dry_run:
+        parser.error("--json goes with --dry-run")
+    name = given.name or " ".join(filter(None, ("fedpfl", given.experiment)))
+    place = (name, given.project, given.entity, given.experiment, given.by)
+    if given.json:
+        view = workspace(name, given.project, given.entity or "", given.experiment, given.by)
+        print(json.dumps(view._spec, indent=1))
+    elif given.dry_run:
+        print(described(*place))
+    else:
+        print(f"saved {save(*place)}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except FedpflError as error:
+        print(f"fedpfl: {error}", file=sys.stderr)
+        sys.exit(2)
