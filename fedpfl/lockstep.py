@@ -44,6 +44,7 @@ class Stage:
         self._moving = 0  # jobs that are neither waiting for an answer nor over
         self._living = 0
         self._requests: list[_Request] = []
+        self._asked: list[_Request] = []  # being answered
         self._broken: BaseException | None = None
         self._shared: dict[Hashable, Any] = {}
 
@@ -74,18 +75,20 @@ class Stage:
                         threads[-1].start()
                     waiting = waiting[free:]
                 elif self._requests:
-                    requests, self._requests = self._requests, []  # nobody else moves
-                    self._answer(requests)
+                    self._asked, self._requests = self._requests, []  # nobody else moves
+                    self._answer(self._asked)
                 else:
                     return results
         except BaseException as error:
             with self._news:
                 self._broken = error
-                requests, self._requests = self._requests, []
-            for request in requests:
-                self._give(request, error)
+                waiting_for = [*self._asked, *self._requests]
+            for request in waiting_for:  # an interrupt may come between two answers
+                if not request.done.is_set():
+                    self._give(request, error)
             for thread in threads:
-                thread.join()
+                if thread.ident:  # or between a thread and its start
+                    thread.join()
             raise
 
     def ask(self, backend: Backend, calls: Sequence[Call]) -> list[Answer]:
@@ -130,12 +133,7 @@ class Stage:
             own, requests = (
                 [request for request in requests if (request.backend is backend) == mine] for mine in (True, False)
             )
-            try:
-                answers = backend.run([call for request in own for call in request.calls])
-            except BaseException as error:
-                for request in (*own, *requests):
-                    self._give(request, error)
-                raise
+            answers = backend.run([call for request in own for call in request.calls])
             for request in own:
                 count = len(request.calls)
                 self._give(request, answers[:count])

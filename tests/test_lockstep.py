@@ -109,6 +109,32 @@ def test_an_interrupt_reaches_every_job_and_the_caller():
     assert threading.active_count() < 20
 
 
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
+    stage, echo, answered, give = Stage(4), Echo(), [], Stage._give
+
+    def interrupted(self, request, answers):
+        if len(answered) == given and not isinstance(answers, BaseException):
+            raise KeyboardInterrupt
+        answered.append(answers)
+        give(self, request, answers)
+
+    monkeypatch.setattr(Stage, "_give", interrupted)
+    raised = []
+
+    def play():
+        try:
+            stage.play([job(stage, echo, [k, k]) for k in range(3)])
+        except KeyboardInterrupt as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert raised
+
+
 def test_what_jobs_share_is_made_once():
     stage, made = Stage(1), []
     first, again, other = (stage.share(key, lambda: made.append(1) or object()) for key in ("a", "a", "b"))
