@@ -1,4 +1,4 @@
-"""What the docs show works: links, commands, the tutorial's method."""
+"""What the docs show works: links, commands, the tutorials' method and data set."""
 
 import re
 import shlex
@@ -6,14 +6,19 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
 from fedpfl import config
+from fedpfl.data import datasets
+from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
+from fedpfl.report.__main__ import main as report
 from fedpfl.train import CONF
 from tests.conftest import ROOT, assert_close, assert_same, differing, trajectory
+from tests.test_report import write_run
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import methods_table
@@ -22,13 +27,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 
 
-def commands() -> list[str]:
-    """Every `python -m fedpfl.train ...` that a page shows in a block, continuation lines joined, comments off."""
+def commands(program: str = "python -m fedpfl.train") -> list[str]:
+    """Every command of a program that a page shows in a block, continuation lines joined, comments off."""
     found = []
     for page in PAGES:
         for _, block in BLOCK.findall(page.read_text()):
             for line in block.replace("\\\n", " ").splitlines():
-                if line.startswith("python -m fedpfl.train"):
+                if line.startswith(program):
                     found.append(line.split("  #")[0].strip())
     return found
 
@@ -89,6 +94,50 @@ def test_the_tutorials_method_works(net, federation):
     assert_close(loop, trajectory(fedprox(mu=1.0), net, federation, engine="batched")[-1].server, atol=2e-6, rtol=1e-4)
     with pytest.raises(ValueError, match="mu must be 0 or more"):
         fedprox(mu=-1.0)
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """A folder with runs such as the docs' commands speak of."""
+    root = tmp_path_factory.mktemp("user")
+    obp = {"name": "fedobp", "score": "obp", "norm": "global"}
+    for number, q in enumerate((0.9, 0.999, 1.0)):
+        write_run(root / f"outputs/fmnist/fedobp/{number}/seed1", method=obp | {"q": q})
+    for method in ({"name": "fedavg"}, obp | {"q": 0.999}):
+        for seed in (1, 2):
+            folder = root / f"outputs/demo/{method['name']}/key/seed{seed}"
+            write_run(folder, method=method, seed=seed, dataset={"name": "digits"})
+    for name, method in (("dir01", {"name": "fedavg"}), ("as_published", obp | {"q": 0.99992, "ema": 0.3})):
+        partition = {"name": "published", "alpha": 0.1}
+        write_run(root / f"outputs/fmnist_{name}/method/key/seed1", partition=partition, method=method)
+    rows = "method,round,accuracy_before,accuracy_after\nfedavg,1,50,60\nfedavg,2,51,61\n"
+    for name in ("published_curves.csv", "published_per_round.csv"):
+        (root / name).write_text(rows)
+    return root
+
+
+@pytest.mark.parametrize("command", commands("python -m fedpfl.report"))
+def test_report_commands_run(command, outputs, monkeypatch, capsys):
+    monkeypatch.chdir(outputs)
+    assert report(shlex.split(command)[3:]) == 0, capsys.readouterr().err
+
+
+def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
+    blocks = BLOCK.findall((ROOT / "docs" / "data.md").read_text())
+    source = next(block for language, block in blocks if language == "python" and "def kmnist" in block)
+    values = next(yaml.safe_load(block) for language, block in blocks if language == "yaml" and "kmnist" in block)
+    module = types.ModuleType("kmnist")
+    exec(compile(source, "docs/data.md", "exec"), module.__dict__)
+    monkeypatch.setitem(datasets.SETS, "kmnist", datasets.Set(module.kmnist, module.PLACE))
+    with pytest.raises(FedpflError, match=r"kmnist-train-imgs\.npz is absent"):
+        datasets.load(data_dir=tmp_path, **values)
+    for name, count in (("train", 30), ("test", 20)):
+        images = np.arange(count * 784, dtype=np.uint8).reshape(count, 28, 28)
+        np.savez(tmp_path / f"kmnist-{name}-imgs.npz", images)
+        np.savez(tmp_path / f"kmnist-{name}-labels.npz", np.arange(count) % 10)
+    samples = datasets.load(data_dir=tmp_path, **values)
+    assert (tuple(samples.x.shape), samples.test_from, samples.classes) == ((50, 1, 28, 28), 30, 10)
+    assert set(values) == set(yaml.safe_load((ROOT / "conf/dataset/mnist.yaml").read_text()))
 
 
 def test_the_readme_lists_every_choice():
