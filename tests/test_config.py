@@ -23,7 +23,7 @@ CONF = Path(train.CONF)
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
 FILES = sorted(CONF.rglob("*.yaml"))
 OPTIONS = [(path.parent.name, path.stem) for path in FILES if path.parent != CONF]
-UNSET = {"npz": ["dataset.path=mine.npz"], "paper": ["dataset=fmnist"]}
+UNSET = {"npz": ["dataset.path=mine.npz"], "paper": ["dataset=fmnist"], "paper_cls": ["dataset=fmnist"]}
 """What an option needs beside itself."""
 
 

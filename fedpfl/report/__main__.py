@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedpfl.errors import FedpflError
 from fedpfl.report.load import Run, runs, to_stderr
-from fedpfl.report.output import write
+from fedpfl.report.output import positive, write
 from fedpfl.report.tables import FORMATS, SELECTIONS, Table, accuracy_table, curve_table, render
 
 COMMANDS = ("tables", "figures")
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--every",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="best-checkpoint: of every N rounds only (published: 100)",
@@ -76,12 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write there; figures default to ROOT/figures")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _tables(found: list[Run], options: argparse.Namespace) -> None:

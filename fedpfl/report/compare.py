@@ -19,7 +19,7 @@ import pandas as pd
 from fedpfl.errors import FedpflError
 from fedpfl.identity import essence, identity
 from fedpfl.report import layout
-from fedpfl.report.figures import COLORS, DASHES, LABELS, MARKERS, PANEL, STYLE
+from fedpfl.report.figures import LABELS, finish, look, panels, style
 from fedpfl.report.layout import Field
 from fedpfl.report.load import Group, Run, flat, groups, runs, to_stderr
 from fedpfl.report.tables import markdown_escape
@@ -213,12 +213,8 @@ def figure(compared: Comparison, path: Path) -> None:
     """
     if path.suffix not in (".png", ".pdf"):
         raise FedpflError(f"--out {path}: must end in .png or .pdf")
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE):
-        drawn = Figure(figsize=PANEL, layout="constrained")
-        ax = drawn.subplots()
+    with style():
+        drawn, [ax] = panels(1, 1)
         tasks = dict.fromkeys(f"{group.dataset}, {group.partition}" for group in (compared.a, compared.b))
         ax.set_title(next(iter(tasks)) if len(tasks) == 1 else "")
         for place, (letter, group) in enumerate((("A", compared.a), ("B", compared.b))):
@@ -226,17 +222,17 @@ def figure(compared: Comparison, path: Path) -> None:
             if not parts:
                 continue
             over = pd.concat(parts).groupby("round")[compared.metric].agg(["mean", "std", "count"])
-            look: Any = {"color": COLORS[place], "linestyle": DASHES[place], "marker": MARKERS[place]}
+            own = look(place)
             step = max(1, len(over) // 10)
             name = group.method if len(tasks) == 1 else _title(group)
-            ax.plot(over.index, over["mean"], label=f"{letter}: {name}", markevery=step, zorder=3, **look)
+            ax.plot(over.index, over["mean"], label=f"{letter}: {name}", markevery=step, zorder=3, **own)
             band = over[over["count"] > 1]
             if len(band):
                 low, high = band["mean"] - band["std"], band["mean"] + band["std"]
-                ax.fill_between(band.index, low, high, color=COLORS[place], alpha=0.15, linewidth=0, zorder=2)
+                ax.fill_between(band.index, low, high, color=own["color"], alpha=0.15, linewidth=0, zorder=2)
         ax.set(xlabel="round", ylabel=LABELS.get(compared.metric, compared.metric))
         ax.set_xlim(left=0)
-        drawn.legend(loc="outside lower center", handlelength=3.2)
+        finish(drawn, [ax])
         _save(drawn, path)
 
 

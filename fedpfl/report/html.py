@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedpfl.errors import FedpflError
 from fedpfl.report.load import Group, Run, groups, run_directories, runs, to_stderr
+from fedpfl.report.output import positive
 from fedpfl.report.page import parts
 from fedpfl.report.page.data import page_data
 from fedpfl.report.tables import SELECTIONS, accuracy_table
@@ -238,12 +239,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="DIR", help="write there; default: ROOT/report")
     parser.add_argument("--select", choices=SELECTIONS, default="last", help="which evaluation the tables judge")
     parser.add_argument(
-        "--every", type=_positive, default=1, metavar="N", help="best-checkpoint: of every N rounds only"
+        "--every", type=positive, default=1, metavar="N", help="best-checkpoint: of every N rounds only"
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)

@@ -1,4 +1,4 @@
-"""Where tables go: the terminal, or files."""
+"""What the commands share: their numbers, and where tables go, to the terminal or to files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from collections.abc import Callable
 
 from fedpfl.report.load import to_stderr
 from fedpfl.report.tables import FORMATS
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, from the command line."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def write(name: str, rendered: Callable[[str, int | None], str], options: argparse.Namespace) -> None:

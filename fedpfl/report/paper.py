@@ -10,7 +10,7 @@ from pathlib import Path
 from fedpfl.errors import FedpflError
 from fedpfl.report.grid import render
 from fedpfl.report.load import Group, groups, runs, to_stderr
-from fedpfl.report.output import write
+from fedpfl.report.output import positive, write
 from fedpfl.report.paper_figures import FIGURES
 from fedpfl.report.paper_tables import LARGE, PLANS, SMALL, Rule, fill, one_each
 from fedpfl.report.tables import ACCURACIES, FORMATS, SELECTIONS, accuracy_table
@@ -65,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dataset", type=lambda text: text.split(","), metavar="A,B", help="only these data sets")
     parser.add_argument("--accuracy", choices=ACCURACIES, default="accuracy", help="which; default: mean over clients")
     parser.add_argument("--select", choices=SELECTIONS, default="last", help="which evaluation is judged")
-    parser.add_argument("--every", type=int, default=100, metavar="N", help="best-checkpoint: of every N rounds only")
+    parser.add_argument(
+        "--every", type=positive, default=100, metavar="N", help="best-checkpoint: of every N rounds only"
+    )
     parser.add_argument("--test", choices=("t", "wilcoxon"), help="mark what differs from FedOBP, paired over seeds")
     parser.add_argument("--format", choices=FORMATS, help="of tables; default: terminal, with --out all others")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write there; figures default to ROOT/figures")
