@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -72,7 +73,14 @@ def start(*arguments: str, cwd: Path, script: str | None = None) -> subprocess.P
     """The command, or a script that ends in it, as a process of its own."""
     what = ["-c", script] if script else ["-m", "fedpfl.train"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *what, *arguments], cwd=cwd, env=_environment(), **pipes)
+    # A shell that started the tests in the background has them ignore Ctrl-C, and children inherit that.
+    return subprocess.Popen(
+        [sys.executable, *what, *arguments], cwd=cwd, env=_environment(), preexec_fn=_heed_interrupts, **pipes
+    )
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait(process: subprocess.Popen[str]) -> Result:
