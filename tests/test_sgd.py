@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.sgd import Local, batches, movement, numbered, update_
+from fedpfl.engine.sgd import Local, batches, bits, movement, numbered, parked, update_
 from fedpfl.methods import Phase
 from tests.conftest import assert_close, assert_same
 
@@ -63,6 +63,44 @@ def test_a_masked_entry_gathers_no_momentum():
     update_(params, velocity, gradient, [frozen], local)
     update_(params, velocity, gradient, [None], local)
     assert params[0].tolist() == [-1.0, -2.5]
+
+
+@pytest.mark.parametrize("local", [Local(1, 2, 0.1, 0.7, 0.1, clip=0.5), Local(1, 2, 0.1)], ids=str)
+def test_bits_are_the_mask(local):
+    layout = torch.channels_last
+    params = torch.randn(3, 4, 2, 2).contiguous(memory_format=layout)
+    grad, mask = torch.randn(3, 4, 2, 2), torch.rand(3, 4, 2, 2) < 0.5
+    grad[0, 0, 0, 0], mask[0, 0, 0, 0] = -torch.inf, False
+    ends = []
+    for own in (mask, bits(mask, params)):
+        leaf, velocity = params.clone(), torch.zeros_like(params)
+        for _ in range(3):
+            update_([leaf], [velocity], [grad], [own], local)
+        ends.append((leaf, velocity))
+    assert_same(*ends)
+    assert torch.equal(ends[0][0][~mask], params[~mask])
+    assert not torch.equal(ends[0][0], params)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.7])
+def test_phases_of_different_masks_have_momentum_of_their_own(momentum):
+    """As two optimisers with entries of their own that take turns, and a third one whose entries always move."""
+    local, (params, gradients) = Local(1, 2, 0.1, momentum), problem(8)
+    mask = torch.rand(params[0].shape, generator=torch.Generator().manual_seed(2)) < 0.5
+    one, other, always = params[0].clone(), params[0].clone(), params[1].clone()
+    optimizers = [torch.optim.SGD([p], lr=0.1, momentum=momentum) for p in (one, other, always)]
+    velocity = [torch.zeros_like(p) for p in params[:2]]
+    for phase in range(4):
+        now = [mask if phase % 2 == 0 else ~mask, None]
+        with parked(velocity, now, local):
+            for grads in gradients[2 * phase : 2 * phase + 2]:
+                update_(params[:2], velocity, grads[:2], now, local)
+                one.grad = other.grad = grads[0]
+                always.grad = grads[1]
+                optimizers[phase % 2].step()
+                optimizers[2].step()
+    assert_same(params[0], torch.where(mask, one, other))
+    assert_same(params[1], always)
 
 
 def test_gradients_handed_in_are_not_changed():

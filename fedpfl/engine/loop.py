@@ -23,7 +23,19 @@ from torch import Tensor
 from fedpfl import traffic, tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, Judging, Participation, Tally, Training
-from fedpfl.engine.sgd import Lesson, Step, complete, fine_tuning, movement, numbered, steps, training, update_
+from fedpfl.engine.sgd import (
+    Lesson,
+    Step,
+    bits,
+    complete,
+    fine_tuning,
+    movement,
+    numbered,
+    parked,
+    steps,
+    training,
+    update_,
+)
 from fedpfl.engine.shard import gathered, training_shard
 from fedpfl.engine.state import confined, mirrored
 from fedpfl.methods import Batch, Method
@@ -171,32 +183,34 @@ class Loop(Backend):
             for i, leaf in enumerate(leaves):
                 leaf.requires_grad_(i in moves.moving)
             objective, local = phase.loss or lesson.objective, lesson.local.during(phase)
-            for step in steps(lesson, lesson.draws, client, phase.stream, epochs, federation):
-                if stop.is_set():
-                    raise CancelledError
-                batch, *more = _batches(federation, data, step)
-                bound = net.bind(buffers, training=True)
-                count += 1
-                if lesson.step:
-                    with torch.no_grad(), self._autocast():
-                        trained, loss = lesson.step(bound, trained, (batch, *more) if more else batch, server, mine)
-                        total += loss
+            masks = [None if mask is None else bits(mask, leaf) for mask, leaf in zip(moves.masks, moving, strict=True)]
+            with parked(speed, moves.masks, local):
+                for step in steps(lesson, lesson.draws, client, phase.stream, epochs, federation):
+                    if stop.is_set():
+                        raise CancelledError
+                    batch, *more = _batches(federation, data, step)
+                    bound = net.bind(buffers, training=True)
+                    count += 1
+                    if lesson.step:
+                        with torch.no_grad(), self._autocast():
+                            trained, loss = lesson.step(bound, trained, (batch, *more) if more else batch, server, mine)
+                            total += loss
+                        buffers = bound.buffers
+                        continue
+                    with self._autocast():
+                        loss = objective(bound, trained, batch, server, mine)
+                    if lesson.keeps:
+                        loss, kept = loss
+                        records.append(tree.map(Tensor.detach, kept))
+                    grads = list(torch.autograd.grad(loss, moving, materialize_grads=True))
                     buffers = bound.buffers
-                    continue
-                with self._autocast():
-                    loss = objective(bound, trained, batch, server, mine)
-                if lesson.keeps:
-                    loss, kept = loss
-                    records.append(tree.map(Tensor.detach, kept))
-                grads = list(torch.autograd.grad(loss, moving, materialize_grads=True))
-                buffers = bound.buffers
-                with torch.no_grad():
-                    if lesson.observe:
-                        params = tree.map(Tensor.detach, trained)
-                        gradient = tree.rebuild(trained, complete(grads, leaves, moves.moving))
-                        mine = lesson.observe(params, gradient, loss.detach(), batch, server, mine)
-                    update_(moving, speed, grads, moves.masks, local)
-                    total += loss
+                    with torch.no_grad():
+                        if lesson.observe:
+                            params = tree.map(Tensor.detach, trained)
+                            gradient = tree.rebuild(trained, complete(grads, leaves, moves.moving))
+                            mine = lesson.observe(params, gradient, loss.detach(), batch, server, mine)
+                        update_(moving, speed, grads, masks, local)
+                        total += loss
         end = tree.map(lambda leaf: leaf.detach().contiguous(), trained)
         return end, mine, buffers, total / max(1, count), _joined(records)
 

