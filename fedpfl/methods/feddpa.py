@@ -80,7 +80,7 @@ class FedDPA(Method):
 
     def summarize(self, net: Bound, end: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
         """Fisher scores of the trained model, which it keeps until its next participation."""
-        return fisher.sums(lambda params, x: self.predict(net, params, x), end, batch)
+        return fisher.sums(net, lambda params, x: self.predict(net, params, x), end, batch)
 
     def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
         """All entries go up; model and scores are kept."""
@@ -97,9 +97,5 @@ class FedDPA(Method):
 
 def _distance(params: Tree, server: Tree) -> Tensor:
     """Sum over tensors of |params - server|; where the two are equal its gradient is taken as zero."""
-
-    def norm(own: Tensor, shared: Tensor) -> Tensor:
-        square = (own - shared).square().sum()
-        return torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt(), 0.0)
-
-    return torch.stack(tree.leaves(tree.map(norm, params, server))).sum()
+    norms = tree.map(lambda own, shared: torch.linalg.vector_norm(own - shared), params, server)
+    return torch.stack(tree.leaves(norms)).sum()

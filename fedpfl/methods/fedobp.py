@@ -120,7 +120,7 @@ class FedOBP(Method):
         def logits(scored: Tree, x: Tensor) -> Tensor:
             return self.predict(net, {**end, **scored}, x)
 
-        return fisher.sums(logits, self._scored(end, mine), batch, by_sample=self.score == "fisher")
+        return fisher.sums(net, logits, self._scored(end, mine), batch, by_sample=self.score == "fisher")
 
     def _scores(self, shared: Tree, mine: dict[str, Tree]) -> Tree:
         if self.score == "obp":

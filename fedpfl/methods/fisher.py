@@ -4,38 +4,34 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad
 
 from fedpfl import tree
 from fedpfl.methods.base import Batch, mean_cross_entropy
+from fedpfl.models import Bound, squared_gradients
 from fedpfl.tree import Tree
-
-CHUNK = 8  # samples whose gradients are held at once
 
 
 def sums(
-    logits: Callable[[Tree, Tensor], Tensor], scored: Tree, batch: Batch, by_sample: bool = True
+    net: Bound, logits: Callable[[Tree, Tensor], Tensor], scored: Tree, batch: Batch, by_sample: bool = True
 ) -> dict[str, Tree]:
     """For `Method.summarize`: gradients of log p(y | x) with respect to `scored`, summed, and the number of samples.
 
-    logits: of a model with the given scored entries, for some images. by_sample: sum each sample's squared gradient.
+    logits: of `net` with the given scored entries, for some images. by_sample: sum each sample's squared gradient.
     """
     weight = torch.ones_like(batch.y, dtype=torch.float32) if batch.weight is None else batch.weight
-
-    def total(scored: Tree, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-        return mean_cross_entropy(logits(scored, x), Batch(x, y, share)) * share.sum()
-
     if by_sample:
 
-        def one(x: Tensor, y: Tensor) -> Tree:
-            return grad(total)(scored, x[None], y[None], weight.new_ones(1))
+        def loss(scored: Tree, x: Tensor, y: Tensor) -> Tensor:
+            return mean_cross_entropy(logits(scored, x), Batch(x, y, None))
 
-        gradient = tree.full_like(scored, 0.0)
-        for x, y, share in zip(*(part.split(CHUNK) for part in (batch.x, batch.y, weight)), strict=True):
-            each = vmap(one)(x, y)
-            gradient = tree.map(lambda g, own, w=share: g + torch.tensordot(w, own.square(), 1), gradient, each)
+        gradient = squared_gradients(net, loss, scored, batch.x, batch.y, weight)
     else:
-        gradient = grad(total)(scored, batch.x, batch.y, weight)
+
+        def total(scored: Tree) -> Tensor:
+            return mean_cross_entropy(logits(scored, batch.x), batch._replace(weight=weight)) * weight.sum()
+
+        gradient = grad(total)(scored)
     return {"gradient": gradient, "samples": weight.sum()}
 
 

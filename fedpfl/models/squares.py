@@ -1,0 +1,108 @@
+"""Sums over samples of squared gradients, without holding a large tensor's gradient for each sample."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from fedpfl import tree
+from fedpfl.models.net import Bound
+from fedpfl.tree import Tree
+
+CHUNK = 32  # samples whose gradients are held at once
+
+Taps = dict[str, tuple[nn.Module, Tensor]]
+
+
+def squared_gradients(
+    net: Bound, loss: Callable[[Tree, Tensor, Tensor], Tensor], params: Tree, x: Tensor, y: Tensor, weight: Tensor
+) -> Tree:
+    """sum_n weight_n (d loss(params, x_n, y_n) / d params)^2, entry by entry, for the network in evaluation mode.
+
+    loss: of a batch of one sample; it calls `net`. params: the parameters asked for, by their names in the network.
+    x, y, weight: `[samples, ...]`, `[samples]`, `[samples]`.
+
+    One sample's gradient of a linear layer's weight is the outer product of what reaches the output, d, and the
+    input, a, so the sum of its squares is the matrix product (weight d^2)^T a^2 (F. Dangel, F. Kunstner, P. Hennig,
+    BackPACK, ICLR 2020). A convolution's is summed over places first. All other parameters are differentiated sample
+    by sample.
+    """
+    layers = _layers(net, loss, params, x, y)
+    own = {f"{name}.{kind}" for name, (module, _) in layers.items() for kind, _ in module.named_parameters()}
+    rest = {name: value for name, value in params.items() if name not in own}
+
+    def one(x: Tensor, y: Tensor) -> tuple[tuple[Tree, Tree], Tree]:
+        def objective(rest: Tree, offsets: Tree) -> tuple[Tensor, Tree]:
+            with _tapped({name: module for name, (module, _) in layers.items()}, offsets) as seen:
+                value = loss({**params, **rest}, x[None], y[None])
+            return value, {name: inputs[0] for name, [(inputs, _)] in seen.items()}
+
+        return grad(objective, argnums=(0, 1), has_aux=True)(rest, {name: zeros for name, (_, zeros) in layers.items()})
+
+    total = tree.full_like(params, 0.0)
+    for part in zip(*(whole.split(CHUNK) for whole in (x, y, weight)), strict=True):
+        (others, deltas), inputs = vmap(one)(*part[:2])
+        now = {name: torch.tensordot(part[2], own.square(), 1) for name, own in others.items()}
+        for name, (module, _) in layers.items():
+            squares = _squares(module, inputs[name][:, 0], deltas[name][:, 0], part[2])
+            now |= {f"{name}.{kind}": value for kind, value in squares.items() if f"{name}.{kind}" in params}
+        total = {name: value + now[name] for name, value in total.items()}
+    return total
+
+
+def _layers(net: Bound, loss: Callable[[Tree, Tensor, Tensor], Tensor], params: Tree, x: Tensor, y: Tensor) -> Taps:
+    """Linear layers and convolutions among `params` that a call uses once, and zeros of their output's shape."""
+    candidates: dict[str, nn.Module] = {
+        name: module
+        for name, module in net.net.module.named_modules()
+        if f"{name}.weight" in params
+        and (
+            type(module) is nn.Linear
+            or (type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros")
+        )
+        and not isinstance(getattr(module, "padding", None), str)
+    }
+    with torch.no_grad(), _tapped(candidates) as seen:
+        loss(params, x[:1], y[:1])
+    return {
+        name: (candidates[name], torch.zeros_like(calls[0][1]))
+        for name, calls in seen.items()
+        if len(calls) == 1 and calls[0][0][0].dim() == (2 if type(candidates[name]) is nn.Linear else 4)
+    }
+
+
+@contextmanager
+def _tapped(
+    layers: dict[str, nn.Module], offsets: Tree | None = None
+) -> Iterator[dict[str, list[tuple[tuple[Tensor, ...], Tensor]]]]:
+    """Inputs and output of every call of the layers within; outputs are moved by the offsets."""
+    seen: dict[str, list[tuple[tuple[Tensor, ...], Tensor]]] = {name: [] for name in layers}
+
+    def tap(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            seen[name].append((inputs, output))
+            return output if offsets is None else output + offsets[name]
+
+        return hook
+
+    hooks = [module.register_forward_hook(tap(name)) for name, module in layers.items()]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _squares(module: nn.Module, a: Tensor, d: Tensor, weight: Tensor) -> Tree:
+    """For a layer's inputs and the gradients that reach its outputs, `[samples, ...]`."""
+    if isinstance(module, nn.Conv2d):
+        patches = F.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)  # type: ignore[arg-type]
+        d = d.flatten(2)
+        each = (d @ patches.transpose(1, 2)).square()
+        total = torch.tensordot(weight, each, 1).view(module.weight.shape)
+        return {"weight": total, "bias": torch.tensordot(weight, d.sum(2).square(), 1)}
+    squares = weight[:, None] * d.square()
+    return {"weight": squares.t() @ a.square(), "bias": squares.sum(0)}
