@@ -63,8 +63,8 @@ class PFedMe(Method):
             return self.loss(net, th, batch, server, mine)
 
         def inner(th: Tensor, w: Tensor, g: Tensor) -> Tensor:
-            pull = self.lam * (th - w) + self.mu * th
-            return th.clone().add_(g + pull, alpha=-self.inner_lr)  # in th's memory layout, as SGD would
+            move = (th - w).mul_(self.lam).add_(th, alpha=self.mu).add_(g)
+            return th.clone().add_(move, alpha=-self.inner_lr)  # in th's memory layout, as SGD would
 
         w, th = params["w"], params["th"]
         losses = []
