@@ -73,6 +73,13 @@ class Settings:
         _require(0 <= self.validation < 1, "validation", "at least 0 and below 1", self.validation)
 
 
+@dataclass(frozen=True)
+class _Weights:
+    """What every network may start from."""
+
+    weights: Path | None = None
+
+
 SETTINGS = tuple(get_type_hints(Settings))
 GROUPS = (
     *("local", "eval", "checkpoint", "state"),
@@ -123,7 +130,9 @@ def build(cfg: DictConfig, share: Callable[[Hashable, Callable[[], Any]], Any] =
     record.check_logger(config["logger"])
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
     network = _named("model", config["model"], MODELS)
-    options = _checked(network, _rest(config["model"]), "model", given=("shape", "classes"))
+    options = _checked((network, _Weights), _rest(config["model"]), "model", given=("shape", "classes"))
+    if options.get("weights"):
+        options["weights"] = Path(settings.data_dir) / options["weights"]  # an absolute path stays as it is
     for group, keys in (("norm", ()), ("score", ()), ("quantile", ("q", "otherwise", "table"))):
         _known(_rest(config[group]), keys, group)
     scheme = _named("partition", config["partition"], partition.SCHEMES)

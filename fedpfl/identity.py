@@ -15,6 +15,7 @@ WITHOUT = frozenset(
 LATER: dict[str, Any] = {
     "local": {"clip": 0.0},
     "validation": 0.0,
+    "model": {"weights": None},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
 }
 """Keys that came later, with the value all runs had before: at that value they do not tell runs apart."""

@@ -103,10 +103,11 @@ def outputs(tmp_path_factory):
     obp = {"name": "fedobp", "score": "obp", "norm": "global"}
     for number, q in enumerate((0.9, 0.999, 1.0)):
         write_run(root / f"outputs/fmnist/fedobp/{number}/seed1", method=obp | {"q": q})
-    for method in ({"name": "fedavg"}, obp | {"q": 0.999}):
-        for seed in (1, 2):
-            folder = root / f"outputs/demo/{method['name']}/key/seed{seed}"
-            write_run(folder, method=method, seed=seed, dataset={"name": "digits"})
+    for experiment in ("demo", "fedobp_quick"):
+        for method in ({"name": "fedavg"}, obp | {"q": 0.999}):
+            for seed in (1, 2):
+                folder = root / f"outputs/{experiment}/{method['name']}/key/seed{seed}"
+                write_run(folder, method=method, seed=seed, dataset={"name": "digits"})
     for name, method in (("dir01", {"name": "fedavg"}), ("as_published", obp | {"q": 0.99992, "ema": 0.3})):
         partition = {"name": "published", "alpha": 0.1}
         write_run(root / f"outputs/fmnist_{name}/method/key/seed1", partition=partition, method=method)

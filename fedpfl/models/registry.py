@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from fedpfl.errors import FedpflError
+from fedpfl.models import weights as files
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
@@ -16,6 +18,7 @@ from fedpfl.models.lenet5 import LeNet5
 from fedpfl.models.mlp import mlp
 from fedpfl.models.net import Net
 from fedpfl.models.resnet import resnet8, resnet10, resnet18
+from fedpfl.models.split import parts
 from fedpfl.models.text import text
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -34,11 +37,14 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 """Called with the samples' shape, the number of classes, and the model's own options."""
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **options: Any) -> Net:
+def build(
+    name: str, shape: tuple[int, ...], classes: int, seed: int, weights: Path | None = None, **options: Any
+) -> Net:
     """Build a network for samples of `shape` (images: channels, height, width), its initial values drawn from `seed`.
 
+    weights: a file with initial values instead; the classifier is still drawn, if the file's has other classes.
     The global generator is seeded inside a fork, as the published runs seeded it, and left untouched.
-    Raises FedpflError for an unknown name or a shape that the network cannot take.
+    Raises FedpflError for an unknown name, a shape that the network cannot take, or a file that is not of this network.
     """
     if name not in MODELS:
         raise FedpflError(f"model.name must be one of {', '.join(sorted(MODELS))}, got {name!r}")
@@ -48,4 +54,6 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **options:
             module = MODELS[name](shape, classes, **options)
     except ValueError as error:
         raise FedpflError(f"model={name}: {error}") from None
+    if weights:
+        files.load(module, weights, parts(module, seed).head)
     return Net(module, seed)
