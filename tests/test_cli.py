@@ -362,9 +362,7 @@ def test_joblib_runs_a_sweep_in_parallel(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_with_130_and_can_be_resumed(tmp_path: Path) -> None:
-    script = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    script += "from fedpfl import train; train.main()"
-    process = start(*TINY, "rounds=10000", "hydra.run.dir=here", cwd=tmp_path, script=script)
+    process = start(*TINY, "rounds=10000", "hydra.run.dir=here", cwd=tmp_path)
     rounds, deadline = tmp_path / "here" / "rounds.csv", time.monotonic() + 60
     while not (rounds.exists() and rounds.read_text().count("\n") > 2) and time.monotonic() < deadline:
         time.sleep(0.05)
