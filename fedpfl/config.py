@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models, record
-from fedpfl.data import Augment, Federation, datasets, partition
+from fedpfl.data import Augment, Federation, datasets, partition, weights
 from fedpfl.engine import Engine, Local, Store
 from fedpfl.engine.select import device as find_device
 from fedpfl.errors import FedpflError
@@ -74,8 +74,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class _Weights:
-    """What every network may start from."""
+class Start:
+    """What every network may start from; see docs/run.md."""
 
     weights: Path | None = None
 
@@ -130,9 +130,7 @@ def build(cfg: DictConfig, share: Callable[[Hashable, Callable[[], Any]], Any] =
     record.check_logger(config["logger"])
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
     network = _named("model", config["model"], MODELS)
-    options = _checked((network, _Weights), _rest(config["model"]), "model", given=("shape", "classes"))
-    if options.get("weights"):
-        options["weights"] = Path(settings.data_dir) / options["weights"]  # an absolute path stays as it is
+    options = _checked((network, Start), _rest(config["model"]), "model", given=("shape", "classes"))
     for group, keys in (("norm", ()), ("score", ()), ("quantile", ("q", "otherwise", "table"))):
         _known(_rest(config[group]), keys, group)
     scheme = _named("partition", config["partition"], partition.SCHEMES)
@@ -147,6 +145,8 @@ def build(cfg: DictConfig, share: Callable[[Hashable, Callable[[], Any]], Any] =
     samples = share(("samples", device, settings.data_dir, repr(source)), load)
     split = partition.deal(scheme, samples, settings.clients, settings.seed, **arguments)
     federation = data.build(samples, split, settings.validation, settings.seed, augment)
+    if options.get("weights"):
+        options["weights"] = weights.read(Path(settings.data_dir) / options["weights"])  # absolute paths stay
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
     return Run(
         settings,

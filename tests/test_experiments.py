@@ -55,7 +55,8 @@ def test_an_experiment_composes(name):
             config.typed(Local, cfg["local"], "local")
             config.typed(config.Eval, cfg["eval"], "eval")
             config.typed(config.Settings, {key: cfg[key] for key in config.SETTINGS}, "")
-            config._checked(MODELS[cfg["model"]["name"]], rest["model"], "model", given=("shape", "classes"))
+            network = (MODELS[cfg["model"]["name"]], config.Start)
+            config._checked(network, rest["model"], "model", given=("shape", "classes"))
             config._checked(
                 partition.SCHEMES[cfg["partition"]["name"]], rest["partition"], "partition", partition.GIVEN
             )

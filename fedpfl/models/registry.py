@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedpfl.errors import FedpflError
-from fedpfl.models import weights as files
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
@@ -20,6 +18,7 @@ from fedpfl.models.net import Net
 from fedpfl.models.resnet import resnet8, resnet10, resnet18
 from fedpfl.models.split import parts
 from fedpfl.models.text import text
+from fedpfl.models.weights import start_from
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn4": CNN4,
@@ -38,13 +37,18 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(
-    name: str, shape: tuple[int, ...], classes: int, seed: int, weights: Path | None = None, **options: Any
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    weights: Mapping[str, Tensor] | None = None,
+    **options: Any,
 ) -> Net:
     """Build a network for samples of `shape` (images: channels, height, width), its initial values drawn from `seed`.
 
-    weights: a file with initial values instead; the classifier is still drawn, if the file's has other classes.
+    weights: initial values by name instead; the classifier is still drawn, if theirs is for other classes.
     The global generator is seeded inside a fork, as the published runs seeded it, and left untouched.
-    Raises FedpflError for an unknown name, a shape that the network cannot take, or a file that is not of this network.
+    Raises FedpflError for an unknown name, a shape that the network cannot take, or weights of another one.
     """
     if name not in MODELS:
         raise FedpflError(f"model.name must be one of {', '.join(sorted(MODELS))}, got {name!r}")
@@ -52,8 +56,8 @@ def build(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = MODELS[name](shape, classes, **options)
+        if weights is not None:
+            start_from(module, weights, parts(module, seed).head)
     except ValueError as error:
         raise FedpflError(f"model={name}: {error}") from None
-    if weights:
-        files.load(module, weights, parts(module, seed).head)
     return Net(module, seed)
