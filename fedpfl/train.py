@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from fedpfl import config, engine, lockstep, record, tidy, tree
+from fedpfl import config, engine, lockstep, overrides, record, tidy, tree
 from fedpfl.engine.evaluate import accuracies, per_client, pooled
 from fedpfl.engine.keys import Draws
 from fedpfl.errors import FedpflError
@@ -275,6 +275,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the line below is ours
     logging.captureWarnings(True)
     _begun.clear()
+    sys.argv[1:] = overrides.for_sweeps(sys.argv[1:], CONF, config.GROUPS)
     try:
         job()
     except FedpflError as error:  # from a sweep; its lines are told

@@ -1,6 +1,7 @@
 """`python -m fedpfl.train` as a user meets it: one line for every fault, whole run directories, sweeps, signals."""
 
 import csv
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
-from fedpfl import record, train
+from fedpfl import config, overrides, record, train
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
 from tests.command import FILES, TINY, call, snapshot, start, state, summary, table, wait
@@ -324,6 +326,40 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     assert result.code == 0, result
     assert seeds(tmp_path) == {"fedavg": ["seed1", "seed2"], "fedper": ["seed1", "seed2"]}
     assert len(list(tmp_path.glob("outputs/digits/*/*"))) == 2  # the seeds of one configuration lie together
+
+
+def test_a_value_for_all_methods_of_a_sweep_that_the_default_method_lacks(tmp_path: Path) -> None:
+    result = call("-m", *TINY, "method=heterofl,fedrolex", "method.widths=[1.0,0.5]", "seed=1", cwd=tmp_path)
+    assert result.code == 0, result
+    assert seeds(tmp_path) == {"heterofl": ["seed1"], "fedrolex": ["seed1"]}
+    for path in tmp_path.glob("outputs/*/*/*/*/config.yaml"):
+        assert yaml.safe_load(path.read_text())["method"]["widths"] == [1.0, 0.5]
+
+
+def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path) -> None:
+    result = call("-m", *TINY, "method=fedprox,fedavg", "method.mu=0.1", cwd=tmp_path)
+    assert result.code == 2, result
+    assert "fedpfl: 1 of 2 jobs failed" in result.err
+    assert "method.mu is not a key here; known keys: name" in result.err
+    assert seeds(tmp_path) == {"fedprox": ["seed42"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("method=fedprox,fedavg method.mu=0.1 rounds=2", "method=fedprox,fedavg ++method.mu=0.1 rounds=2"),
+        ("-m method=fedprox method.mu=0.1 dataset=mnist,fmnist", None),
+        ("-m method=fedprox,fedavg method.mu=0.1,0.2", None),  # a sweep itself: every job has its own
+        ("-m method=fedprox,fedavg +method.mu=0.1 ~seed hydra.job.num=3 local.lr=0.1", None),
+        ("-m method=fedprox,fedavg 'method.widths=[1.0,0.5]'", "-m method=fedprox,fedavg ++method.widths=[1.0,0.5]"),
+        ("experiment=subflot_cifar10 method.otp=false", "experiment=subflot_cifar10 ++method.otp=false"),
+        ("experiment=subflot_cifar10 method=subflot method.otp=false", None),
+        ("experiment=smokes method.otp=false =x method=[1, --cfg job", None),  # Hydra says what is wrong
+    ],
+)
+def test_values_inside_a_group_that_is_swept_over(words: str, wanted: str | None) -> None:
+    given = shlex.split(words)
+    assert overrides.for_sweeps(given, train.CONF, config.GROUPS) == (shlex.split(wanted) if wanted else given)
 
 
 def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fedpfl import config
+from fedpfl import config, overrides
 from fedpfl.data import datasets
 from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.report.__main__ import main as report
 from fedpfl.train import CONF
 from tests.conftest import ROOT, assert_close, assert_same, differing, trajectory
+from tests.test_experiments import assert_fits
 from tests.test_report import write_run
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -49,19 +51,29 @@ def test_the_pages_show_commands():
     assert len(commands()) > 8
 
 
-@pytest.mark.parametrize("command", commands())
-def test_commands_compose(command: str, monkeypatch: pytest.MonkeyPatch):
-    overrides = [word for word in shlex.split(command)[3:] if word not in ("-m", "--multirun", "--cfg", "job")]
-    if any("submitit" in word or "launcher=ray" in word for word in overrides):
+def noted() -> list[str]:
+    """Every training command in the head of an experiment's file."""
+    lines = "\n".join(path.read_text() for path in sorted((ROOT / "conf/experiment").glob("*.yaml")))
+    return re.findall(r"^# (?:Run|and): (python -m fedpfl\.train .+?)(?:   then:.*)?$", lines, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", [*commands(), *noted()])
+def test_commands_compose(command: str):
+    words = [word for word in shlex.split(command)[3:] if word not in ("-m", "--multirun", "--cfg", "job")]
+    if any("submitit" in word or "launcher=ray" in word for word in words):
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extras slurm and ray")
         pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason="needs the extras slurm and ray")
+    parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words, CONF, config.GROUPS))
+    base = [override.input_line for override in parsed if not override.is_sweep_override()]
+    choices = [list(override.sweep_string_iterator()) for override in parsed if override.is_sweep_override()]
+    names = [override.key_or_group for override in parsed if override.is_sweep_override()]
     config.register()
-    single = [
-        re.sub(r"^((?!experiment)[\w./]+)=([^\[{,]+),.*$", r"\1=\2", word) for word in overrides
-    ]  # a sweep's first
     with initialize_config_dir(CONF, version_base="1.3"):
-        resolved = config.resolve(compose("train", single))
-    assert resolved["method"]["name"]
+        if names:
+            compose("train", base)  # so does Hydra, before the jobs
+        for turn in range(max(map(len, choices), default=1)):  # each value once
+            own = [f"{name}={values[turn % len(values)]}" for name, values in zip(names, choices, strict=True)]
+            assert_fits(compose("train", base + own))
 
 
 def test_the_table_of_methods_is_up_to_date():

@@ -40,27 +40,27 @@ def jobs(name: str) -> list[list[str]]:
     return [[f"experiment={name}", *(values[turn % len(values)] for values in choices)] for turn in range(turns)]
 
 
+def assert_fits(composed: DictConfig) -> None:
+    """What was composed is what its method, network, data set and partition take."""
+    cfg = config.resolve(composed)
+    rest = {group: {k: v for k, v in cfg[group].items() if k != "name"} for group in ("method", "model", "partition")}
+    config.typed(METHODS[cfg["method"]["name"]], rest["method"], "method")
+    config.typed(Local, cfg["local"], "local")
+    config.typed(config.Eval, cfg["eval"], "eval")
+    config.typed(config.Settings, {key: cfg[key] for key in config.SETTINGS}, "")
+    network = (MODELS[cfg["model"]["name"]], config.Start)
+    config._checked(network, rest["model"], "model", given=("shape", "classes"))
+    config._checked(partition.SCHEMES[cfg["partition"]["name"]], rest["partition"], "partition", partition.GIVEN)
+    assert cfg["dataset"]["name"] in datasets.SETS
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_composes(name):
     chosen = jobs(name)
     config.register()
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
         for overrides in chosen:
-            cfg = config.resolve(compose("train", overrides=overrides))
-            rest = {
-                group: {k: v for k, v in cfg[group].items() if k != "name"}
-                for group in ("method", "model", "partition")
-            }
-            config.typed(METHODS[cfg["method"]["name"]], rest["method"], "method")
-            config.typed(Local, cfg["local"], "local")
-            config.typed(config.Eval, cfg["eval"], "eval")
-            config.typed(config.Settings, {key: cfg[key] for key in config.SETTINGS}, "")
-            network = (MODELS[cfg["model"]["name"]], config.Start)
-            config._checked(network, rest["model"], "model", given=("shape", "classes"))
-            config._checked(
-                partition.SCHEMES[cfg["partition"]["name"]], rest["partition"], "partition", partition.GIVEN
-            )
-            assert cfg["dataset"]["name"] in datasets.SETS
+            assert_fits(compose("train", overrides=overrides))
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

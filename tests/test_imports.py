@@ -26,6 +26,7 @@ RANK = {
     "config": 7,
     "tidy": 7,
     "lockstep": 7,
+    "overrides": 7,
     "train": 8,
 }
 
@@ -84,7 +85,7 @@ def test_methods_know_no_files_devices_or_configuration():
 
 def test_only_configuration_and_training_know_hydra():
     for path in FILES:
-        if part(path) not in ("config", "tidy", "train"):
+        if part(path) not in ("config", "overrides", "tidy", "train"):
             assert not {module.split(".")[0] for module, _ in imports(path)} & {"hydra", "omegaconf"}, path
 
 

@@ -504,6 +504,19 @@ def test_a_part_left_out_is_taken_by_position(part, backend, net, federation):
         assert differing(merged["model"], moved["model"])
 
 
+@pytest.mark.parametrize("part", ["otp", "ota"])
+def test_a_client_of_first_neurons_has_them_as_its_own(part, backend, net, federation):
+    own, first = (
+        trajectory(
+            SubFLOT(rates=(0.5,), initial="prefix", positions=positions, **{part: False}),
+            *(net, federation),
+            engine=backend,
+        )[-1]
+        for positions in ("own", "first")
+    )
+    assert_same(own, first)
+
+
 def test_without_regularisation_is_with_none(backend, net, federation):
     off, zero, on = (
         trajectory(SubFLOT(rates=(0.5,), **values), net, federation, engine=backend)[-1]
@@ -575,6 +588,7 @@ def test_rates_come_in_blocks_or_at_random(net):
         {"lam": math.inf},
         {"mode": "sinkhorn"},
         {"initial": "last"},
+        {"positions": "last"},
     ],
 )
 def test_hyperparameters_are_checked(values):

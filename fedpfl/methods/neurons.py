@@ -76,6 +76,12 @@ def prefix(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
     return _with_always(plan["place"] < kept(plan, share, rounding))
 
 
+def leading(plan: Tree, active: Tensor) -> Tensor:
+    """As many of the first neurons of every group as it has active ones."""
+    counts = torch.zeros_like(plan["width"]).index_add(0, plan["group"], active[:-1].long())
+    return _with_always(plan["place"] < counts[plan["group"]])
+
+
 def window(plan: Tree, share: Tensor, shift: Tensor, rounding: Rounding = "floor") -> Tensor:
     """As many neurons of every group from number `shift` on, round about."""
     return _with_always((plan["place"] - shift) % plan["width"] < kept(plan, share, rounding))

@@ -40,7 +40,9 @@ class SubFLOT(Cut):
         own positions; balanced mixtures shrink weights.
     initial: which neurons a client begins with: a `random` choice or the first ones (`prefix`). Its network is kept at
         their positions of a full-sized one.
-    otp, sar, ota: False leaves a part out (the paper's ablation): for transport the client's own positions are taken.
+    otp, sar, ota: False leaves a part out (the paper's ablation).
+    positions: which take the place of a transport that is left out: the client's `own`, or the `first` ones of every
+        layer, as if nobody remembered which neurons the client has; how the paper's ablation goes is not known.
     Steps need 2 lr lam rho < 1. BatchNorm statistics stay with the client's neurons and are not transported; a global
     model, which nobody is judged by, has none.
     Clients are judged by what they trained last, before the first time by the initial model.
@@ -55,6 +57,7 @@ class SubFLOT(Cut):
     otp: bool = True
     sar: bool = True
     ota: bool = True
+    positions: Literal["own", "first"] = "own"
 
     vectorises: ClassVar[bool] = False
 
@@ -66,6 +69,7 @@ class SubFLOT(Cut):
         self.check(0 <= self.lam < float("inf"), "lam", "0 or more")
         self.check(self.mode in ("one", "balanced"), "mode", "one or balanced")
         self.check(self.initial in ("random", "prefix"), "initial", "random or prefix")
+        self.check(self.positions in ("own", "first"), "positions", "own or first")
 
     def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
         """A rate, neurons and a history for the client, who has none yet."""
@@ -105,11 +109,14 @@ class SubFLOT(Cut):
 
     def _extracted(self, server: Tree, mine: dict[str, Tree], received: Tree) -> Tree:
         """W~. `received`: the global model at the client's own positions."""
-        history = mine["model"]
+        history, plan = mine["model"], server["plan"]
         if self.otp and self.alpha:
-            small = transport.dense(server["plan"], mine["active"], history)
-            found, _ = transport.align(server["plan"], server["writers"], server["model"], small, self.mode)
+            small = transport.dense(plan, mine["active"], history)
+            found, _ = transport.align(plan, server["writers"], server["model"], small, self.mode)
             received = transport.grown(found, mine["mask"])
+        elif self.positions == "first":
+            first = transport.dense(plan, neurons.leading(plan, mine["active"]), server["model"])
+            received = transport.grown(first, mine["mask"])
         return tree.map(lambda own, new: torch.lerp(own, new, self.alpha), history, received)
 
     def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
@@ -135,12 +142,17 @@ class SubFLOT(Cut):
 
     def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
         """The mean of what has been moved to the global model's neurons."""
-        if not self.ota:
+        if not self.ota and self.positions == "own":
             return super().merge(server, uploads, weight)
         plan, model, found = server["plan"], server["model"], []
         for row, own in enumerate(uploads["own"].values):
-            small = transport.dense(plan, _with_always(own), tree.take(uploads["model"].values, row))
-            found.append(transport.align(plan, server["writers"], small, model, self.mode))
+            active = _with_always(own)
+            small = transport.dense(plan, active, tree.take(uploads["model"].values, row))
+            if self.ota:
+                found.append(transport.align(plan, server["writers"], small, model, self.mode))
+            else:
+                mask = neurons.entries(plan, neurons.leading(plan, active), model)
+                found.append((transport.grown(small, mask), mask))
         aligned, covered = (tree.stack(side) for side in zip(*found, strict=True))
         return {**server, "model": tree.masked_mean(model, aligned, covered, weight)}
 

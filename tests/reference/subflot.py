@@ -84,6 +84,20 @@ def align(source: Weights, target: Weights, mode: str) -> tuple[Arrays, Arrays]:
     return out, there
 
 
+def leading(sets: Sets) -> Sets:
+    return list(range(len(sets[0]))), list(range(len(sets[1])))
+
+
+def in_front(source: Weights, target: Weights) -> tuple[Arrays, Arrays]:
+    """The source's values in the first places, and ones there."""
+    out = {name: np.zeros(value.shape) for name, value in target.items()}
+    there = {name: np.zeros(value.shape) for name, value in target.items()}
+    for name, value in source.items():
+        place = tuple(slice(size) for size in value.shape)
+        out[name][place], there[name][place] = value.double().numpy(), 1
+    return out, there
+
+
 def subflot(
     s: Setting,
     first_choice: Callable[[int, int], Sets],
@@ -91,8 +105,12 @@ def subflot(
     alpha: float,
     lam: float,
     mode: str,
+    otp: bool = True,
+    ota: bool = True,
 ) -> tuple[Result, int]:
     """`first_choice(round, client)`: the neurons that a new client begins with. Statistics stay with the client.
+
+    otp, ota: False takes the first neurons of every layer instead.
 
     Also how many extractions were not those of the client's own positions.
     """
@@ -109,7 +127,9 @@ def subflot(
                 sets[i] = first_choice(t, i)
                 begin = cut(shared, sets[i])
             else:
-                moved, _ = align(shared, history[i], mode)
+                moved = {name: value.numpy() for name, value in cut(shared, leading(sets[i])).items()}
+                if otp:
+                    moved, _ = align(shared, history[i], mode)
                 begin = {
                     name: torch.from_numpy(alpha * moved[name] + (1 - alpha) * old.double().numpy()).float()
                     for name, old in history[i].items()
@@ -128,7 +148,7 @@ def subflot(
         total = {name: np.zeros(value.shape) for name, value in shared.items()}
         weight = {name: np.zeros(value.shape) for name, value in shared.items()}
         for i in cohort:
-            moved, there = align(trained[i], shared, mode)
+            moved, there = align(trained[i], shared, mode) if ota else in_front(trained[i], shared)
             for name in shared:
                 total[name] += len(s.clients[i].y) * there[name] * moved[name]
                 weight[name] += len(s.clients[i].y) * there[name]

@@ -35,19 +35,26 @@ def first(t: int, client: int):
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 @pytest.mark.parametrize(
-    ("mode", "alpha", "lam", "initial"),
-    [("one", 0.5, 1.0, "random"), ("balanced", 0.3, 0.5, "random"), ("one", 0.8, 0.0, "prefix")],
+    ("mode", "alpha", "lam", "initial", "left_out"),
+    [
+        ("one", 0.5, 1.0, "random", {}),
+        ("balanced", 0.3, 0.5, "random", {}),
+        ("one", 0.8, 0.0, "prefix", {}),
+        ("one", 0.5, 1.0, "random", {"otp": False}),
+        ("one", 0.5, 1.0, "random", {"ota": False}),
+    ],
 )
-def test_subflot(mode, alpha, lam, initial, norm, backend, setting, federation):
+def test_subflot(mode, alpha, lam, initial, left_out, norm, backend, setting, federation):
     net = tiny(norm=norm)
     net.params = {name: value * (0.1 if value.dim() > 1 else 1.0) for name, value in net.params.items()}
     # Neurons begin alike and learn fast, or all would be found where they began.
     module = copy.deepcopy(net.module)
     module.load_state_dict({**net.params, **net.buffers})
     world = replace(setting, module=module, cohorts=COHORTS, lr=0.3)
-    want, elsewhere = subflot(world, drawn if initial == "random" else first, rate, alpha, lam, mode)
+    want, elsewhere = subflot(world, drawn if initial == "random" else first, rate, alpha, lam, mode, **left_out)
     assert elsewhere > 0 or initial == "prefix"
-    method = SubFLOT(rates=RATES, assign="blocks", alpha=alpha, lam=lam, mode=mode, initial=initial)
+    left_out = {"positions": "first", **left_out}
+    method = SubFLOT(rates=RATES, assign="blocks", alpha=alpha, lam=lam, mode=mode, initial=initial, **left_out)
     local = replace(LOCAL, lr=0.3)
     states, outcomes = rounds(method, net, federation, COHORTS, engine=backend, seed=SEED, local=local)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):

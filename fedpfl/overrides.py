@@ -1,0 +1,57 @@
+"""Overrides of the command line: one value for several choices of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+
+def for_sweeps(words: Iterable[str], conf: str, groups: Collection[str]) -> list[str]:
+    """`method=heterofl,fedrolex method.assign=random` as Hydra takes it: the second with `++` before it.
+
+    Hydra composes once before the sweep, without what is swept over, and refuses `method.assign` where the method that
+    stands there by default lacks it. Every job's own keys are checked when it is built. conf: folder with train.yaml;
+    groups: names of configuration groups.
+    """
+    words = list(words)
+    given = {place: override for place, word in enumerate(words) if (override := _parsed(word))}
+    inside = {
+        place: override.key_or_group.split(".")[0]
+        for place, override in given.items()
+        if override.type == OverrideType.CHANGE and "." in override.key_or_group and not override.is_sweep_override()
+    }
+    chosen = {override.key_or_group: override for override in given.values() if override.key_or_group in groups}
+    swept = {name for name, override in chosen.items() if override.is_sweep_override()}
+    if set(inside.values()) & set(groups) - set(chosen):
+        swept |= set(_of_experiment(given.values(), conf)) - set(chosen)
+    return [f"++{word}" if inside.get(place) in swept & set(groups) else word for place, word in enumerate(words)]
+
+
+def _parsed(word: str) -> Override | None:
+    """None for options and for what Hydra itself will refuse."""
+    if word.startswith("-"):
+        return None
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException:
+        return None
+
+
+def _of_experiment(given: Iterable[Override], conf: str) -> Iterator[str]:
+    """Groups that the experiment itself sweeps over."""
+    experiment = [str(override.input_line) for override in given if override.key_or_group == "experiment"]
+    if not experiment:
+        return
+    try:
+        with initialize_config_dir(conf, version_base="1.3"):
+            sweeper = compose("train", experiment, return_hydra_config=True).hydra.sweeper
+    except (HydraException, OmegaConfBaseException):
+        return  # Hydra will tell
+    for name, values in (sweeper.params or {}).items():
+        if (override := _parsed(f"{name}={values}")) and override.is_sweep_override():
+            yield str(name)
