@@ -35,12 +35,10 @@ bench: setup ## Speed beside the plain way and the bare kernels; writes outputs/
 	$(BIN)/python scripts/benchmark.py
 
 tables: setup ## Tables of all runs in outputs/, and the paper's as far as there are runs
-	$(BIN)/python -m fedpfl.report tables outputs
-	$(BIN)/python -m fedpfl.report paper outputs --only tables
+	$(BIN)/python -m fedpfl.report tables outputs --paper
 
 figures: setup ## Figures of all runs in outputs/, and the paper's as far as there are runs
-	$(BIN)/python -m fedpfl.report figures outputs --out outputs/figures
-	$(BIN)/python -m fedpfl.report paper outputs --only figures --out outputs/figures
+	$(BIN)/python -m fedpfl.report figures outputs --out outputs/figures --paper
 
 report: setup ## A page for the browser per experiment in outputs/
 	$(BIN)/python -m fedpfl.report html outputs

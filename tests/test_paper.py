@@ -336,6 +336,23 @@ def test_names_and_folders_in_any_order(root: Path, capsys: pytest.CaptureFixtur
     assert [name in shown for name in ("FedOBP", "FedPer", "worst 10%", "bits")] == [True] * 4
 
 
+@pytest.mark.parametrize("options", [(), ("--select", "best-checkpoint", "--every", "2"), ("--format", "csv")])
+def test_tables_of_runs_and_of_the_paper_at_once(root: Path, options, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for words in (["tables", str(root)], ["paper", str(root), "--only", "tables"], ["tables", str(root), "--paper"]):
+        assert main([*words, *options]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[2] == shown[0] + shown[1]
+
+
+def test_tables_and_figures_at_once(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main([str(root), "--paper", "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} >= {"accuracy.csv", "table4.csv", "all_methods.csv", "figure3.png"}
+    assert main(["figures", str(root), "--paper", "--out", str(tmp_path / "f")]) == 0
+    assert {path.suffix for path in (tmp_path / "f").iterdir()} == {".png", ".pdf"}
+
+
 def test_mistakes_are_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "table9", str(root)]) == 2
     assert (

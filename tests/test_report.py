@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -557,6 +558,15 @@ def test_scripts_run(root: Path, script: str) -> None:
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     assert ("FedOBP" in shown.stdout) == (script == "tables")
     assert ("wrote" in shown.stderr) == (script == "figures")
+
+
+def test_the_speed_of_many_runs_is_measured() -> None:
+    home = Path(__file__).parent.parent
+    options = ("--experiment=table5_quick", "--seeds=3", "--rounds=20", "--broken=3")
+    command = [sys.executable, home / "scripts/report_speed.py", *options]
+    env = os.environ | {"PYTHONPATH": str(home)}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+    assert re.match(r"\d+\.\d s for \d+ directories of 20 rounds; 3 are broken and skipped\nload", shown)
 
 
 def test_many_runs_are_read_fast(tmp_path: Path) -> None:

@@ -45,6 +45,14 @@ def _tables_and_figures(words: list[str]) -> int:
         _tables(found, options)
     if "figures" in wanted:
         _figures(found, options)
+    if options.paper:
+        from fedpfl.report import paper
+
+        only = ("--only", *wanted) if len(wanted) == 1 else ()
+        every = options.every if options.every > 1 else None  # else the paper's own
+        names = {"--format": options.format, "--out": options.out, "--select": options.select, "--every": every}
+        given = [str(word) for name, value in names.items() if value is not None for word in (name, value)]
+        paper.show([*map(str, options.roots), *only, *given], found)
     return 0
 
 
@@ -74,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--reference", type=Path, metavar="CSV", help="published curves (method,round,accuracy_before,accuracy_after)"
     )
+    parser.add_argument("--paper", action="store_true", help="also the FedOBP paper's, as far as there are runs")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write there; figures default to ROOT/figures")
     return parser
 

@@ -109,8 +109,11 @@ class Run:
         missing = [name for name in _NEEDED if name not in frame]
         if missing:
             raise FedpflError(f"{self.path}: rounds.csv lacks the column {missing[0]}")
-        for name in frame.columns:
-            frame[name] = pd.to_numeric(frame[name], errors="coerce")
+        for name, kind in frame.dtypes.items():
+            if kind.kind not in "if":  # a column of numbers, as pandas reads it, is left alone: there are many files
+                frame[name] = pd.to_numeric(frame[name], errors="coerce")
+        if frame["round"].notna().all() and frame["round"].is_monotonic_increasing and frame["round"].is_unique:
+            return frame
         # A round written twice (killed between row and checkpoint, then resumed) counts once, as last written.
         return (
             frame.dropna(subset="round").drop_duplicates("round", keep="last").sort_values("round", ignore_index=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedpfl.errors import FedpflError
 from fedpfl.report.grid import render
-from fedpfl.report.load import Group, groups, runs, to_stderr
+from fedpfl.report.load import Group, Run, groups, runs, to_stderr
 from fedpfl.report.output import positive, write
 from fedpfl.report.paper_figures import FIGURES
 from fedpfl.report.paper_tables import LARGE, PLANS, SMALL, Rule, fill, one_each
@@ -20,18 +20,26 @@ EVERY = "all_methods"
 """The table that the paper lacks: every method before and after fine-tuning, with its cost."""
 
 
+KNOWN = (*PLANS, EVERY, *FIGURES)
+
+
 def main(words: Sequence[str]) -> int:
     """Print or write the paper's tables and figures. Raises FedpflError."""
+    show(words)
+    return 0
+
+
+def show(words: Sequence[str], found: Sequence[Run] | None = None) -> None:
+    """As `main`; found: the runs below the roots, where they have been read."""
     options = _parser().parse_args(words)
-    known = (*PLANS, EVERY, *FIGURES)
-    names = [word for word in options.words if word in known]
-    roots = [Path(word) for word in options.words if word not in known] or [Path("outputs")]
+    names = [word for word in options.words if word in KNOWN]
+    roots = [Path(word) for word in options.words if word not in KNOWN] or [Path("outputs")]
     if absent := [root for root in roots if not root.is_dir()]:
-        raise FedpflError(f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(known)}")
-    gathered = groups(runs(*roots))
+        raise FedpflError(f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(KNOWN)}")
+    gathered = groups(runs(*roots) if found is None else found)
     if options.dataset:
         gathered = [group for group in gathered if _dataset(group) in options.dataset]
-    chosen = names or [name for name in known if _has_runs(name, gathered)]
+    chosen = names or [name for name in KNOWN if _has_runs(name, gathered)]
     if options.only:
         chosen = [name for name in chosen if (name in FIGURES) == (options.only == "figures")]
     if not chosen:
@@ -50,7 +58,6 @@ def main(words: Sequence[str]) -> int:
         else:
             grid = fill(name, gathered, rule, options.dataset or (), options.test or "")
             write(name, partial(render, grid), options)
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
