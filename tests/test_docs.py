@@ -65,15 +65,26 @@ def test_commands_compose(command: str):
         pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason="needs the extras slurm and ray")
     parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words, CONF, config.GROUPS))
     base = [override.input_line for override in parsed if not override.is_sweep_override()]
-    choices = [list(override.sweep_string_iterator()) for override in parsed if override.is_sweep_override()]
-    names = [override.key_or_group for override in parsed if override.is_sweep_override()]
     config.register()
     with initialize_config_dir(CONF, version_base="1.3"):
-        if names:
-            compose("train", base)  # so does Hydra, before the jobs
-        for turn in range(max(map(len, choices), default=1)):  # each value once
-            own = [f"{name}={values[turn % len(values)]}" for name, values in zip(names, choices, strict=True)]
-            assert_fits(compose("train", base + own))
+        # So does Hydra, before the jobs; what the experiment sweeps over, the command may set.
+        own = compose("train", base, return_hydra_config=True).hydra.sweeper.params or {}
+        given = {override.key_or_group for override in parsed}
+        more = [f"{name}={values}" for name, values in own.items() if name not in given]
+        swept = [
+            override
+            for override in (*parsed, *OverridesParser.create().parse_overrides(more))
+            if override.is_sweep_override() or override.input_line in more
+        ]
+        choices = {
+            override.key_or_group: list(override.sweep_string_iterator())
+            if override.is_sweep_override()
+            else [override.get_value_element_as_str()]
+            for override in swept
+        }
+        for turn in range(max(map(len, choices.values()), default=1)):  # each value once
+            job = [f"{name}={values[turn % len(values)]}" for name, values in choices.items()]
+            assert_fits(compose("train", base + job))
 
 
 def test_the_table_of_methods_is_up_to_date():
