@@ -19,8 +19,8 @@ from fedpfl.report.tables import render as render_table
 EVERY = "all_methods"
 """The table that the paper lacks: every method before and after fine-tuning, with its cost."""
 
-
 KNOWN = (*PLANS, EVERY, *FIGURES)
+"""What may be asked for by name."""
 
 
 def main(words: Sequence[str]) -> int:
