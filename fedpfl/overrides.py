@@ -15,8 +15,8 @@ def for_sweeps(words: Iterable[str], conf: str, groups: Collection[str]) -> list
     """`method=heterofl,fedrolex method.assign=random` as Hydra takes it: the second with `++` before it.
 
     Hydra composes once before the sweep, without what is swept over, and refuses `method.assign` where the method that
-    stands there by default lacks it. Every job's own keys are checked when it is built. conf: folder with train.yaml;
-    groups: names of configuration groups.
+    stands there by default lacks it. Every job's own keys are checked when it is built. A key that the experiment sweeps
+    over becomes a sweep over the one value. conf: folder with train.yaml; groups: names of configuration groups.
     """
     words = list(words)
     given = {place: override for place, word in enumerate(words) if (override := _parsed(word))}
@@ -27,9 +27,17 @@ def for_sweeps(words: Iterable[str], conf: str, groups: Collection[str]) -> list
     }
     chosen = {override.key_or_group: override for override in given.values() if override.key_or_group in groups}
     swept = {name for name, override in chosen.items() if override.is_sweep_override()}
-    if set(inside.values()) & set(groups) - set(chosen):
-        swept |= set(_of_experiment(given.values(), conf)) - set(chosen)
-    return [f"++{word}" if inside.get(place) in swept & set(groups) else word for place, word in enumerate(words)]
+    own: set[str] = set()
+    if set(inside.values()) & set(groups):
+        own = set(_of_experiment(given.values(), conf))
+        swept |= own - set(chosen)
+    for place in inside:
+        if inside[place] not in swept & set(groups):
+            continue
+        key, _, value = words[place].partition("=")
+        # `++` would stand beside what the experiment sweeps over; a sweep over one value takes its place.
+        words[place] = f"{key}=choice({value})" if key in own else f"++{words[place]}"
+    return words
 
 
 def _parsed(word: str) -> Override | None:
@@ -43,7 +51,7 @@ def _parsed(word: str) -> Override | None:
 
 
 def _of_experiment(given: Iterable[Override], conf: str) -> Iterator[str]:
-    """Groups that the experiment itself sweeps over."""
+    """What the experiment itself sets for its jobs alone, be it a single value."""
     experiment = [str(override.input_line) for override in given if override.key_or_group == "experiment"]
     if not experiment:
         return
@@ -52,6 +60,4 @@ def _of_experiment(given: Iterable[Override], conf: str) -> Iterator[str]:
             sweeper = compose("train", experiment, return_hydra_config=True).hydra.sweeper
     except (HydraException, OmegaConfBaseException):
         return  # Hydra will tell
-    for name, values in (sweeper.params or {}).items():
-        if (override := _parsed(f"{name}={values}")) and override.is_sweep_override():
-            yield str(name)
+    yield from map(str, sweeper.params or {})

@@ -354,6 +354,10 @@ def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path)
         ("-m method=fedprox,fedavg 'method.widths=[1.0,0.5]'", "-m method=fedprox,fedavg ++method.widths=[1.0,0.5]"),
         ("experiment=subflot_cifar10 method.otp=false", "experiment=subflot_cifar10 ++method.otp=false"),
         ("experiment=subflot_cifar10 method=subflot method.otp=false", None),
+        (
+            "experiment=fedselect_cifar10_ablation method.personalise=most method.layer=0,5",
+            "experiment=fedselect_cifar10_ablation method.personalise=choice(most) method.layer=0,5",
+        ),
         ("experiment=smokes method.otp=false =x method=[1, --cfg job", None),  # Hydra says what is wrong
     ],
 )
