@@ -15,7 +15,7 @@ def for_sweeps(words: Iterable[str], conf: str, groups: Collection[str]) -> list
     """`method=heterofl,fedrolex method.assign=random` as Hydra takes it: the second with `++` before it.
 
     Hydra composes once before the sweep, without what is swept over, and refuses `method.assign` where the method that
-    stands there by default lacks it. Every job's own keys are checked when it is built. A key that the experiment sweeps
+    stands there by default lacks it. Every job checks its own keys when it is built. A key that the experiment sweeps
     over becomes a sweep over the one value. conf: folder with train.yaml; groups: names of configuration groups.
     """
     words = list(words)
