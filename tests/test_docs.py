@@ -12,79 +12,93 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fedpfl import config, overrides
 from fedpfl.data import datasets
 from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.report.__main__ import main as report
 from fedpfl.train import CONF
+from tests.command import call, summary
 from tests.conftest import ROOT, assert_close, assert_same, differing, trajectory
 from tests.test_experiments import assert_fits
 from tests.test_report import write_run
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import methods_table
+import try_docs
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
-
-
-def commands(program: str = "python -m fedpfl.train") -> list[str]:
-    """Every command of a program that a page shows in a block, continuation lines joined, comments off."""
-    found = []
-    for page in PAGES:
-        for _, block in BLOCK.findall(page.read_text()):
-            for line in block.replace("\\\n", " ").splitlines():
-                if line.startswith(program):
-                    found.append(line.split("  #")[0].strip())
-    return found
+COMMANDS = try_docs.commands()
+TRAIN = [command.text for command in COMMANDS if command.text.startswith(try_docs.TRAIN)]
+FIRST = [command.text for command in COMMANDS if command.page in ("README.md", "data.md") and command.text in TRAIN]
+REPORT = [command.text for command in COMMANDS if command.page.endswith(".md") and "fedpfl.report" in command.text]
 
 
 def test_links_lead_somewhere():
-    for page in PAGES:
+    for page in try_docs.PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_the_pages_show_commands():
-    assert len(commands()) > 8
+    texts = [command.text for command in COMMANDS]
+    assert len(texts) == len(set(texts)) > 150
+    for experiment in Path(CONF, "experiment").glob("*.yaml"):
+        assert experiment.stem == "smoke" or any(f"experiment={experiment.stem} " in f"{text} " for text in texts)
+    assert {"make demo", "make smoke", "make tables", "make bench", "python -m fedpfl.report"} <= set(texts)
+    assert not any("  " in text or "\\" in text or "#" in text for text in texts)
 
 
-def noted() -> list[str]:
-    """Every training command in the head of an experiment's file."""
-    lines = "\n".join(path.read_text() for path in sorted((ROOT / "conf/experiment").glob("*.yaml")))
-    return re.findall(r"^# (?:Run|and): (python -m fedpfl\.train .+?)(?:   then:.*)?$", lines, re.MULTILINE)
-
-
-@pytest.mark.parametrize("command", [*commands(), *noted()])
-def test_commands_compose(command: str):
-    words = [word for word in shlex.split(command)[3:] if word not in ("-m", "--multirun", "--cfg", "job")]
-    if any("submitit" in word or "launcher=ray" in word for word in words):
+def needs_extras(command: str) -> None:
+    if "submitit" in command or "launcher=ray" in command:
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extras slurm and ray")
         pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason="needs the extras slurm and ray")
-    parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words, CONF, config.GROUPS))
+
+
+@pytest.mark.parametrize("command", TRAIN)
+def test_commands_compose(command: str):
+    needs_extras(command)
+    parsed, composed = try_docs.base(command)  # so does Hydra, before the jobs
+    # What the experiment sweeps over, the command may set.
+    own = composed.hydra.sweeper.params or {}
+    given = {override.key_or_group for override in parsed}
+    more = [f"{name}={values}" for name, values in own.items() if name not in given]
+    swept = [
+        override
+        for override in (*parsed, *OverridesParser.create().parse_overrides(more))
+        if override.is_sweep_override() or override.input_line in more
+    ]
+    choices = {
+        override.key_or_group: list(override.sweep_string_iterator())
+        if override.is_sweep_override()
+        else [override.get_value_element_as_str()]
+        for override in swept
+    }
     base = [override.input_line for override in parsed if not override.is_sweep_override()]
-    config.register()
     with initialize_config_dir(CONF, version_base="1.3"):
-        # So does Hydra, before the jobs; what the experiment sweeps over, the command may set.
-        own = compose("train", base, return_hydra_config=True).hydra.sweeper.params or {}
-        given = {override.key_or_group for override in parsed}
-        more = [f"{name}={values}" for name, values in own.items() if name not in given]
-        swept = [
-            override
-            for override in (*parsed, *OverridesParser.create().parse_overrides(more))
-            if override.is_sweep_override() or override.input_line in more
-        ]
-        choices = {
-            override.key_or_group: list(override.sweep_string_iterator())
-            if override.is_sweep_override()
-            else [override.get_value_element_as_str()]
-            for override in swept
-        }
         for turn in range(max(map(len, choices.values()), default=1)):  # each value once
             job = [f"{name}={values[turn % len(values)]}" for name, values in choices.items()]
             assert_fits(compose("train", base + job))
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("newcomer") / "checkout"
+    try_docs.checkout(folder, ("mnist", "fmnist", "cifar100"))
+    return folder
+
+
+@pytest.mark.parametrize("command", FIRST)
+def test_commands_run(command: str, checkout):
+    """A newcomer's first; scripts/try_docs.py runs all."""
+    if "experiment=table3" in command:
+        pytest.skip("104 runs: scripts/try_docs.py makes them")
+    before = set(checkout.rglob("summary.json"))
+    line = try_docs.runnable(command)
+    result = call(*shlex.split(line)[3:], f"data_dir={checkout / 'made_up'}", cwd=checkout)
+    assert result.code == 0, result.err
+    made = set(checkout.rglob("summary.json")) - before
+    assert made
+    assert {summary(path.parent)["status"] for path in made} == {"finished"}
 
 
 def test_the_table_of_methods_is_up_to_date():
@@ -104,7 +118,7 @@ def test_readme_and_experiments_name_every_method():
 
 def test_the_tutorials_method_works(net, federation):
     text = (ROOT / "docs" / "methods.md").read_text()
-    source = next(block for language, block in BLOCK.findall(text) if language == "python")
+    source = next(block for language, block in try_docs.BLOCK.findall(text) if language == "python")
     module = types.ModuleType("tutorial")
     sys.modules["tutorial"] = module  # dataclasses look their module up
     exec(compile(source, "docs/methods.md", "exec"), module.__dict__)
@@ -140,14 +154,14 @@ def outputs(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("command", commands("python -m fedpfl.report"))
+@pytest.mark.parametrize("command", REPORT)
 def test_report_commands_run(command, outputs, monkeypatch, capsys):
     monkeypatch.chdir(outputs)
     assert report(shlex.split(command)[3:]) == 0, capsys.readouterr().err
 
 
 def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
-    blocks = BLOCK.findall((ROOT / "docs" / "data.md").read_text())
+    blocks = try_docs.BLOCK.findall((ROOT / "docs" / "data.md").read_text())
     source = next(block for language, block in blocks if language == "python" and "def kmnist" in block)
     values = next(yaml.safe_load(block) for language, block in blocks if language == "yaml" and "kmnist" in block)
     module = types.ModuleType("kmnist")

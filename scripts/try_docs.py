@@ -1,0 +1,240 @@
+"""Type what the docs show: `python scripts/try_docs.py [--only TEXT] [--jobs N] [--at FOLDER]`.
+
+Runs every command of README.md, docs/*.md and the heads of conf/experiment/*.yaml, training first, in a scratch folder
+that looks like a fresh checkout. Training gets a few words more, which make it small (`SMALL`), and reads made-up
+samples in each data set's shape; benchmarks get `BRIEF`. Everything else is run as it stands. What cannot be run here
+is listed with its reason. Prints a line per command; exits with 1 if one of them failed. Logs stay in the folder of
+`--at`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+from fedpfl import config, overrides
+from fedpfl.train import CONF
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+TRAIN = "python -m fedpfl.train"
+PARTS = ("conf", "fedpfl", "hydra_plugins", "scripts", "Makefile", "pyproject.toml", "constraints.txt")
+PROGRAMS = (TRAIN, "python -m fedpfl.report", "python scripts/", "make ", "pip ", "wandb ")
+
+SMALL = ("rounds=2", "clients=4", "participation=0.5", "local.epochs=1", "eval.every=1", "checkpoint.seconds=0")
+SMALL_PARTITION = {"samples_per_client": 40, "train_samples": 40, "test_samples": 10, "test_samples_per_client": 10}
+BRIEF = {
+    "scripts/benchmark.py": ("--rounds 1", "--repeats 1", "--samples 20000"),
+    "scripts/overhead.py": ("--rounds 1", "--samples 4000"),
+}
+NOT_HERE = {  # part of a command: why it is not run, and the package with which it is
+    "pip ": ("changes the environment; make setup does this", ""),
+    "make test": ("these are the tests", ""),
+    "wandb login": ("needs an account", ""),
+    "wandb sync": ("needs an account", ""),
+    "wandb_dashboard.py --project": ("needs an account", ""),
+    "wandb_dashboard.py --dry-run --json": ("needs the extra dashboard", "wandb_workspaces"),
+    "launcher=submitit_slurm": ("needs Slurm", ""),
+    "launcher=ray": ("needs the extra ray", "hydra_plugins.hydra_ray_launcher"),
+}
+SHAPES = {  # of a sample; classes; groups
+    "mnist": ((1, 28, 28), 10, 0),
+    "fmnist": ((1, 28, 28), 10, 0),
+    "emnist": ((1, 28, 28), 62, 0),
+    "cifar10": ((3, 32, 32), 10, 0),
+    "cifar100": ((3, 32, 32), 100, 0),
+    "svhn": ((3, 32, 32), 10, 0),
+    "organamnist": ((1, 28, 28), 11, 0),
+    "organcmnist": ((1, 28, 28), 11, 0),
+    "cifar10_c": ((3, 32, 32), 10, 15),
+    "tiny_imagenet": ((3, 64, 64), 200, 0),
+    "mini_imagenet": ((3, 84, 84), 100, 0),
+    "office_home": ((3, 64, 64), 65, 4),
+    "pacs": ((3, 64, 64), 7, 4),
+    "digit5": ((3, 32, 32), 10, 5),
+    "speech_commands": ((1, 32, 32), 35, 20),
+    "ag_news": ((64,), 4, 0),
+    "har": ((9, 128), 6, 30),
+}
+
+
+class Command(NamedTuple):
+    """What a page shows."""
+
+    page: str
+    text: str
+
+
+def commands() -> list[Command]:
+    """Every command in a block or in a line of a page, and in the head of an experiment; each once."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        lines = [line for _, block in BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+        lines += re.findall(r"`((?:python|make) [^`]+)`", BLOCK.sub("", text))
+        found += [Command(page.name, " ".join(line.split("  #")[0].split())) for line in lines]
+    for path in sorted((ROOT / "conf/experiment").glob("*.yaml")):
+        for line in re.findall(r"^# (?:Run|and): (.+)$", path.read_text(), re.MULTILINE):
+            found += [Command(path.name, part.split("   ")[0].strip()) for part in line.split("   then:")]
+    first: dict[str, Command] = {}
+    for command in found:
+        if command.text.startswith(PROGRAMS):
+            first.setdefault(command.text, command)
+    return [*first.values()]
+
+
+def words(text: str) -> list[str]:
+    """What Hydra gets of a training command, without the switches."""
+    return [word for word in shlex.split(text)[3:] if word not in ("-m", "--multirun", "--cfg", "job")]
+
+
+def base(text: str) -> tuple[list, DictConfig]:
+    """The overrides, sweeps included, and the configuration as Hydra composes it before the jobs."""
+    parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words(text), CONF, config.GROUPS))
+    config.register()
+    with initialize_config_dir(CONF, version_base="1.3"):
+        lines = [override.input_line for override in parsed if not override.is_sweep_override()]
+        return parsed, compose("train", lines, return_hydra_config=True)
+
+
+def runnable(text: str) -> str:
+    """The shell's line: placeholders filled, small where the command as it stands takes long."""
+    line = re.sub(r"\bDIR\b|/data\b|(?<=data_dir=)\.\.\.", "made_up", text).replace("=NAME", "=demo")
+    if line.startswith(TRAIN):
+        cfg = base(line)[1]
+        small = [*SMALL]
+        for key, most in SMALL_PARTITION.items():
+            if cfg.partition.get(key):
+                small.append(f"partition.{key}={min(most, cfg.partition[key])}")
+        if cfg.model.get("weights"):
+            small.append("model.weights=null")  # a file whose name holds its hash cannot be made up
+        return " ".join((line, *small))
+    return " ".join((line, *(word for name, more in BRIEF.items() if name in line for word in more)))
+
+
+def make_up(folder: Path, names: Iterable[str]) -> None:
+    """An .npz of data sets that have to be got from somewhere: a faint image per class under noise."""
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for name in names:
+        shape, classes, groups = SHAPES[name]
+        count = max(600, 10 * classes)
+        arrays = {"y": np.arange(count) % classes, "test_from": np.array(count * 4 // 5)}
+        signal = random.normal(size=(classes, *shape))[arrays["y"]] + random.normal(size=(count, *shape))
+        if name == "har":
+            arrays["x"] = signal.astype(np.float32)
+        elif name == "ag_news":
+            arrays["x"] = (100 + 30 * signal).clip(0, 19_999).astype(np.int32)
+        else:
+            arrays["x"] = (127 + 30 * signal).clip(0, 255).astype(np.uint8)
+        if groups:
+            arrays["groups"] = random.integers(groups, size=count)
+        np.savez(folder / f"{name}.npz", **arrays)
+
+
+def checkout(folder: Path, names: Iterable[str] = SHAPES) -> None:
+    """What a newcomer has after `make setup`, and made-up data sets."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PARTS:
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".venv").mkdir()
+    (folder / ".venv/bin").symlink_to(Path(sys.prefix) / "bin")
+    (folder / ".venv/ready").touch()
+    make_up(folder / "made_up", names)
+    shutil.copy(folder / "made_up/mnist.npz", folder / "mine.npz")
+    for name in ("published_curves.csv", "published_per_round.csv"):
+        (folder / name).write_text("method,round,accuracy_before,accuracy_after\nfedavg,1,50,60\nfedavg,2,51,61\n")
+
+
+def excuse(text: str) -> str:
+    """Why it is not run; empty if it is."""
+    for part, (reason, package) in NOT_HERE.items():
+        if part in text and not (package and find_spec(package)):
+            return reason
+    return ""
+
+
+def place(line: str) -> str:
+    """Which folder below outputs/ it writes to: commands of one take turns, as they may have runs in common."""
+    return next((word for word in words(line) if word.startswith("experiment=")), "")
+
+
+def run(command: Command, line: str, folder: Path) -> bool:
+    """Run one in the folder, as this line, and print what became of it; its output is in `logs/`. Whether it failed."""
+    path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {"PYTHONPATH": str(ROOT), "FEDPFL_DATA": str(folder / "made_up"), "OMP_NUM_THREADS": "1"}
+    began = time.monotonic()
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env={**os.environ, **environment, "PATH": path, "WANDB_MODE": "offline"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    seconds = time.monotonic() - began
+    log = folder / "logs" / (re.sub(r"\W+", "-", f"{command.page} {command.text}")[:150] + ".log")
+    log.parent.mkdir(exist_ok=True)
+    log.write_text(f"$ {line}\n{done.stdout}")
+    last = f"\n{done.stdout.rstrip()}" if done.returncode else ""
+    print(f"{'FAILED' if last else 'ok':6} {seconds:5.0f} s  {command.page}: {command.text}{last[-500:]}", flush=True)
+    return done.returncode != 0
+
+
+def main() -> int:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="commands with this text, or of the page of this name")
+    parser.add_argument("--jobs", type=int, default=2, help="training commands at a time")
+    parser.add_argument("--at", type=Path, help="a folder that does not exist yet; it stays")
+    args = parser.parse_args()
+    lines: dict[str, Command] = {}  # what is run, and the first command that it stands for
+    spared = 0
+    for command in commands():
+        if args.only in command.text or args.only == command.page:
+            if reason := excuse(command.text):
+                print(f"not run: {command.text}: {reason}", flush=True)
+                spared += 1
+            else:
+                lines.setdefault(runnable(command.text), command)
+    training: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith(TRAIN):
+            training.setdefault(place(line), []).append(line)
+    rest = [line for line in lines if not line.startswith(TRAIN)]
+    rest.sort(key=lambda line: "report clean" in line)  # last: it removes
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.at or Path(scratch) / "checkout"
+        checkout(folder)
+
+        def queue(own: list[str]) -> int:
+            return sum(run(lines[line], line, folder) for line in own)
+
+        with ThreadPoolExecutor(args.jobs) as pool:
+            failed = sum(pool.map(queue, training.values()))
+        failed += queue(rest)
+    print(f"{len(lines)} commands run, {failed} failed; {spared} not run")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
