@@ -2,9 +2,9 @@
 
 Runs every command of README.md, docs/*.md and the heads of conf/experiment/*.yaml, training first, in a scratch folder
 that looks like a fresh checkout. Training gets a few words more, which make it small (`SMALL`), and reads made-up
-samples in each data set's shape; benchmarks get `BRIEF`. Everything else is run as it stands. What cannot be run here
-is listed with its reason. Prints a line per command; exits with 1 if one of them failed. Logs stay in the folder of
-`--at`.
+samples in each data set's shape; benchmarks and uploads get `BRIEF`. Everything else is run as it stands. What cannot
+be run here is listed with its reason. Prints a line per command; exits with 1 if one of them failed. Logs stay in the
+folder of `--at`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import config, overrides
 from fedpfl.train import CONF
@@ -39,17 +39,17 @@ TRAIN = "python -m fedpfl.train"
 PARTS = ("conf", "fedpfl", "hydra_plugins", "scripts", "Makefile", "pyproject.toml", "constraints.txt")
 PROGRAMS = (TRAIN, "python -m fedpfl.report", "python scripts/", "make ", "pip ", "wandb ")
 
-SMALL = ("rounds=2", "clients=4", "participation=0.5", "local.epochs=1", "eval.every=1", "checkpoint.seconds=0")
-SMALL_PARTITION = {"samples_per_client": 40, "train_samples": 40, "test_samples": 10, "test_samples_per_client": 10}
+SMALL = ("rounds=2", "participation=0.5", "local.epochs=1", "eval.every=1", "checkpoint.seconds=0")
+SMALL_PARTITION = {"samples_per_client": 40, "train_samples": 8, "test_samples": 2, "test_samples_per_client": 10}
 BRIEF = {
+    "wandb sync": ("--dry-run",),
     "scripts/benchmark.py": ("--rounds 1", "--repeats 1", "--samples 20000"),
-    "scripts/overhead.py": ("--rounds 1", "--samples 4000"),
+    "scripts/overhead.py": ("--rounds 1", "--samples 20000"),
 }
 NOT_HERE = {  # part of a command: why it is not run, and the package with which it is
     "pip ": ("changes the environment; make setup does this", ""),
     "make test": ("these are the tests", ""),
     "wandb login": ("needs an account", ""),
-    "wandb sync": ("needs an account", ""),
     "wandb_dashboard.py --project": ("needs an account", ""),
     "wandb_dashboard.py --dry-run --json": ("needs the extra dashboard", "wandb_workspaces"),
     "launcher=submitit_slurm": ("needs Slurm", ""),
@@ -81,6 +81,13 @@ class Command(NamedTuple):
 
     page: str
     text: str
+
+
+class Line(NamedTuple):
+    """What the shell gets for a command; and where its runs are, as commands of one place may have some in common."""
+
+    text: str
+    place: str = ""
 
 
 def commands() -> list[Command]:
@@ -115,28 +122,35 @@ def base(text: str) -> tuple[list, DictConfig]:
         return parsed, compose("train", lines, return_hydra_config=True)
 
 
-def runnable(text: str) -> str:
-    """The shell's line: placeholders filled, small where the command as it stands takes long."""
-    line = re.sub(r"\bDIR\b|/data\b|(?<=data_dir=)\.\.\.", "made_up", text).replace("=NAME", "=demo")
-    if line.startswith(TRAIN):
-        cfg = base(line)[1]
-        small = [*SMALL]
-        for key, most in SMALL_PARTITION.items():
-            if cfg.partition.get(key):
-                small.append(f"partition.{key}={min(most, cfg.partition[key])}")
-        if cfg.model.get("weights"):
-            small.append("model.weights=null")  # a file whose name holds its hash cannot be made up
-        return " ".join((line, *small))
-    return " ".join((line, *(word for name, more in BRIEF.items() if name in line for word in more)))
+def runnable(text: str) -> Line:
+    """Placeholders filled, small where the command as it stands takes long."""
+    data = "made_up" if text.startswith(TRAIN) else "large"
+    line = re.sub(r"\bDIR\b|/data\b|(?<=data_dir=)\.\.\.", data, text).replace("=NAME", "=demo")
+    if not line.startswith(TRAIN):
+        return Line(" ".join((line, *(word for name, more in BRIEF.items() if name in line for word in more))))
+    cfg = base(line)[1]
+    small = [*SMALL]
+    if "alpha" in cfg.partition:  # others need so many clients that each class, or each group, has one
+        small.append("clients=4")
+    for key, most in SMALL_PARTITION.items():
+        if cfg.partition.get(key):
+            small.append(f"partition.{key}={min(most, cfg.partition[key])}")
+    if cfg.dataset.get("once"):
+        small.append("dataset.once=false")  # an archive is taken as it is
+    if cfg.model.get("weights"):
+        small.append("model.weights=null")  # a file whose name holds its hash cannot be made up
+    subdir = OmegaConf.to_container(cfg.hydra.sweep)["subdir"]
+    experiment = next((word for word in words(line) if word.startswith("experiment=")), "experiment=null")
+    return Line(" ".join((line, *small)), experiment if subdir.endswith(":}") else subdir)
 
 
-def make_up(folder: Path, names: Iterable[str]) -> None:
+def make_up(folder: Path, names: Iterable[str], least: int = 600) -> None:
     """An .npz of data sets that have to be got from somewhere: a faint image per class under noise."""
     folder.mkdir()
     random = np.random.default_rng(0)
     for name in names:
         shape, classes, groups = SHAPES[name]
-        count = max(600, 10 * classes)
+        count = max(least, 10 * classes)
         arrays = {"y": np.arange(count) % classes, "test_from": np.array(count * 4 // 5)}
         signal = random.normal(size=(classes, *shape))[arrays["y"]] + random.normal(size=(count, *shape))
         if name == "har":
@@ -156,9 +170,12 @@ def checkout(folder: Path, names: Iterable[str] = SHAPES) -> None:
     for name in PARTS:
         (folder / name).symlink_to(ROOT / name)
     (folder / ".venv").mkdir()
-    (folder / ".venv/bin").symlink_to(Path(sys.prefix) / "bin")
+    for path in Path(sys.prefix).iterdir():
+        if path.name != "ready":
+            (folder / ".venv" / path.name).symlink_to(path)
     (folder / ".venv/ready").touch()
     make_up(folder / "made_up", names)
+    make_up(folder / "large", ["fmnist"], 20_000)  # for the published split over 100 clients
     shutil.copy(folder / "made_up/mnist.npz", folder / "mine.npz")
     for name in ("published_curves.csv", "published_per_round.csv"):
         (folder / name).write_text("method,round,accuracy_before,accuracy_after\nfedavg,1,50,60\nfedavg,2,51,61\n")
@@ -172,18 +189,13 @@ def excuse(text: str) -> str:
     return ""
 
 
-def place(line: str) -> str:
-    """Which folder below outputs/ it writes to: commands of one take turns, as they may have runs in common."""
-    return next((word for word in words(line) if word.startswith("experiment=")), "")
-
-
-def run(command: Command, line: str, folder: Path) -> bool:
+def run(command: Command, line: Line, folder: Path) -> bool:
     """Run one in the folder, as this line, and print what became of it; its output is in `logs/`. Whether it failed."""
     path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {"PYTHONPATH": str(ROOT), "FEDPFL_DATA": str(folder / "made_up"), "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
     done = subprocess.run(
-        ["bash", "-c", line],
+        ["bash", "-c", line.text],
         cwd=folder,
         env={**os.environ, **environment, "PATH": path, "WANDB_MODE": "offline"},
         stdin=subprocess.DEVNULL,
@@ -194,9 +206,9 @@ def run(command: Command, line: str, folder: Path) -> bool:
     seconds = time.monotonic() - began
     log = folder / "logs" / (re.sub(r"\W+", "-", f"{command.page} {command.text}")[:150] + ".log")
     log.parent.mkdir(exist_ok=True)
-    log.write_text(f"$ {line}\n{done.stdout}")
-    last = f"\n{done.stdout.rstrip()}" if done.returncode else ""
-    print(f"{'FAILED' if last else 'ok':6} {seconds:5.0f} s  {command.page}: {command.text}{last[-500:]}", flush=True)
+    log.write_text(f"$ {line.text}\n{done.stdout}")
+    last = f"\n{done.stdout.rstrip()[-500:]}" if done.returncode else ""
+    print(f"{'FAILED' if last else 'ok':6} {seconds:5.0f} s  {command.page}: {command.text}{last}", flush=True)
     return done.returncode != 0
 
 
@@ -207,7 +219,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="training commands at a time")
     parser.add_argument("--at", type=Path, help="a folder that does not exist yet; it stays")
     args = parser.parse_args()
-    lines: dict[str, Command] = {}  # what is run, and the first command that it stands for
+    lines: dict[Line, Command] = {}  # what is run, and the first command that it stands for
     spared = 0
     for command in commands():
         if args.only in command.text or args.only == command.page:
@@ -216,21 +228,19 @@ def main() -> int:
                 spared += 1
             else:
                 lines.setdefault(runnable(command.text), command)
-    training: dict[str, list[str]] = {}
+    places: dict[str, list[Line]] = {}
     for line in lines:
-        if line.startswith(TRAIN):
-            training.setdefault(place(line), []).append(line)
-    rest = [line for line in lines if not line.startswith(TRAIN)]
-    rest.sort(key=lambda line: "report clean" in line)  # last: it removes
+        places.setdefault(line.place, []).append(line)
+    rest = sorted(places.pop("", []), key=lambda line: "report clean" in line.text)  # last: it removes
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.at or Path(scratch) / "checkout"
         checkout(folder)
 
-        def queue(own: list[str]) -> int:
+        def queue(own: list[Line]) -> int:
             return sum(run(lines[line], line, folder) for line in own)
 
         with ThreadPoolExecutor(args.jobs) as pool:
-            failed = sum(pool.map(queue, training.values()))
+            failed = sum(pool.map(queue, places.values()))
         failed += queue(rest)
     print(f"{len(lines)} commands run, {failed} failed; {spared} not run")
     return 1 if failed else 0

@@ -46,7 +46,17 @@ EVERYONE = list(range(6))
 AGREE = {"atol": 2e-6, "rtol": 1e-4}
 
 cases = pytest.mark.parametrize(("name", "values"), CASES)
-backends = pytest.mark.parametrize("backend", ENGINES)
+FIRST = {case.values[0]: case for case in reversed(CASES)}
+
+
+def run_on(*engines: str):
+    """All settings of all methods on these engines; on the others each method in the first of its settings."""
+    pairs = [(case, engine) for case in CASES for engine in ENGINES if engine in engines or case in FIRST.values()]
+    parameters = [pytest.param(*case.values, engine, id=f"{case.id}-{engine}") for case, engine in pairs]
+    return pytest.mark.parametrize(("name", "values", "backend"), parameters)
+
+
+runs = run_on(*BACKENDS)
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +132,7 @@ def test_loop_equals_batched_with_batch_normalisation(name, values, federation):
         agree(loop, batched, atol=1e-5, rtol=1e-3)
 
 
-@cases
-@backends
+@run_on("batched")
 def test_beside_other_runs_a_run_is_the_same(name, values, backend, net, federation):
     """Calls answered together with another seed's and with FedAvg's are what they are alone."""
     method, other, tuning = build(name, values), federate(TRAIN, TEST, seed=2), Tuning(LOCAL, Draws(0, "finetune", 2))
@@ -177,16 +186,14 @@ def test_the_number_of_workers_does_not_change_a_bit(name, values, net, federati
         assert_same(trajectory(method, net, federation, COHORTS, engine=Engine("loop", workers=workers)), expected)
 
 
-@cases
-@backends
+@runs
 def test_the_same_run_twice_is_the_same_bit_for_bit(name, values, backend, federation):
     method = build(name, values)
     again = trajectory(build(name, values), tiny(), federation, COHORTS, engine=backend)
     assert_same(again, played(method, backend)[0])
 
 
-@cases
-@backends
+@runs
 def test_the_order_of_the_cohort_does_not_matter(name, values, backend, net, federation):
     method = build(name, values)
     shuffled = [[5, 2, 0, 3], [1, 5, 4, 0]]
@@ -236,8 +243,7 @@ def test_what_a_client_brings_back_does_not_depend_on_its_cohort(name, values, n
                 assert_close(a._replace(before={}, after={}), b._replace(before={}, after={}), **AGREE)
 
 
-@cases
-@backends
+@runs
 def test_only_the_cohorts_rows_change(name, values, backend):
     method = build(name, values)
     states, _ = played(method, backend, norm=True)
@@ -248,8 +254,7 @@ def test_only_the_cohorts_rows_change(name, values, backend):
                 assert_same(row(getattr(states[t], part), client), row(getattr(states[t + 1], part), client))
 
 
-@cases
-@backends
+@runs
 def test_participation_changes_no_state(name, values, backend, federation):
     method, net = build(name, values), tiny(norm=True)
     state = copy.deepcopy(played(method, backend, norm=True)[0][1])
@@ -277,8 +282,7 @@ def test_training_that_diverges_is_told_and_nothing_is_raised(name, values, back
 # Evaluation
 
 
-@cases
-@backends
+@runs
 def test_evaluation_changes_no_state_and_repeats_itself(name, values, backend, federation):
     method, net = build(name, values), tiny(norm=True)
     state = copy.deepcopy(played(method, backend, norm=True)[0][-1])
@@ -290,8 +294,7 @@ def test_evaluation_changes_no_state_and_repeats_itself(name, values, backend, f
         assert_same(net.params, tiny(norm=True).params)
 
 
-@cases
-@backends
+@runs
 def test_evaluating_every_round_or_never_gives_the_same_trajectory(name, values, backend, net, federation):
     method = build(name, values)
     engine, state = make(as_engine(backend), net, CPU), begin(method, net, federation.clients, CPU)
@@ -337,8 +340,7 @@ def test_every_configuration_file_and_setting_belongs_to_a_method():
 # The answers
 
 
-@cases
-@backends
+@runs
 def test_what_a_client_keeps_has_the_structure_it_began_with(name, values, backend, net, federation):
     method = build(name, values)
     states, _ = played(method, backend)

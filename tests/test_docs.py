@@ -93,7 +93,7 @@ def test_commands_run(command: str, checkout):
     if "experiment=table3" in command:
         pytest.skip("104 runs: scripts/try_docs.py makes them")
     before = set(checkout.rglob("summary.json"))
-    line = try_docs.runnable(command)
+    line = try_docs.runnable(command).text
     result = call(*shlex.split(line)[3:], f"data_dir={checkout / 'made_up'}", cwd=checkout)
     assert result.code == 0, result.err
     made = set(checkout.rglob("summary.json")) - before

@@ -1,6 +1,7 @@
 """FlexFL: levels, devices, self-distillation, and what it is without them."""
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -106,6 +107,21 @@ def test_levels_have_their_shares_of_the_scalars(apoz, tolerance):
     for level in levels:  # prefixes
         for part in level[:-1].split([32, 64, 512]):
             assert part.tolist() == sorted(part.tolist(), reverse=True)
+
+
+def test_an_embedding_is_a_layer_of_its_group():
+    """Shares of 100 s / gamma of 32 and 32 neurons by hand; s = 1 where there is no ReLU behind."""
+    net = models.build("text", (5,), 4, 0)
+    largest = math.log(20_000 * 32)
+    worth = (1.0, 1 - 0.9 * math.log(33 * 32) / largest)
+    assert shares(net)[1].equal(shares(net, apoz=(0.0, 0.0))[1])
+    for target, level in zip((0.25, 0.5), shares(net, apoz=(0.0, 0.9))[1], strict=False):
+        for gamma in range(1, 1000):
+            a, b = (max(1, int(min(1, 100 * own / gamma) * 32 + 1e-9)) for own in worth)
+            if abs(20_000 * a + (a + 1) * b + 4 * b + 4 - target * 641_188) <= 0.05 * 641_188:
+                break
+        assert [int(part.sum()) for part in level[:-1].split([32, 32])] == [a, b]
+    assert a != b
 
 
 def test_the_first_gamma_within_the_tolerance_is_taken():

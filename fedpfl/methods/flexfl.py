@@ -154,8 +154,10 @@ class FlexFL(Cut):
             raise FedpflError(f"method.apoz has {len(self.apoz)} numbers for {len(groups)} groups of neurons")
         scalars = dict.fromkeys(groups, 0)
         for name, leaf in params.items():
-            if (axis := wiring.axes[name][0]) is not None:
-                scalars[axis.group] += leaf.numel()
+            axis = wiring.axes[name][0]
+            group = axis.group if axis else name.rpartition(".")[0]  # an embedding's are along its last axis
+            if group in scalars:
+                scalars[group] += leaf.numel()
         largest = math.log(max(scalars.values()))
         zeros = self.apoz or [0.0] * len(groups)
         return [1 - share * math.log(scalars[group]) / largest for group, share in zip(groups, zeros, strict=True)]
