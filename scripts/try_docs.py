@@ -175,7 +175,6 @@ def checkout(folder: Path, names: Iterable[str] = SHAPES) -> None:
             (folder / ".venv" / path.name).symlink_to(path)
     (folder / ".venv/ready").touch()
     make_up(folder / "made_up", names)
-    make_up(folder / "large", ["fmnist"], 20_000)  # for the published split over 100 clients
     shutil.copy(folder / "made_up/mnist.npz", folder / "mine.npz")
     for name in ("published_curves.csv", "published_per_round.csv"):
         (folder / name).write_text("method,round,accuracy_before,accuracy_after\nfedavg,1,50,60\nfedavg,2,51,61\n")
@@ -235,6 +234,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.at or Path(scratch) / "checkout"
         checkout(folder)
+        make_up(folder / "large", ["fmnist"], 20_000)  # for benchmarks, on 100 clients
 
         def queue(own: list[Line]) -> int:
             return sum(run(lines[line], line, folder) for line in own)
