@@ -88,8 +88,8 @@ GROUPS = (
 
 
 @dataclass(frozen=True)
-class Run:
-    """Everything a run needs, built and checked. `config` is the resolved configuration, `identity` its hash."""
+class Plan:
+    """A configuration, checked, before data are read. `config` is the resolved configuration, `identity` its hash."""
 
     settings: Settings
     local: Local
@@ -98,11 +98,18 @@ class Run:
     store: Store
     engine: Engine
     device: torch.device
+    augment: Augment
     method: Method
-    federation: Federation
-    net: Net
     config: dict[str, Any]
     identity: str
+
+
+@dataclass(frozen=True)
+class Run(Plan):
+    """Everything a run needs."""
+
+    federation: Federation
+    net: Net
 
 
 def alone(key: Hashable, make: Callable[[], Any]) -> Any:
@@ -110,11 +117,8 @@ def alone(key: Hashable, make: Callable[[], Any]) -> Any:
     return make()
 
 
-def build(cfg: DictConfig, share: Callable[[Hashable, Callable[[], Any]], Any] = alone) -> Run:
-    """Check the whole configuration, then load the data and build the network. Raises FedpflError.
-
-    share: `share(key, make)` makes what runs of one process may have in common, their samples.
-    """
+def check(cfg: DictConfig) -> Plan:
+    """Check the whole configuration. Raises FedpflError."""
     config = resolve(cfg)
     for key in config:
         if key not in (*SETTINGS, *GROUPS):
@@ -129,39 +133,51 @@ def build(cfg: DictConfig, share: Callable[[Hashable, Callable[[], Any]], Any] =
     augment = typed(Augment, config["augment"], "augment")
     record.check_logger(config["logger"])
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
-    network = _named("model", config["model"], MODELS)
-    options = _checked((network, Start), _rest(config["model"]), "model", given=("shape", "classes"))
     for group, keys in (("norm", ()), ("score", ()), ("quantile", ("q", "otherwise", "table"))):
         _known(_rest(config[group]), keys, group)
-    scheme = _named("partition", config["partition"], partition.SCHEMES)
-    arguments = _checked(scheme, _rest(config["partition"]), "partition", given=partition.GIVEN)
-    reader = _named("dataset", config["dataset"], datasets.SETS).read
-    source = _checked((datasets.load, reader), config["dataset"], "dataset", given=("data_dir", "options", "source"))
+    for options in (_model, _partition, _source):
+        options(config)
+    return Plan(settings, local, judging, checkpoint, store, machine, device, augment, method, config, identity(config))
+
+
+def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alone) -> Run:
+    """Load the data and build the network. Raises FedpflError.
+
+    share: `share(key, make)` makes what runs of one process may have in common, their samples.
+    """
+    settings, config, device = plan.settings, plan.config, plan.device
+    source, options = _source(config), _model(config)
 
     def load() -> datasets.Samples:
         samples = datasets.load(data_dir=Path(settings.data_dir), **source)
         return replace(samples, x=samples.x.to(device))
 
     samples = share(("samples", device, settings.data_dir, repr(source)), load)
-    split = partition.deal(scheme, samples, settings.clients, settings.seed, **arguments)
-    federation = data.build(samples, split, settings.validation, settings.seed, augment)
+    scheme = partition.SCHEMES[config["partition"]["name"]]
+    split = partition.deal(scheme, samples, settings.clients, settings.seed, **_partition(config))
+    federation = data.build(samples, split, settings.validation, settings.seed, plan.augment)
     if options.get("weights"):
         options["weights"] = weights.read(Path(settings.data_dir) / options["weights"])  # absolute paths stay
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
-    return Run(
-        settings,
-        local,
-        judging,
-        checkpoint,
-        store,
-        machine,
-        device,
-        method,
-        federation.to(device),
-        net,
-        config,
-        identity(config),
-    )
+    return Run(**vars(plan), federation=federation.to(device), net=net)
+
+
+def _model(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The network's own options."""
+    network = _named("model", config["model"], MODELS)
+    return _checked((network, Start), _rest(config["model"]), "model", given=("shape", "classes"))
+
+
+def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The scheme's own options."""
+    scheme = _named("partition", config["partition"], partition.SCHEMES)
+    return _checked(scheme, _rest(config["partition"]), "partition", given=partition.GIVEN)
+
+
+def _source(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What is to be loaded."""
+    reader = _named("dataset", config["dataset"], datasets.SETS).read
+    return _checked((datasets.load, reader), config["dataset"], "dataset", given=("data_dir", "options", "source"))
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,15 +47,21 @@ class Diverged(FedpflError):
 def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[str, Any]:
     """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; returns the summary."""
     started = time.monotonic()
+    plan = config.check(cfg)
+    opened = partial(
+        record.RunDirectory.open, path, OmegaConf.to_yaml(plan.config), f"{plan.identity}-seed{plan.settings.seed}"
+    )
+    if record.finished(path):  # found out before the data are read
+        with opened() as directory:
+            if directory.status == "finished":
+                return _told(directory)
     stage = lockstep.stage.get()
-    run = config.build(cfg, stage.share if stage else config.alone)
+    run = config.build(plan, stage.share if stage else config.alone)
     settings, federation, method = run.settings, run.federation, run.method
     backend = _backend(run, stage)
-    key = f"{run.identity}-seed{settings.seed}"
-    with record.RunDirectory.open(path, OmegaConf.to_yaml(run.config), key) as directory:
-        if directory.status == "finished":
-            print(f"already finished: {path} ({_final(directory.summary)}); remove it to run again")
-            return directory.summary
+    with opened() as directory:
+        if directory.status == "finished":  # meanwhile, by another process
+            return _told(directory)
         state, best, last, spent = _begin(run, directory)
         cohorts = engine.cohorts(settings.seed, settings.clients, settings.participation, settings.rounds)
         counts = federation.label_counts()
@@ -237,6 +244,12 @@ def _info(
         lines=lines,
         facts=facts,
     )
+
+
+def _told(directory: record.RunDirectory) -> dict[str, Any]:
+    """Says that the run is finished already; its summary."""
+    print(f"already finished: {directory.path} ({_final(directory.summary)}); remove it to run again")
+    return directory.summary
 
 
 def _final(summary: dict[str, Any]) -> str:

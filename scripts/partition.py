@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
             overrides.append(argument)
     config.register()
     with initialize_config_dir(CONF, version_base="1.3"):
-        run = config.build(compose("train", overrides))
+        run = config.build(config.check(compose("train", overrides)))
     counts = run.federation.label_counts()
     sizes, classes = counts.sum(1), (counts > 0).sum(1)
     name = f"{run.federation.name}, {run.federation.clients} clients, {config.described(run.config['partition'])}"

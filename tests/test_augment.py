@@ -208,7 +208,7 @@ def test_runs_that_see_otherwise_do_not_share_steps(federation, net):
 
 def test_the_groups_and_their_identity():
     names = "none", "crop_flip", "flip_rotate_crop"
-    plain, cut, paper = (config.build(compose(*TINY, f"augment={name}")) for name in names)
+    plain, cut, paper = (config.build(config.check(compose(*TINY, f"augment={name}"))) for name in names)
     assert plain.federation.augment is None
     assert cut.federation.augment == Augment(flip=True, crop=4)
     assert paper.federation.augment == Augment(True, 15.0, 4, "mean")
@@ -228,7 +228,7 @@ def test_the_groups_and_their_identity():
 )
 def test_settings_out_of_range_are_named(override, message):
     with pytest.raises(FedpflError) as caught:
-        config.build(compose(*TINY, override))
+        config.build(config.check(compose(*TINY, override)))
     assert message in str(caught.value)
 
 
@@ -237,4 +237,4 @@ def test_what_are_no_images_cannot_be_augmented(tmp_path):
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3)
     own = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "model=har_cnn", "partition=iid", "clients=2"]
     with pytest.raises(FedpflError, match="augment is for images, but data set npz has none; set augment=none"):
-        config.build(compose(*own, "augment=crop_flip"))
+        config.build(config.check(compose(*own, "augment=crop_flip")))

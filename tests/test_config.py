@@ -286,7 +286,7 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
 )
 def test_data_that_cannot_be_had_is_one_line(overrides: str, message: str) -> None:
     with pytest.raises(FedpflError) as caught:
-        config.build(compose(*overrides.split()))
+        config.build(config.check(compose(*overrides.split())))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -295,7 +295,7 @@ def test_data_that_cannot_be_had_is_one_line(overrides: str, message: str) -> No
 
 
 def test_build_gives_checked_objects() -> None:
-    run = config.build(compose(*TINY, "method=fedobp", "quantile.q=0.9", "local.lr=1"))
+    run = config.build(config.check(compose(*TINY, "method=fedobp", "quantile.q=0.9", "local.lr=1")))
     assert run.method == FedOBP(q=0.9)
     assert (run.settings.rounds, run.local.lr, run.eval.every) == (2, 1.0, 1)
     assert run.federation.clients == 4
@@ -305,7 +305,7 @@ def test_build_gives_checked_objects() -> None:
 
 
 def test_a_share_is_held_out_for_validation() -> None:
-    plain, held = (config.build(compose(*TINY, f"validation={share}")) for share in (0, 0.25))
+    plain, held = (config.build(config.check(compose(*TINY, f"validation={share}"))) for share in (0, 0.25))
     assert plain.federation.validation == ()
     for client in range(4):
         parts = held.federation.train[client], held.federation.validation[client]
@@ -318,16 +318,18 @@ def test_own_arrays_with_groups_and_a_test_part(tmp_path: Path) -> None:
     x = np.zeros((60, 9, 128), np.float32)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3, groups=np.repeat(["a", "b", "c"], 20), test_from=30)
     own = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "model=har_cnn"]
-    run = config.build(compose(*own, "partition=groups", "clients=6"))
+    run = config.build(config.check(compose(*own, "partition=groups", "clients=6")))
     assert run.federation.shape == (9, 128)
     assert run.federation.train_sizes.tolist() == [8] * 6
-    run = config.build(compose(*own, "partition=shuffled_shards", "partition.classes_per_client=1", "clients=3"))
+    run = config.build(
+        config.check(compose(*own, "partition=shuffled_shards", "partition.classes_per_client=1", "clients=3"))
+    )
     assert run.federation.train_sizes.tolist() == [10] * 3
     assert run.federation.test_sizes.tolist() == [10] * 3
 
 
 def test_the_seed_decides_partition_and_model() -> None:
-    runs = [config.build(compose(*TINY, f"seed={seed}")) for seed in (1, 1, 2)]
+    runs = [config.build(config.check(compose(*TINY, f"seed={seed}"))) for seed in (1, 1, 2)]
     first, again, other = (torch.cat(run.federation.train) for run in runs)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

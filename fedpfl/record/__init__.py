@@ -6,7 +6,7 @@ Nothing here knows methods, data or the engine: rows and summaries are plain map
 from fedpfl.record.choose import check_logger, open_sinks
 from fedpfl.record.environment import describe
 from fedpfl.record.picture import partition_picture
-from fedpfl.record.rundir import RunDirectory
+from fedpfl.record.rundir import RunDirectory, finished
 from fedpfl.record.sinks import Console, LogFile, RunInfo, Sink, Sinks
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Sinks",
     "check_logger",
     "describe",
+    "finished",
     "open_sinks",
     "partition_picture",
 ]

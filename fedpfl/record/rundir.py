@@ -251,6 +251,14 @@ class RunDirectory:
         )
 
 
+def finished(path: Path) -> bool:
+    """Whether the directory says that its run is finished; whose run it is, `RunDirectory.open` tells."""
+    try:
+        return json.loads((path / "summary.json").read_text(encoding="utf-8"))["status"] == "finished"
+    except (OSError, ValueError, TypeError, LookupError):
+        return False
+
+
 def _take_lock(path: Path) -> int:
     if path.resolve() in _held:
         raise _busy(path, str(os.getpid()))
