@@ -28,6 +28,7 @@ from bench import bare, ours, plain
 from bench.task import CORES, Task
 from fedpfl.engine import Engine
 from fedpfl.engine.select import device as find_device
+from fedpfl.errors import FedpflError
 
 VARIANTS = {
     "cpu": ("plain", "one by one", "loop fp32", "loop bf16", "bare fp32", "bare bf16"),
@@ -62,8 +63,10 @@ def in_turns(points: list[tuple[str, Task, int]], repeats: int, device: str) -> 
         for own, (variant, task, jobs) in zip(results, points, strict=True):
             order = json.dumps({"variant": variant, "task": asdict(task), "jobs": jobs, "device": device})
             command = [sys.executable, __file__, "--measure", order]
-            out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            own.append(json.loads(out.splitlines()[-1]))
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            if done.returncode:
+                sys.exit(done.returncode)  # it said why
+            own.append(json.loads(done.stdout.splitlines()[-1]))
     return results
 
 
@@ -138,4 +141,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FedpflError as error:
+        sys.exit(f"fedpfl: {error}")

@@ -12,11 +12,13 @@ import argparse
 import copy
 import os
 import statistics
+import sys
 import time
 
 from bench.task import LOCAL, Task
 from fedpfl import engine, models
 from fedpfl.engine.select import device as find_device
+from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS
 from methods_table import configured
 
@@ -62,4 +64,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FedpflError as error:
+        sys.exit(f"fedpfl: {error}")

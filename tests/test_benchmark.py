@@ -55,3 +55,12 @@ def test_the_table_and_its_json(tmp_path):
     assert min(shares) > 0
     assert 0.5 < sum(shares) < 1.05
     assert ours["samples"] == written["results"]["plain"][0]["samples"]
+
+
+@pytest.mark.parametrize("script", ["benchmark", "overhead"])
+def test_without_the_data_it_says_so_in_one_line(tmp_path, script):
+    command = [sys.executable, f"scripts/{script}.py", "--data", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"fedpfl: data set fmnist is not in data_dir={tmp_path}")
+    assert result.stderr.count("\n") == 1
