@@ -42,6 +42,7 @@ PROGRAMS = (TRAIN, "python -m fedpfl.report", "python scripts/", "make ", "pip "
 SMALL = ("rounds=2", "participation=0.5", "local.epochs=1", "eval.every=1", "checkpoint.seconds=0")
 SMALL_PARTITION = {"samples_per_client": 40, "train_samples": 8, "test_samples": 2, "test_samples_per_client": 10}
 BRIEF = {
+    "make bench": ("ARGS='--rounds 1 --repeats 1 --samples 20000'",),
     "wandb sync": ("--dry-run",),
     "scripts/benchmark.py": ("--rounds 1", "--repeats 1", "--samples 20000"),
     "scripts/overhead.py": ("--rounds 1", "--samples 20000"),
