@@ -124,10 +124,15 @@ def base(text: str) -> tuple[list, DictConfig]:
         return parsed, compose("train", lines, return_hydra_config=True)
 
 
-def runnable(text: str) -> Line:
-    """Placeholders filled, small where the command as it stands takes long."""
+def filled(text: str) -> str:
+    """With something in the place of placeholders."""
     data = "made_up" if text.startswith(TRAIN) else "large"
-    line = re.sub(r"\bDIR\b|/data\b|(?<=data_dir=)\.\.\.", data, text).replace("=NAME", "=demo")
+    return re.sub(r"\bDIR\b|/data\b|(?<=data_dir=)\.\.\.", data, text).replace("=NAME", "=demo")
+
+
+def runnable(text: str) -> Line:
+    """Filled, and small where the command as it stands takes long."""
+    line = filled(text)
     if not line.startswith(TRAIN):
         return Line(" ".join((line, *(word for name, more in BRIEF.items() if name in line for word in more))))
     cfg = base(line)[1]

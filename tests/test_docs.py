@@ -28,6 +28,7 @@ import try_docs
 
 COMMANDS = try_docs.commands()
 TRAIN = [command.text for command in COMMANDS if command.text.startswith(try_docs.TRAIN)]
+OWN = [text for text in TRAIN if any(not w.startswith(("experiment=", "data_dir=")) for w in try_docs.words(text))]
 FIRST = [command.text for command in COMMANDS if command.page in ("README.md", "data.md") and command.text in TRAIN]
 REPORT = [command.text for command in COMMANDS if command.page.endswith(".md") and "fedpfl.report" in command.text]
 
@@ -48,12 +49,13 @@ def test_the_pages_show_commands():
     assert not any("  " in text or "\\" in text or "#" in text for text in texts)
 
 
-@pytest.mark.parametrize("command", TRAIN)
+@pytest.mark.parametrize("command", OWN)
 def test_commands_compose(command: str):
+    """An experiment as it is: tests/test_experiments.py."""
     if "submitit" in command or "launcher=ray" in command:
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extras slurm and ray")
         pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason="needs the extras slurm and ray")
-    parsed, composed = try_docs.base(command)  # so does Hydra, before the jobs
+    parsed, composed = try_docs.base(try_docs.filled(command))  # so does Hydra, before the jobs
     # What the experiment sweeps over, the command may set.
     own = composed.hydra.sweeper.params or {}
     given = {override.key_or_group for override in parsed}

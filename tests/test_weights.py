@@ -102,7 +102,7 @@ def test_on_the_command_line(tmp_path):
     tiny = (*TINY, "model=resnet8", "rounds=1", "data_dir=data", "hydra.run.dir=run")
     result = call(*tiny, "model.weights=own.pt", cwd=tmp_path)
     assert result.code == 0, result.err
-    result = call(*tiny, "model.weights=other.pt", cwd=tmp_path)
+    result = call(*tiny, "model.weights=other.pt", "hydra.run.dir=other", cwd=tmp_path)
     assert (result.code, result.complaints) == (
         2,
         ["fedpfl: model.weights: there is no file data/other.pt; put it there, or give its full path"],
