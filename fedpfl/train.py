@@ -21,14 +21,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import config, engine, lockstep, overrides, record, tidy, tree
-from fedpfl.engine.evaluate import accuracies, per_client, pooled
+from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
 from fedpfl.engine.keys import Draws
 from fedpfl.errors import FedpflError
 
 STATE = ("server", "clients", "server_buffers", "client_buffers")
 JUDGED = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
 COLUMNS = (
-    *("seconds", "eval_seconds", "cohort_before", "cohort_after", "train_loss"),
+    *("participants", "seconds", "eval_seconds", "cohort_before", "cohort_after", "train_loss"),
     *(*JUDGED, *(f"ft_{name}" for name in JUDGED)),
     *("values_down", "values_up", "bits_down", "bits_up"),
 )
@@ -84,7 +84,7 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
                     cohort = _next(run, state, cohorts)
                     if state.round % run.eval.every == 0 or not cohort:
                         before = time.monotonic()
-                        judged, clients = _evaluate(run, backend, state, last=not cohort)
+                        judged, clients = _evaluate(run, backend, state, sinks, last=not cohort)
                         row |= judged | {"eval_seconds": time.monotonic() - before}
                         last = row
                         best = row if row["accuracy"] > best.get("accuracy", -1) else best
@@ -140,7 +140,10 @@ def _row(outcome: engine.Outcome, cohort: list[int], seconds: float) -> dict[str
     if not bool(outcome.finite.all()):
         client = sorted(cohort)[int((~outcome.finite).nonzero()[0])]
         raise Diverged(f"training diverged: client {client} brought back numbers that are not finite; lower local.lr")
+    if not outcome.sound:
+        raise Diverged("training diverged: the server's numbers are not finite after the round; lower local.lr")
     return {
+        "participants": len(cohort),
         "seconds": seconds,
         "cohort_before": pooled(outcome.before),
         "cohort_after": pooled(outcome.after),
@@ -154,21 +157,27 @@ def _row(outcome: engine.Outcome, cohort: list[int], seconds: float) -> dict[str
 
 
 def _evaluate(
-    run: config.Run, backend: engine.Backend, state: engine.State, last: bool
+    run: config.Run, backend: engine.Backend, state: engine.State, sinks: record.Sinks, last: bool
 ) -> tuple[dict[str, float], dict[str, list]]:
     """All clients' accuracies, as row columns and per client; after fine-tuning too where it is due."""
     everyone = list(range(run.federation.clients))
     seed = run.settings.seed
     adapting = engine.Tuning(run.local, Draws(seed, "adapt", state.round))
     tally = backend.evaluate(run.method, run.federation, state, everyone, adapting=adapting)
+    if lost := unsound(tally):
+        raise Diverged(f"training diverged: the model of client {lost[0]} is not finite; lower local.lr")
     row, clients = accuracies(tally), {"accuracy": per_client(tally)}
     if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or last):
         draws = Draws(seed, "finetune", state.round)
         local = run.local.tuned(run.eval.finetune_epochs)
         tuning = engine.Tuning(local, draws, run.eval.finetune_part)
         tuned = backend.evaluate(run.method, run.federation, state, everyone, tuning, adapting)
-        row |= {f"ft_{name}": value for name, value in accuracies(tuned).items()}
         clients["ft_accuracy"] = per_client(tuned)
+        if lost := unsound(tuned):  # a mean over the others would flatter
+            note = f"fine-tuning diverged at {len(lost)} of {len(everyone)} clients, client {lost[0]} the first"
+            sinks.note(f"round {state.round}: {note}; its columns stay empty")
+        else:
+            row |= {f"ft_{name}": value for name, value in accuracies(tuned).items()}
     return row, clients
 
 
@@ -225,6 +234,7 @@ def _info(
         f"engine      {backend.name} on {run.device}, {run.engine.precision}; "
         f"client states {memory / 2**20:,.0f} MiB{where}",
         f"directory   {path}",
+        *engine.slow(run.engine, run.device),
     )
     return record.RunInfo(
         name=f"{name}-{run.identity}-seed{settings.seed}",

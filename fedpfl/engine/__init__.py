@@ -4,7 +4,7 @@ from fedpfl.engine.backend import Backend, Engine, Participation, Tally
 from fedpfl.engine.evaluate import accuracies
 from fedpfl.engine.keys import cohorts
 from fedpfl.engine.round import Outcome, State, begin, pick, play
-from fedpfl.engine.select import check, make
+from fedpfl.engine.select import check, make, slow
 from fedpfl.engine.sgd import Local, Tuning
 from fedpfl.engine.store import Store
 
@@ -25,4 +25,5 @@ __all__ = [
     "make",
     "pick",
     "play",
+    "slow",
 ]

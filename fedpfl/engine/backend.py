@@ -9,10 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.sgd import Local, Tuning
 from fedpfl.engine.state import State
+from fedpfl.errors import FedpflError
 from fedpfl.methods import Method
 from fedpfl.traffic import Traffic
 from fedpfl.tree import Tree
@@ -128,7 +130,24 @@ class Backend(ABC):
         return self._one(Judging(method, federation, state, clients, tuning, adapting))
 
     def _one(self, call: Call) -> Any:
+        before = _versions(call)
         answer = self.run([call])[0]
         if isinstance(answer, Exception):
             raise answer
+        if changed := [name for name, version in _versions(call).items() if version != before.get(name)]:
+            raise FedpflError(
+                f"{type(call.method).__name__} changed its argument {changed[0]} in place; a method's hooks return "
+                "new trees and leave their arguments as they are"
+            )
         return answer
+
+
+def _versions(call: Call) -> dict[str, int]:
+    """Count the in-place changes of every tensor that a method is shown, by name."""
+    state = call.state
+    shown = {
+        "server": state.server,
+        "mine": state.clients,
+        "buffers": {"server": state.server_buffers, "clients": state.client_buffers},
+    }
+    return {name: leaf._version for name, leaf in tree.items(shown)}

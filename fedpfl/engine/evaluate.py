@@ -34,5 +34,11 @@ def accuracies(tally: Tally) -> dict[str, float]:
 
 
 def per_client(tally: Tally) -> list[float]:
-    """Percent correct of each client; nan without test samples."""
-    return (100 * tally.correct.double() / torch.where(tally.total > 0, tally.total, torch.nan)).tolist()
+    """Return percent correct of each client; nan without test samples or where the model is not finite."""
+    known = (tally.total > 0) & tally.loss.isfinite()
+    return (100 * tally.correct.double() / torch.where(known, tally.total, torch.nan)).tolist()
+
+
+def unsound(tally: Tally) -> list[int]:
+    """Return the positions of clients whose model gave logits that are not finite: their predictions mean nothing."""
+    return (~tally.loss.isfinite()).nonzero().flatten().tolist()

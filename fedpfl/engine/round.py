@@ -15,6 +15,7 @@ from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.program import each
 from fedpfl.engine.sgd import Local
 from fedpfl.engine.state import State, begin
+from fedpfl.errors import FedpflError
 from fedpfl.methods import Method
 from fedpfl.tree import Tree
 
@@ -26,6 +27,7 @@ class Outcome:
     """What a round tells: the cohort judged before and after local training, training losses, traffic, extras.
 
     finite: whether a client's losses and everything it brought back are finite, `[cohort]`.
+    sound: whether all of the state is finite that the round has changed.
     values_down, values_up, bits_down, bits_up: sums over the cohort. loss: `[cohort]`. measures: means over it.
     """
 
@@ -33,6 +35,7 @@ class Outcome:
     after: Tally
     loss: Tensor
     finite: Tensor
+    sound: bool
     values_down: int
     values_up: int
     bits_down: int
@@ -78,7 +81,9 @@ def play(
     places = torch.tensor([client for turn in turns for client in turn]).argsort()
     whole = tree.map(lambda *leaves: torch.cat(leaves)[places.to(leaves[0].device)], *told)
     measures = {name: float(value.double().mean()) for name, value in whole.pop("measures").items()}
-    return replace(state, round=state.round + 1), Outcome(**whole, **sent._asdict(), measures=measures)
+    rows = torch.tensor(cohort)
+    sound = _all_finite([state.server, state.server_buffers, state.mine(rows, federation.x.device)])
+    return replace(state, round=state.round + 1), Outcome(**whole, sound=sound, **sent._asdict(), measures=measures)
 
 
 def _turn(
@@ -97,6 +102,8 @@ def _turn(
     weight = (samples / samples.sum()).float().to(federation.x.device)
     server = method.merge(state.server, part.uploads, weight)
     mine = method.settle(server, part.uploads, part.mine) if method.settle else part.mine
+    _keep_form(method, "server", server, state.server)
+    _keep_form(method, "client", tree.take(mine, 0), tree.take(state.clients, 0))
     tree.put_(state.clients, rows, mine)
     for role, buffers in state.client_buffers.items():
         tree.put_(buffers, rows, part.buffers[role])
@@ -140,17 +147,40 @@ def _gather(
     draws = Draws(seed, "gather", state.round + 1)
     part = backend.participate(method, federation, state, everyone, local, draws)
     server, mine = method.gather(state.server, part.uploads, state.clients)
+    _keep_form(method, "server", server, state.server)
+    _keep_form(method, "client", mine, state.clients)
     tree.put_(state.clients, slice(None), mine)
     return replace(state, server=server), _sent(part, state, len(everyone))
 
 
+def _keep_form(method: Method, whose: str, new: Tree, old: Tree) -> None:
+    """Raise FedpflError where a tree has lost or gained an entry, or one has another shape or dtype."""
+    now, then = ({name: (leaf.dtype, leaf.shape) for name, leaf in tree.items(own)} for own in (new, old))
+    if now == then:
+        return
+    name = min(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
+    was, became = (f"{form[0]} {list(form[1])}" if form else "missing" for form in (then.get(name), now.get(name)))
+    raise FedpflError(
+        f"{type(method).__name__} gives back a {whose} state in another form than init's: {name or 'it'} was {was} "
+        f"and is {became}; keep its names, shapes and dtypes"
+    )
+
+
 def _finite(part: Participation) -> Tensor:
-    """Which clients brought back numbers only; a sum shows every infinity and nan in one pass."""
-    finite = part.loss.isfinite()
-    for leaf in tree.leaves({"uploads": part.uploads, "mine": part.mine}):
+    """Tell which clients have finite numbers alone; a sum shows every infinity and nan in one pass.
+
+    A model that is not finite shows in the loss by which it was judged.
+    """
+    finite = part.loss.isfinite() & part.before.loss.isfinite() & part.after.loss.isfinite()
+    for leaf in tree.leaves({"uploads": part.uploads, "mine": part.mine, "buffers": part.buffers}):
         if leaf.is_floating_point():
             finite &= leaf.flatten(1).sum(1).isfinite() if leaf.dim() > 1 else leaf.isfinite()
     return finite
+
+
+def _all_finite(trees: list[Tree]) -> bool:
+    leaves = [leaf for whole in trees for leaf in tree.leaves(whole) if leaf.is_floating_point()]
+    return all(bool(leaf.sum().isfinite()) for leaf in leaves)
 
 
 def _merge_buffers(old: Tree, stacked: Tree, touched: Tree | None, weight: Tensor) -> Tree:

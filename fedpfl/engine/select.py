@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import torch
 
 from fedpfl.engine.backend import Backend, Engine
@@ -32,6 +34,25 @@ def check(engine: Engine, on: torch.device) -> None:
     """Raise FedpflError for a combination that cannot run."""
     if engine.precision == "tf32" and on.type != "cuda":
         raise FedpflError("engine.precision=tf32 needs a CUDA device; use fp32 or bf16 on a CPU")
+
+
+def slow(engine: Engine, on: torch.device) -> list[str]:
+    """Return a line for each choice that is far slower here than another one, with what to use instead."""
+    lines = []
+    if on.type == "cpu" and engine.precision == "bf16" and not _fast_bf16():
+        lines.append(
+            "slow: this CPU has no bf16 instructions, which makes bf16 slower than fp32 (11 times on AVX2); use "
+            "engine.precision=fp32"
+        )
+    if on.type == "cpu" and engine.backend == "batched":
+        lines.append("slow: on a CPU the batched backend took up to 35 times as long as loop; use engine.backend=loop")
+    return lines
+
+
+def _fast_bf16() -> bool:
+    if platform.machine() in ("x86_64", "AMD64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def make(engine: Engine, net: Net, on: torch.device) -> Backend:

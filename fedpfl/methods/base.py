@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl import tree
+from fedpfl.errors import FedpflError
 from fedpfl.models import Bound, Parts
 from fedpfl.tree import Tree
 
@@ -231,6 +233,14 @@ class Method:
     def measure(self, server: Tree, mine: dict[str, Tree]) -> dict[str, Tensor]:
         """Scalars of one client worth a column of their own; averaged over the cohort. Sees the prepared `mine`."""
         return {}
+
+    def __init_subclass__(cls) -> None:
+        """Raise FedpflError for a method of a name that is nearly a hook's: it would never be called."""
+        hooks = [name for name in vars(Method) if not name.startswith("_")]
+        for name, value in vars(cls).items():
+            near = difflib.get_close_matches(name, hooks, 1, 0.8)
+            if callable(value) and near and name not in hooks and not name.startswith("_"):
+                raise FedpflError(f"{cls.__name__}.{name} is no hook of a method; did you mean {near[0]}?")
 
     def check(self, rule: bool, field: str, allowed: str) -> None:
         """Raise ValueError about a hyperparameter unless `rule` holds."""

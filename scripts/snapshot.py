@@ -1,0 +1,68 @@
+"""Record what every method computes on the loop backend, or compare with a record: `snapshot.py FILE`, twice.
+
+    python scripts/snapshot.py before.pt     # writes the file
+    python scripts/snapshot.py before.pt     # after a change: says what is not bit-equal; exit status 1 if anything is
+
+Per method and contract setting, without and with BatchNorm: two rounds' states and outcomes, and the evaluation of all
+clients after them, plain and fine-tuned. A few minutes on one core.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fedpfl.engine import Tuning, make
+from fedpfl.engine.keys import Draws
+from tests.conftest import CASES, CPU, LOCAL, LOOP, flatten, rounds, tiny
+from tests.test_contract import COHORTS, EVERYONE, build, small
+
+
+def record(name: str, values: dict, norm: bool) -> dict[str, Tensor]:
+    """Return all leaves by path."""
+    method, net = build(name, values), tiny(norm)
+    states, outcomes = rounds(method, net, small(), COHORTS)
+    judge = make(LOOP, net, CPU)
+    tunings = {"plain": None, "tuned": Tuning(LOCAL, Draws(0, "finetune", 2))}
+    found = {
+        "state": dict(enumerate(states[1:])),
+        "outcome": [dataclasses.asdict(outcome) for outcome in outcomes],
+        "judged": {k: judge.evaluate(method, small(), states[-1], EVERYONE, tuning) for k, tuning in tunings.items()},
+    }
+    return {path: torch.as_tensor(leaf) for path, leaf in flatten(found).items()}
+
+
+def main(path: Path) -> int:
+    """Write the record, or compare with it."""
+    torch.set_num_threads(1)
+    now = {}
+    for case in CASES:
+        for norm in (False, True):
+            now[f"{case.id}{'/norm' if norm else ''}"] = record(*case.values, norm)
+    if not path.exists():
+        torch.save(now, path)
+        print(f"{len(now)} records, {sum(map(len, now.values())):,} leaves in {path}")
+        return 0
+    before, faults = torch.load(path), []
+    for key in sorted(before.keys() | now.keys()):
+        a, b = before.get(key, {}), now.get(key, {})
+        faults += [f"{key}{leaf}: only {'before' if leaf in a else 'now'}" for leaf in sorted(a.keys() ^ b.keys())]
+        faults += [
+            f"{key}{leaf}: differs by at most {_distance(a[leaf], b[leaf])}"
+            for leaf in sorted(a.keys() & b.keys())
+            if a[leaf].shape != b[leaf].shape or not torch.equal(a[leaf].nan_to_num(7e7), b[leaf].nan_to_num(7e7))
+        ]
+    print("\n".join([*faults, f"{len(faults)} differences in {len(now)} records"]))
+    return bool(faults)
+
+
+def _distance(a: Tensor, b: Tensor) -> str:
+    return f"{(a.double() - b.double()).abs().max():.1e}" if a.shape == b.shape else f"{a.shape} and {b.shape}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

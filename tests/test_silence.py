@@ -1,0 +1,211 @@
+"""What would give a wrong number in silence is found: models that are not finite, hooks that break the contract."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from fedpfl import tree
+from fedpfl.engine import Engine, begin, make, play, select
+from fedpfl.engine.evaluate import per_client, unsound
+from fedpfl.errors import FedpflError
+from fedpfl.methods import METHODS, FedAvg, LocalOnly
+from tests.command import TINY, call, summary, table
+from tests.conftest import CPU, LOCAL, LOOP, federate, tiny
+
+COHORT = [0, 1, 2]
+FEDERATION = federate((40, 33, 20), (10, 8, 16))
+
+
+def one_round(method, engine="loop", **local):
+    net = tiny()
+    state = begin(method, net, 3, CPU)
+    return play(make(Engine(engine), net, CPU), method, FEDERATION, state, COHORT, replace(LOCAL, **local), 0)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Make a method known to the command line, with the hyperparameters that are given."""
+
+    def register(name, method):
+        monkeypatch.setitem(METHODS, name, method)
+
+    return register
+
+
+# ---- models that are not finite
+
+
+@pytest.mark.parametrize("backend", ["loop", "batched"])
+def test_a_model_that_is_not_finite_has_no_accuracy(backend):
+    net = tiny()
+    method = LocalOnly()
+    state = begin(method, net, 3, CPU)
+    state.clients["model"]["classifier.bias"][1, 0] = torch.nan
+    tally = make(Engine(backend), net, CPU).evaluate(method, FEDERATION, state, COHORT)
+    assert unsound(tally) == [1]
+    assert [value == value for value in per_client(tally)] == [True, False, True]
+
+
+@pytest.mark.parametrize("backend", ["loop", "batched"])
+def test_what_the_merge_makes_of_finite_uploads_is_looked_at(backend):
+    @dataclass(frozen=True)
+    class Exploding(FedAvg):
+        def merge(self, server, uploads, weight):
+            return tree.map(lambda leaf: leaf * torch.inf, super().merge(server, uploads, weight))
+
+    _, outcome = one_round(Exploding(), backend)
+    assert outcome.finite.all()
+    assert not outcome.sound
+
+
+def test_statistics_that_are_not_finite_are_found():
+    @dataclass(frozen=True)
+    class Scaled(FedAvg):
+        def start(self, server, mine):
+            return {**server, "conv.weight": server["conv.weight"] * 1e30}
+
+        def finish(self, server, mine, start, end):
+            return server, mine
+
+    net = tiny(norm=True)
+    method = Scaled()
+    _, outcome = play(make(LOOP, net, CPU), method, FEDERATION, begin(method, net, 3, CPU), COHORT, LOCAL, 0)
+    assert not outcome.finite.any()
+
+
+def test_a_server_step_that_explodes_ends_the_run(tmp_path):
+    result = call("method=scaffold", "method.server_lr=1e30", *TINY, cwd=tmp_path)
+    assert result.code == 3
+    assert len(result.complaints) == 1
+    assert "diverged" in result.complaints[0]
+    (path,) = tmp_path.glob("outputs/digits/scaffold/*/seed42")
+    assert summary(path)["status"] == "diverged"
+    for row in table(path / "rounds.csv") if (path / "rounds.csv").exists() else ():
+        assert row["accuracy"] in ("", *row["accuracy"].split()), row
+
+
+def test_fine_tuning_that_diverges_leaves_its_columns_empty_and_says_so(tmp_path, registered):
+    from fedpfl.methods import Phase
+
+    @dataclass(frozen=True)
+    class Wild(FedAvg):
+        def tune(self, params, parts, epochs):
+            return [Phase(epochs, lr=1e30)]
+
+    registered("fedavg", Wild)
+    result = call("method=fedavg", *TINY, "eval.finetune_epochs=1", "eval.finetune_every=1", cwd=tmp_path)
+    assert result.code == 0
+    assert "fine-tuning diverged at" in result.err
+    (path,) = tmp_path.glob("outputs/digits/fedavg/*/seed42")
+    rows = table(path / "rounds.csv")
+    assert all(row["accuracy"] and not row["ft_accuracy"] and not row["ft_loss"] for row in rows)
+    assert all(row["participants"] == "2" for row in rows)
+    clients = table(path / "clients.csv")
+    assert any(row["ft_accuracy"] in ("", "nan") for row in clients)
+    assert "ft_accuracy" not in summary(path)["last"] or summary(path)["last"]["ft_accuracy"] is None
+    assert "fine-tuning diverged" in (path / "run.log").read_text()
+
+
+# ---- hooks that break the contract
+
+
+@dataclass(frozen=True)
+class InPlace(FedAvg):
+    """Changes what it is shown."""
+
+    def start(self, server, mine):
+        tree.leaves(server)[0].add_(1.0)
+        return server
+
+
+@dataclass(frozen=True)
+class InPlaceClient(LocalOnly):
+    def start(self, server, mine):
+        mine["model"]["fc.bias"].mul_(0.5)
+        return mine["model"]
+
+
+@dataclass(frozen=True)
+class InPlaceJudged(FedAvg):
+    def personal(self, server, mine):
+        server["fc.bias"].zero_()
+        return server
+
+
+@dataclass(frozen=True)
+class ExtraKey(LocalOnly):
+    def finish(self, server, mine, start, end):
+        return {}, {"model": end, "note": torch.zeros(())}
+
+
+@dataclass(frozen=True)
+class MissingKey(LocalOnly):
+    def finish(self, server, mine, start, end):
+        return {}, {}
+
+
+@dataclass(frozen=True)
+class OtherType(LocalOnly):
+    def finish(self, server, mine, start, end):
+        return {}, {"model": tree.map(torch.Tensor.double, end)}
+
+
+@dataclass(frozen=True)
+class ServerKey(FedAvg):
+    def merge(self, server, uploads, weight):
+        return {**super().merge(server, uploads, weight), "extra": torch.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    ("broken", "word"),
+    [
+        (InPlace, "server.conv.weight in place"),
+        (InPlaceClient, "mine.model.fc.bias in place"),
+        (ExtraKey, "note was missing"),
+        (MissingKey, "is missing"),
+        (OtherType, "torch.float64"),
+        (ServerKey, "extra was missing"),
+    ],
+)
+def test_a_hook_that_breaks_the_contract_is_told_in_the_first_round(broken, word):
+    with pytest.raises(FedpflError, match=broken.__name__) as told:
+        one_round(broken())
+    assert word in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_evaluation_may_not_change_the_state_either():
+    net, method = tiny(), InPlaceJudged()
+    with pytest.raises(FedpflError, match="in place"):
+        make(LOOP, net, CPU).evaluate(method, FEDERATION, begin(method, net, 3, CPU), COHORT)
+
+
+def test_a_broken_contract_ends_the_run_with_one_line(tmp_path, registered):
+    registered("fedavg", InPlace)
+    result = call("method=fedavg", *TINY, cwd=tmp_path)
+    assert result.code == 2
+    assert len(result.complaints) == 1
+    assert "in place" in result.complaints[0]
+
+
+@pytest.mark.parametrize("name", ["los", "strat", "merges", "personel", "finnish", "summarise"])
+def test_a_hook_of_a_misspelled_name_is_refused(name):
+    with pytest.raises(FedpflError, match="did you mean"):
+        type("Mine", (FedAvg,), {name: lambda self: None})
+
+
+# ---- choices that are slow
+
+
+def test_a_choice_that_is_slow_here_is_told_before_the_first_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(select.platform, "machine", lambda: "x86_64")
+    told = call("method=fedavg", *TINY, "engine.precision=bf16", "engine=batched", "rounds=1", cwd=tmp_path).err
+    assert "use engine.precision=fp32" in told
+    assert "use engine.backend=loop" in told
+    assert told.index("slow:") < told.index("round 1/1")
+    assert select.slow(Engine("loop"), CPU) == []
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert select.slow(Engine("loop", precision="bf16"), CPU) == []
