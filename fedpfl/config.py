@@ -64,6 +64,7 @@ class Settings:
     validation: float
     data_dir: str
     device: str
+    restart: bool
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**32, "seed", "from 0 to 4294967295", self.seed)
@@ -106,10 +107,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Run(Plan):
-    """Everything a run needs."""
+    """Everything a run needs. fingerprint: of all that was read from files, and of who holds which samples."""
 
     federation: Federation
     net: Net
+    fingerprint: str
 
 
 def alone(key: Hashable, make: Callable[[], Any]) -> Any:
@@ -124,6 +126,7 @@ def check(cfg: DictConfig) -> Plan:
         if key not in (*SETTINGS, *GROUPS):
             raise FedpflError(f"{key} is not a key here; known keys: {', '.join((*SETTINGS, *GROUPS))}")
     settings = typed(Settings, {key: config[key] for key in SETTINGS}, "")
+    config["restart"] = False  # is for this command, not for whoever repeats the run by its configuration
     local = typed(Local, config["local"], "local")
     judging, checkpoint = typed(Eval, config["eval"], "eval"), typed(Checkpoint, config["checkpoint"], "checkpoint")
     store = typed(Store, config["state"], "state")
@@ -148,18 +151,20 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     settings, config, device = plan.settings, plan.config, plan.device
     source, options = _source(config), _model(config)
 
-    def load() -> datasets.Samples:
+    def load() -> tuple[datasets.Samples, str]:
         samples = datasets.load(data_dir=Path(settings.data_dir), **source)
-        return replace(samples, x=samples.x.to(device))
+        return replace(samples, x=samples.x.to(device)), data.fingerprint(samples)
 
-    samples = share(("samples", device, settings.data_dir, repr(source)), load)
+    samples, read = share(("samples", device, settings.data_dir, repr(source)), load)
     scheme = partition.SCHEMES[config["partition"]["name"]]
     split = partition.deal(scheme, samples, settings.clients, settings.seed, **_partition(config))
     federation = data.build(samples, split, settings.validation, settings.seed, plan.augment)
     if options.get("weights"):
         options["weights"] = weights.read(Path(settings.data_dir) / options["weights"])  # absolute paths stay
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
-    return Run(**vars(plan), federation=federation.to(device), net=net)
+    splits = federation.train, federation.test, federation.validation
+    found = data.fingerprint(read, splits, options.get("weights"))
+    return Run(**vars(plan), federation=federation.to(device), net=net, fingerprint=found)
 
 
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:

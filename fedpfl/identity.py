@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 WITHOUT = frozenset(
-    {"seed", "logger", "device", "state", "data_dir", "checkpoint", "quantile", "norm", "score", "hydra", "experiment"}
+    {
+        *("seed", "logger", "device", "state", "data_dir", "checkpoint", "restart"),
+        *("quantile", "norm", "score", "hydra", "experiment"),
+    }
 )
 """What does not tell runs apart: where and how they run, and groups that are already written into `method`."""
 

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,26 +46,20 @@ class Diverged(FedpflError):
 def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[str, Any]:
     """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; returns the summary."""
     started = time.monotonic()
-    plan = config.check(cfg)
-    opened = partial(
-        record.RunDirectory.open, path, OmegaConf.to_yaml(plan.config), f"{plan.identity}-seed{plan.settings.seed}"
-    )
-    if record.finished(path):  # found out before the data are read
-        with opened() as directory:
-            if directory.status == "finished":
-                return _told(directory)
     stage = lockstep.stage.get()
-    run = config.build(plan, stage.share if stage else config.alone)
+    run = config.build(config.check(cfg), stage.share if stage else config.alone)
     settings, federation, method = run.settings, run.federation, run.method
     backend = _backend(run, stage)
-    with opened() as directory:
-        if directory.status == "finished":  # meanwhile, by another process
+    text, identity = OmegaConf.to_yaml(run.config), f"{run.identity}-seed{settings.seed}"
+    code = record.source(type(method))
+    with record.RunDirectory.open(path, text, identity, run.fingerprint, code, settings.restart) as directory:
+        if directory.status == "finished":
             return _told(directory)
         state, best, last, spent = _begin(run, directory)
         cohorts = engine.cohorts(settings.seed, settings.clients, settings.participation, settings.rounds)
         counts = federation.label_counts()
         directory.write_summary(status="running", rounds=settings.rounds, **_facts(run, cohorts))
-        info = _info(run, path, experiment or federation.name, backend, state, counts, directory.summary)
+        info = _info(run, directory, experiment or federation.name, backend, state, counts)
         with record.open_sinks(run.config["logger"], info) as sinks:
             title = f"{federation.name}, {federation.clients} clients, {config.described(run.config['partition'])}"
             splits = (federation.train, federation.test, federation.validation)
@@ -209,12 +202,11 @@ def _facts(run: config.Run, cohorts: list[list[int]]) -> dict[str, Any]:
 
 def _info(
     run: config.Run,
-    path: Path,
+    directory: record.RunDirectory,
     group: str,
     backend: engine.Backend,
     state: engine.State,
     counts: torch.Tensor,
-    facts: dict[str, Any],
 ) -> record.RunInfo:
     """What sinks are told at the beginning; its lines are the first thing a user sees."""
     federation, settings = run.federation, run.settings
@@ -233,7 +225,8 @@ def _info(
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
         f"engine      {backend.name} on {run.device}, {run.engine.precision}; "
         f"client states {memory / 2**20:,.0f} MiB{where}",
-        f"directory   {path}",
+        f"directory   {directory.path}",
+        *directory.notes,
         *engine.slow(run.engine, run.device),
     )
     return record.RunInfo(
@@ -246,28 +239,26 @@ def _info(
             *(backend.name, run.engine.precision),
         ),
         config=run.config,
-        path=path,
+        path=directory.path,
         identity=run.identity,
         seed=settings.seed,
         rounds=settings.rounds,
         start_round=state.round,
         lines=lines,
-        facts=facts,
+        facts=directory.summary,
     )
 
 
 def _told(directory: record.RunDirectory) -> dict[str, Any]:
     """Says that the run is finished already; its summary."""
-    print(f"already finished: {directory.path} ({_final(directory.summary)}); remove it to run again")
+    last = directory.summary.get("last", {})
+    words = {"accuracy": "mean over clients", "accuracy_pooled": "pooled", "ft_accuracy": "after fine-tuning"}
+    final = ", ".join(f"{last[name]:.2f} % {what}" for name, what in words.items() if last.get(name) is not None)
+    print(f"already finished: {directory.path} ({final or 'no test samples'}); restart=true runs it again")
+    for note in directory.notes:
+        print(note)
+        record.add_to_log(directory.path, note)
     return directory.summary
-
-
-def _final(summary: dict[str, Any]) -> str:
-    last = summary.get("last", {})
-    if last.get("accuracy") is None:
-        return "no test samples"
-    tuned = f", {last['ft_accuracy']:.2f} % after fine-tuning" if last.get("ft_accuracy") is not None else ""
-    return f"{last['accuracy']:.2f} % mean over clients, {last['accuracy_pooled']:.2f} % pooled{tuned}"
 
 
 @hydra.main(config_path=CONF, config_name="train", version_base="1.3")

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import functools
 import io
 import json
 import logging
@@ -9,14 +10,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from unittest import mock
 
 import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
-from fedpfl import train
+from fedpfl import config, record, train
+from fedpfl.record import rundir
 from tests.conftest import ROOT
 
 TINY = (
@@ -69,6 +74,39 @@ def call(*arguments: str, cwd: Path) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
+@functools.cache
+def composed(*overrides: str) -> DictConfig:
+    config.register()
+    with initialize_config_dir(train.CONF, version_base="1.3"):
+        return compose("train", overrides=list(overrides))
+
+
+@functools.cache
+def _picture(counts: tuple[tuple[int, ...], ...], title: str) -> bytes:
+    file = io.BytesIO()
+    record.partition_picture(counts, file, title)
+    return file.getvalue()
+
+
+def _drawn_once(counts: Any, file: BinaryIO, title: str) -> None:
+    file.write(_picture(tuple(map(tuple, counts)), title))
+
+
+def play(folder: Path, *overrides: str) -> str:
+    """What the command does, without what takes longest: composing the configuration, drawing a picture once more.
+
+    Returns what it says on the terminal; raises what it raises. folder: the run directory.
+    """
+    told = io.StringIO()
+    with (
+        mock.patch.object(rundir, "partition_picture", _drawn_once),
+        contextlib.redirect_stdout(told),
+        contextlib.redirect_stderr(told),
+    ):
+        train.train(composed(*overrides), folder)
+    return told.getvalue()
+
+
 def start(*arguments: str, cwd: Path, script: str | None = None) -> subprocess.Popen[str]:
     """The command, or a script that ends in it, as a process of its own."""
     what = ["-c", script] if script else ["-m", "fedpfl.train"]
@@ -102,6 +140,21 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def summary(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())
+
+
+def rewrite_summary(folder: Path, without: Collection[str] = (), **changes: Any) -> None:
+    """As a run would have written it: with its digest, where that is not among what is left out."""
+    told = {key: value for key, value in {**summary(folder), **changes}.items() if key not in ("digest", *without)}
+    if "digest" not in without:
+        told["digest"] = rundir._digest(told)
+    (folder / "summary.json").write_text(json.dumps(told))
+
+
+def older(folder: Path) -> None:
+    """Make a run directory as versions left it that knew no digests, fingerprints and codes."""
+    rewrite_summary(folder, without=("digest", "data", "code", "files"))
+    payload = torch.load(folder / "state.pt", weights_only=True)
+    torch.save({key: value for key, value in payload.items() if key not in ("files", "codes")}, folder / "state.pt")
 
 
 def state(folder: Path) -> dict[str, Any]:

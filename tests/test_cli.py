@@ -282,21 +282,6 @@ def test_a_finished_run_is_recognised_and_left_alone(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
-def test_of_a_finished_run_no_data_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.savez(
-        tmp_path / "own.npz", x=np.arange(2400 * 256).reshape(2400, 16, 16).astype(np.uint8), y=np.arange(2400) % 4
-    )
-    own = (*TINY, "dataset=npz", "dataset.path=own.npz")
-    assert call(*own, cwd=tmp_path).code == 0
-    (tmp_path / "own.npz").unlink()
-    assert "already finished" in call(*own, cwd=tmp_path).out
-    assert "local.lr must be" in call(*own, "local.lr=0", cwd=tmp_path).err  # what is wrong is still told
-    # Finished by another process while this one read them
-    monkeypatch.setattr(record, "finished", lambda path: False)
-    assert call(*TINY, cwd=tmp_path).code == 0
-    assert "already finished" in call(*TINY, cwd=tmp_path).out
-
-
 def test_a_run_without_test_samples_finishes_and_is_recognised(tmp_path: Path) -> None:
     for _ in range(2):
         assert call(*TINY, "partition.test_fraction=0", cwd=tmp_path).code == 0

@@ -67,7 +67,9 @@ def test_new_directory_holds_config_and_identity(tmp_path):
         assert directory.status == "new"
         assert directory.restore() is None
     assert (path / "config.yaml").read_text() == "rounds: 3\nseed: 1\n"
-    assert json.loads((path / "summary.json").read_text()) == {"identity": "abc"}
+    told = json.loads((path / "summary.json").read_text())
+    assert told.pop("digest")
+    assert told == {"identity": "abc", "data": None}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,7 @@ def test_new_directory_holds_config_and_identity(tmp_path):
 )
 def test_status_of_a_reopened_directory(tmp_path, written, read):
     with opened(tmp_path) as directory:
+        directory.row(row(1))
         directory.write_summary(status=written)
     with opened(tmp_path) as directory:
         assert directory.status == read
@@ -90,9 +93,12 @@ def test_summary_merges_and_stays_valid_json(tmp_path):
         held = directory.summary
     text = (tmp_path / "summary.json").read_text()
     assert "NaN" not in text
-    assert json.loads(text) == held
+    told = json.loads(text)
+    assert told.pop("digest")
+    assert told == held
     assert held == {
         "identity": "abc",
+        "data": None,
         "status": "running",
         "best": {"accuracy": 0.5, "loss": None},
         "cohort": 3,
@@ -102,6 +108,7 @@ def test_summary_merges_and_stays_valid_json(tmp_path):
 
 def test_another_identity_is_refused_and_changes_nothing(tmp_path):
     with opened(tmp_path) as directory:
+        directory.row(row(1))
         directory.write_summary(status="finished")
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "run.lock"}
     with pytest.raises(
@@ -116,13 +123,15 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     with opened(tmp_path) as directory:
         directory.row(row(1))
         directory.checkpoint(payload(1))
-    (tmp_path / "summary.json").unlink()
-    with opened(tmp_path, "xyz") as directory, pytest.raises(FedpflError, match="holds a different run"):
-        directory.restore()
+    with opened(tmp_path / "other", "xyz") as directory:
+        (tmp_path / "other" / "state.pt").write_bytes((tmp_path / "state.pt").read_bytes())
+        with pytest.raises(FedpflError, match="holds a different run"):
+            directory.restore()
 
 
 def test_a_finished_run_keeps_its_config(tmp_path):
     with opened(tmp_path, config="device: cuda\n") as directory:
+        directory.row(row(1))
         directory.write_summary(status="finished")
     opened(tmp_path, config="device: cpu\n").close()
     assert (tmp_path / "config.yaml").read_text() == "device: cuda\n"
@@ -176,7 +185,7 @@ def test_read_only_directory(tmp_path):
 def test_unreadable_summary_is_named(tmp_path):
     opened(tmp_path).close()
     (tmp_path / "summary.json").write_text('{"identity": "ab')
-    with pytest.raises(FedpflError, match=r"summary\.json cannot be read; remove the run directory"):
+    with pytest.raises(FedpflError, match=r"summary\.json cannot be read as a run's; choose another .* or remove"):
         opened(tmp_path)
 
 
@@ -218,7 +227,9 @@ def test_rows_round_trip_exactly(tmp_path):
 def test_the_first_row_fixes_the_columns(tmp_path):
     with opened(tmp_path) as directory:
         directory.row({"round": 1, "accuracy": None})
-        with pytest.raises(ValueError, match="unknown column 'loss'"):
+        with pytest.raises(
+            FedpflError, match=r"unknown column 'loss': the first row fixed round, accuracy; restart=true"
+        ):
             directory.row({"round": 2, "loss": 1.0})
         directory.row({"accuracy": 2.0, "round": 2})
     assert (tmp_path / "rounds.csv").read_text() == "round,accuracy\n1,\n2,2.0\n"
@@ -284,22 +295,28 @@ def test_without_a_checkpoint_rows_start_over(tmp_path):
     assert read_rows(tmp_path) == [{"round": "1", "other": "2"}]
 
 
-def test_rows_lost_before_the_checkpoint_are_told(tmp_path):
+@pytest.mark.parametrize("text", [None, "", "round\n1\n", "garbage", "round,seconds\n1,2\n2,x\n3"])
+def test_rows_lost_before_the_checkpoint_are_written_anew_from_it(tmp_path, text):
     with opened(tmp_path) as directory:
         directory.row(row(1))
         directory.row(row(2))
+        directory.write_clients([{"client": 0}])
         directory.checkpoint(payload(2))
-    for text in ("", "round\n1\n"):
-        (tmp_path / "rounds.csv").write_text(text)
-        with opened(tmp_path) as directory, pytest.raises(FedpflError, match=r"ends at round \d but state\.pt is at 2"):
-            directory.restore()
+    before = [(tmp_path / name).read_bytes() for name in ("rounds.csv", "clients.csv")]
+    for name in ("rounds.csv", "clients.csv"):
+        (tmp_path / name).unlink()
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    with opened(tmp_path) as directory:
+        directory.restore()
+    assert [(tmp_path / name).read_bytes() for name in ("rounds.csv", "clients.csv")] == before
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"text"])
 def test_an_unreadable_checkpoint_is_named(tmp_path, content):
     with opened(tmp_path) as directory:
         (tmp_path / "state.pt").write_bytes(content)
-        with pytest.raises(FedpflError, match=r"state\.pt cannot be read as a checkpoint; remove it to start over"):
+        with pytest.raises(FedpflError, match=r"state\.pt is damaged; restart=true removes the run's files"):
             directory.restore()
 
 
@@ -309,7 +326,7 @@ def test_a_truncated_checkpoint_is_named(tmp_path):
         directory.checkpoint(payload(1))
         state = tmp_path / "state.pt"
         state.write_bytes(state.read_bytes()[:-200])
-        with pytest.raises(FedpflError, match="cannot be read"):
+        with pytest.raises(FedpflError, match="is damaged"):
             directory.restore()
 
 
@@ -320,7 +337,7 @@ def test_no_code_is_loaded_from_a_checkpoint(tmp_path):
 
     with opened(tmp_path) as directory:
         torch.save({"round": 1, "x": Bomb()}, tmp_path / "state.pt")
-        with pytest.raises(FedpflError, match="cannot be read"):
+        with pytest.raises(FedpflError, match="is damaged"):
             directory.restore()
     assert not (tmp_path / "exploded").exists()
 
@@ -450,11 +467,14 @@ def test_partition_files(tmp_path):
         picture = (tmp_path / "partition.png").read_bytes()
         assert picture.startswith(b"\x89PNG")
         times = [(tmp_path / name).stat().st_mtime_ns for name in ("partition.npz", "partition.png")]
-        directory.write_partition([], [], np.zeros((1, 1)), "ignored")
+        directory.write_partition(train, test, counts, "three clients")
         assert times == [(tmp_path / name).stat().st_mtime_ns for name in ("partition.npz", "partition.png")]
+        arrays = (tmp_path / "partition.npz").read_bytes()
         (tmp_path / "partition.png").unlink()
+        (tmp_path / "partition.npz").write_bytes(arrays[:-1])
         directory.write_partition(train, test, counts, "three clients")
         assert (tmp_path / "partition.png").read_bytes() == picture
+        assert (tmp_path / "partition.npz").read_bytes() == arrays
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(2, 2), (100, 10), (1000, 200), (1, 1)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedpfl import record
-from tests.command import TINY, call, snapshot, start, state, summary, table, wait
+from tests.command import TINY, call, rewrite_summary, snapshot, start, state, summary, table, wait
 from tests.conftest import assert_same
 
 SETTINGS = {
@@ -52,13 +52,13 @@ def half(real, file, data):
     die()
 
 method = METHODS[next(arg for arg in sys.argv if arg.startswith("method=")).split("=")[1]]
-rundir = sys.modules[record.RunDirectory.__module__]
+files = sys.modules["fedpfl.record.files"]
 """
 POINTS = {  # what happens, how, and the round of the checkpoint that is left
     "right after a row": ("wrap(record.RunDirectory, 'row', 3, after)", 2),
     "in the middle of a round": ("wrap(method, 'finish', 6, after)", 2),  # the second of two clients in round 3
     "while a checkpoint is written": ("wrap(torch, 'save', 3, torn)", 2),
-    "while a row is written": ("wrap(rundir, '_append', 4, half)", 3),
+    "while a row is written": ("wrap(files, 'append', 4, half)", 3),
     "right before the end": ("wrap(record.RunDirectory, 'checkpoint', 4, after)", 4),
 }
 
@@ -152,13 +152,15 @@ def test_an_interrupted_run_ends_as_if_it_never_was(
 def test_a_corrupt_checkpoint_is_one_line_and_kept(fault: str, tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
     run = tmp_path / "run"
     shutil.copytree(uninterrupted["fedobp"], run)
-    (run / "summary.json").write_text((run / "summary.json").read_text().replace('"finished"', '"running"'))
+    rewrite_summary(run, status="running")
     whole = (run / "state.pt").read_bytes()
     (run / "state.pt").write_bytes({"garbage": b"hello", "cut short": whole[: len(whole) // 2], "empty": b""}[fault])
     before = snapshot(tmp_path)
     result = call(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
     assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1), result
-    assert f"{run}/state.pt cannot be read as a checkpoint; remove it to start over" in result.err
+    assert (
+        f"{run}/state.pt is damaged; restart=true removes the run's files and runs it from the beginning" in result.err
+    )
     assert {k: v for k, v in snapshot(tmp_path).items() if k != "run/summary.json"} == {
         k: v for k, v in before.items() if k != "run/summary.json"
     }

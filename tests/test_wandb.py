@@ -203,8 +203,8 @@ def test_two_runs_in_one_process_stay_apart(tmp_path):
 def test_an_offline_run_that_was_resumed_is_complete(tmp_path):
     """A kill takes along what wandb had in memory: the file of the resumed run holds the earlier rounds too."""
     fresh, resumed = info(tmp_path / "run"), info(tmp_path / "run", start_round=2)
-    partition_picture(np.eye(2), fresh.path / "partition.png", "two clients")
     with RunDirectory.open(fresh.path, "", "abc") as directory:
+        partition_picture(np.eye(2), fresh.path / "partition.png", "two clients")
         directory.row({**row(1), "ft_accuracy": 1 / 3})
         directory.row(row(2))
         directory.row(row(3))  # behind the checkpoint

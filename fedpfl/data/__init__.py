@@ -2,5 +2,6 @@
 
 from fedpfl.data.augment import Augment
 from fedpfl.data.federation import Federation, build
+from fedpfl.data.fingerprint import fingerprint
 
-__all__ = ["Augment", "Federation", "build"]
+__all__ = ["Augment", "Federation", "build", "fingerprint"]

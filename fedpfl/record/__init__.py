@@ -4,10 +4,10 @@ Nothing here knows methods, data or the engine: rows and summaries are plain map
 """
 
 from fedpfl.record.choose import check_logger, open_sinks
-from fedpfl.record.environment import describe
+from fedpfl.record.environment import describe, source
 from fedpfl.record.picture import partition_picture
-from fedpfl.record.rundir import RunDirectory, finished
-from fedpfl.record.sinks import Console, LogFile, RunInfo, Sink, Sinks
+from fedpfl.record.rundir import RunDirectory
+from fedpfl.record.sinks import Console, LogFile, RunInfo, Sink, Sinks, add_to_log
 
 __all__ = [
     "Console",
@@ -16,9 +16,10 @@ __all__ = [
     "RunInfo",
     "Sink",
     "Sinks",
+    "add_to_log",
     "check_logger",
     "describe",
-    "finished",
     "open_sinks",
     "partition_picture",
+    "source",
 ]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import hashlib
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import fedpfl
+
+_METHODS = ("fedpfl.methods.", "fedpfl.importance")
 
 
 def describe() -> dict[str, Any]:
@@ -32,6 +38,39 @@ def describe() -> dict[str, Any]:
         "commit": commit,
         "dirty": dirty,
     }
+
+
+def source(method: type) -> dict[str, str]:
+    """Version of fedpfl, and a digest of the files that a method's class and its bases are written in.
+
+    With what these import of fedpfl.methods and fedpfl.importance; other methods may change without a trace.
+    """
+    names = {kind.__module__ for kind in method.__mro__ if kind.__module__.split(".")[0] not in sys.stdlib_module_names}
+    waiting, found = sorted(names), dict[str, bytes]()
+    while waiting:
+        name = waiting.pop()
+        if name in found or name not in sys.modules:
+            continue
+        found[name] = _code(sys.modules[name].__file__ or "")
+        waiting += [other for other in _imports(found[name]) if other.startswith(_METHODS)]
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(found):
+        digest.update(f"{name} {len(found[name])}\n".encode() + found[name])
+    return {"fedpfl": fedpfl.__version__, "method": digest.hexdigest()}
+
+
+@functools.cache  # what a sweep's later jobs run was loaded before its first, whatever the file says by then
+def _code(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError:
+        return b""  # an archive of compiled modules
+
+
+def _imports(code: bytes) -> list[str]:
+    """Modules that a file may import: `from a import b` may mean a or a.b."""
+    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    return [name for node in nodes for one in node.names for name in (f"{node.module}", f"{node.module}.{one.name}")]
 
 
 def _cpu() -> str | None:

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from fedpfl.errors import FedpflError
+from fedpfl.record import checkpoint, files
 from fedpfl.record.picture import partition_picture
 
 _REPLACED = ("config.yaml", "rounds.csv", "clients.csv", "summary.json", "state.pt", "partition.npz", "partition.png")
-
-# POSIX locks do not exclude a second opening by the same process, and are lost when that one closes its file.
-_held: set[Path] = set()
+_BESIDE = ("rounds.csv", "clients.csv")  # what a checkpoint holds a copy of
+_KEPT = (*_BESIDE, "config.yaml", "partition.npz")  # by what a finished run is checked
 
 
 class RunDirectory:
     """One run's files. One process writes: a lock on `run.lock` is held until `close()`.
 
-    Every method that writes raises FedpflError where the file system refuses (full, read-only).
+    Every method that writes raises FedpflError where the file system refuses (full, read-only), or where `run.lock` is
+    gone, for then another process may write there.
+
+    A checkpoint holds the text of the files that belong to it, which are written anew from it. summary.json tells its
+    own digest and, of a finished run, those of the other files.
     """
 
-    def __init__(self, path: Path, identity: str, lock: int):
+    def __init__(self, path: Path, identity: str, lock: int, code: Mapping[str, str] | None = None):
         self.path = path
+        self.notes: list[str] = []
+        """Lines for the user: what has changed since the run began."""
         self._identity = identity
         self._lock: int | None = lock
         self._held = path.resolve()
@@ -40,36 +45,47 @@ class RunDirectory:
         self._columns: tuple[str, ...] | None = None
         self._restored = False
         self._summary: dict[str, Any] = {}
+        self._written: dict[str, bytes] = {}  # what must be in the files of _KEPT
+        self._code = code
+        self._codes = [code] if code else []  # all that took part
 
     @classmethod
-    def open(cls, path: Path, config_yaml: str, identity: str) -> Self:
+    def open(
+        cls,
+        path: Path,
+        config_yaml: str,
+        identity: str,
+        data: str | None = None,
+        code: Mapping[str, str] | None = None,
+        restart: bool = False,
+    ) -> Self:
         """Create or reopen the directory and hold it.
 
         config_yaml: the resolved configuration's text; a finished run keeps the one it had. identity: equal only for
-        configurations that compute the same; whoever passes one without the seed keeps one directory per seed.
+        configurations that compute the same; whoever passes one without the seed keeps one directory per seed. data,
+        code: what else the numbers come from; None where unknown. A finished run of other data is removed to make
+        place; other code is noted. restart: remove what an earlier run of this identity wrote.
 
-        Raises FedpflError where another living process holds the directory, it belongs to a different run, or it cannot
-        be written.
+        Raises FedpflError where another living process holds the directory, it belongs to a different run or to none,
+        an unfinished run was begun with other data, a file is damaged, or it cannot be written.
         """
         path = Path(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = _take_lock(path)
+            new = _is_new(path)
+            lock = files.take_lock(path)
         except OSError as error:
-            raise _refused(path, error) from None
-        directory = cls(path, identity, lock)
+            raise files.refused(path, error) from None
+        directory = cls(path, identity, lock, code)
         try:
-            for name in _REPLACED:
-                _temporary(path / name).unlink(missing_ok=True)
-            directory._read_summary()
-            if directory.status != "finished":
-                with _replacing(path / "config.yaml") as file:
-                    file.write(config_yaml.encode())
-        except OSError as error:
+            directory._begin(config_yaml, data, restart)
+        except BaseException as error:
+            if new:
+                with contextlib.suppress(OSError):
+                    files.remove(path, *_REPLACED, "run.lock")
             directory.close()
-            raise _refused(path, error) from None
-        except BaseException:
-            directory.close()
+            if isinstance(error, OSError):
+                raise files.refused(path, error) from None
             raise
         return directory
 
@@ -85,90 +101,82 @@ class RunDirectory:
         return dict(self._summary)
 
     def restore(self, mapped: bool = False) -> dict[str, Any] | None:
-        """The last checkpoint (tensors on the CPU), or None; rounds.csv is cut back to it. Call before the first `row`.
+        """The last checkpoint (tensors on the CPU), or None; the rows are those up to it. Call before the first `row`.
 
         mapped: the tensors stay in the file until they are read.
 
-        Raises FedpflError where state.pt cannot be read, belongs to a different run, or is ahead of rounds.csv.
+        Raises FedpflError where state.pt is damaged, cannot be read or belongs to a different run.
         """
         self._close_rounds()
         self._columns, self._restored = None, True
         state, rounds = self.path / "state.pt", self.path / "rounds.csv"
         try:
             if not state.exists():
-                rounds.unlink(missing_ok=True)
+                self._guard()
+                files.remove(self.path, "rounds.csv")
                 return None
         except OSError as error:
-            raise _refused(rounds, error) from None
-        payload = _load(state, mapped)
+            raise files.refused(rounds, error) from None
+        payload = checkpoint.load(state, mapped)
         if payload.pop("identity", self._identity) != self._identity:
             raise self._other_run()
-        header, rows = _whole_rows(rounds)
-        kept = [row for number, row in rows if number <= payload["round"]]
-        reached = max((number for number, _ in rows if number <= payload["round"]), default=0)
-        if reached != payload["round"]:
-            raise FedpflError(
-                f"{rounds} ends at round {reached} but state.pt is at {payload['round']}; remove {state} to start over"
-            )
-        if header:
-            self._columns = tuple(header)
-            text = "".join(map(_line, [header, *kept])).encode()
-            if text != rounds.read_bytes():
-                with _replacing(rounds) as file:
-                    file.write(text)
+        texts = payload.pop("files", None)
+        if texts is None:  # of an older version
+            rows = _first_rows(files.content(rounds) or b"", payload["round"])
+            if rows is None:
+                raise files.damaged(rounds, f"lacks rows up to round {payload['round']}, at which state.pt is")
+            texts = {"rounds.csv": rows.decode(errors="replace")}
+        for name in _BESIDE:
+            if name in texts:
+                self._write(name, texts[name].encode())
+        if texts.get("rounds.csv"):
+            self._columns = tuple(next(csv.reader([texts["rounds.csv"].partition("\n")[0]])))
+        self._compare(payload.pop("codes", []))
         return payload
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Append one round to rounds.csv; numbers are written with full precision, None as an empty cell.
 
-        The first row fixes the columns. Raises ValueError for a later row with an unknown key.
+        The first row fixes the columns. Raises FedpflError for a later row with an unknown key.
         """
         path = self.path / "rounds.csv"
+        self._guard()
         try:
             if self._rounds is None:
                 if path.exists() and not self._restored:
                     raise RuntimeError("restore() comes before the first row()")
-                self._rounds = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+                self._rounds = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
             header = "" if self._columns else _line(list(row))
             columns = self._columns or tuple(row)
-            _append(self._rounds, (header + _line(_cells(row, columns))).encode())
-            self._columns = columns
+            line = (header + _line(_cells(row, columns))).encode()
+            files.append(self._rounds, line)
         except OSError as error:
-            raise _refused(path, error) from None
+            raise files.refused(path, error) from None
+        except ValueError as error:  # the code has changed
+            raise files.damaged(path, f"has other columns than rounds now have: {error}") from None
+        self._columns = columns
+        self._written["rounds.csv"] = self._written.get("rounds.csv", b"") + line
 
     def checkpoint(self, payload: Mapping[str, Any]) -> None:
         """Replace state.pt, whole or not at all. `payload["round"]`: the last round whose row is written.
 
         It may hold tensors, numbers, strings, None, and dicts, lists and tuples of these; anything else could not be
-        loaded again safely and raises TypeError.
+        loaded again safely and raises TypeError. Raises FedpflError where the rows are no longer in rounds.csv.
         """
         if not isinstance(payload.get("round"), int):
             raise TypeError("a checkpoint needs its round, an int")
-        plain = _plain({**payload, "identity": self._identity}, "payload")
-        try:
-            if self._rounds is not None:
-                os.fsync(self._rounds)  # the rows reach the disk before the state that relies on them
-            with _replacing(self.path / "state.pt") as file:
-                torch.save(plain, file)
-        except OSError as error:
-            raise _refused(self.path / "state.pt", error) from None
-        except RuntimeError as error:
-            # Torch hides a full disk, or Ctrl-C while it writes, behind an error of its own.
-            hidden = error.__context__
-            while hidden is not None:
-                if isinstance(hidden, OSError):
-                    raise _refused(self.path / "state.pt", hidden) from None
-                if isinstance(hidden, KeyboardInterrupt):
-                    raise hidden from None
-                hidden = hidden.__context__
-            raise
+        texts = {name: self._written[name].decode() for name in _BESIDE if name in self._written}
+        own = {"identity": self._identity, "files": texts, "codes": self._codes}
+        plain = checkpoint.plain({**payload, **own})
+        self._check("rounds.csv")
+        with files.replacing(self.path / "state.pt", self._guard) as file:
+            checkpoint.save(plain, file)
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace clients.csv; the first row's keys are the columns. Raises ValueError for a row with other keys."""
         columns = tuple(rows[0]) if rows else ()
         text = "".join([_line(columns), *(_line(_cells(row, columns)) for row in rows)]) if rows else ""
-        with _replacing(self.path / "clients.csv") as file:
-            file.write(text.encode())
+        self._write("clients.csv", text.encode())
 
     def write_partition(
         self,
@@ -178,40 +186,44 @@ class RunDirectory:
         title: str,
         validation: Sequence[np.ndarray] = (),
     ) -> None:
-        """Write partition.npz and partition.png; once both are there they stay.
+        """Write partition.npz, and partition.png where it is not there.
 
         train, test, validation: each client's sample indices; an empty `validation` is left out. label_counts: samples
         `[clients, classes]`.
         """
-        arrays, picture = self.path / "partition.npz", self.path / "partition.png"
-        if arrays.exists() and picture.exists():
-            return
         splits = {"train": train, "test": test} | ({"validation": validation} if len(validation) else {})
         found: dict[str, Any] = {f"{name}_indices": _joined(own) for name, own in splits.items()}
         found |= {f"{name}_offsets": _offsets(own) for name, own in splits.items()}
-        with _replacing(arrays) as file:
-            np.savez_compressed(file, **found, label_counts=np.asarray(label_counts, dtype=np.int64))
-        with _replacing(picture) as file:
-            partition_picture(label_counts, file, title)
+        arrays, picture = io.BytesIO(), io.BytesIO()
+        np.savez_compressed(arrays, **found, label_counts=np.asarray(label_counts, dtype=np.int64))
+        self._write("partition.npz", arrays.getvalue())
+        if not (self.path / "partition.png").exists():
+            partition_picture(label_counts, picture, title)
+            self._write("partition.png", picture.getvalue())
 
     def write_summary(self, **fields: Any) -> None:
         """Merge the fields into summary.json; numbers that are not finite become null.
 
-        A new status without an error drops the old error.
+        A new status without an error drops the old error. Raises FedpflError for `finished` where a file of the run is
+        not there as it was written.
         """
-        if "status" in fields and "error" not in fields:
-            self._summary.pop("error", None)
-        self._summary |= {key: _jsonable(value) for key, value in fields.items()} | {"identity": self._identity}
-        with _replacing(self.path / "summary.json") as file:
-            file.write((json.dumps(self._summary, indent=2, allow_nan=False) + "\n").encode())
+        if fields.get("status") == "finished":
+            self._check(*self._written)
+            self._sync_rounds()
+            fields["files"] = {name: files.digest(own) for name, own in self._written.items()}
+        summary = {key: value for key, value in self._summary.items() if key != "error" or "status" not in fields}
+        summary |= {key: _jsonable(value) for key, value in fields.items()} | {"identity": self._identity}
+        summary |= {"code": self._codes} if self._codes else {}
+        text = json.dumps({**summary, "digest": _digest(summary)}, indent=2, allow_nan=False)
+        self._write("summary.json", f"{text}\n".encode())
+        self._summary = summary
 
     def close(self) -> None:
         """Let go of the directory. Safe to repeat."""
         self._close_rounds()
         if self._lock is not None:
-            os.close(self._lock)
+            files.release(self._lock, self._held)
             self._lock = None
-            _held.discard(self._held)
 
     def __enter__(self) -> Self:
         return self
@@ -225,25 +237,102 @@ class RunDirectory:
         finally:
             self.close()
 
+    def _begin(self, config_yaml: str, data: str | None, restart: bool) -> None:
+        """Look at what is there, and make it ready to be written unless it is finished."""
+        files.remove(self.path, *(files.temporary(self.path / name).name for name in _REPLACED))
+        self._summary, whole = _read_summary(self.path)
+        if self._summary.get("identity", self._identity) != self._identity:
+            raise self._other_run()
+        known = self._summary.get("data")
+        other = None not in (data, known) and data != known
+        if restart:
+            self._clear()
+        elif not whole:
+            raise files.damaged(self.path / "summary.json")
+        elif other and self.status == "finished":
+            self.notes.append("data        changed since the run finished: run from the beginning")
+            self._clear()
+        elif other:
+            raise files.damaged(self.path, "was begun with other data (samples, labels, groups, or who holds which)")
+        elif self.status == "finished" and self._is_whole():
+            self._compare(self._summary.get("code", []))
+            return
+        if not self._summary or data not in (None, self._summary.get("data")):
+            self.write_summary(data=data)  # from here on the directory belongs to this identity
+        self._write("config.yaml", config_yaml.encode())
+
+    def _is_whole(self) -> bool:
+        """Whether a finished run's files are as it left them; where state.pt can mend them, it is unfinished again.
+
+        Raises FedpflError where state.pt cannot: it is gone (as it may be), of an older version, or damaged itself.
+        """
+        state, wrong = self.path / "state.pt", ""
+        for name, digest in ({"config.yaml": None, "rounds.csv": None} | self._summary.get("files", {})).items():
+            content = files.content(self.path / name)
+            if content is None or digest not in (None, files.digest(content)):
+                wrong = f"{name} is {'missing' if content is None else 'damaged'}"
+        if state.exists():
+            checkpoint.check(state)
+        if not wrong:
+            return True
+        if not ("files" in self._summary and state.exists()):
+            raise files.damaged(self.path, f"is finished, but {wrong}")
+        self.notes.append(f"files       {wrong}: written anew from state.pt")
+        del self._summary["status"]
+        return False
+
+    def _compare(self, codes: list[Mapping[str, str]]) -> None:
+        """Note where other code took part in what there is."""
+        if self._code and any(code != self._code for code in codes):
+            self.notes.append("code        of the method changed since the run began; restart=true runs it anew")
+        self._codes = [*codes, *(code for code in self._codes if code not in codes)]
+
+    def _clear(self) -> None:
+        """Remove what the run wrote: first its state, then its status, so that a kill leaves a run that begins anew."""
+        self._guard()
+        files.remove(self.path, "state.pt")
+        self._summary = {}
+        self.write_summary()
+        files.remove(self.path, *(name for name in _REPLACED if name != "summary.json"), "run.log")
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Make a file hold this, and remember it."""
+        if files.content(self.path / name) != content:
+            with files.replacing(self.path / name, self._guard) as file:
+                file.write(content)
+        if name in _KEPT:
+            self._written[name] = content
+
+    def _check(self, *names: str) -> None:
+        """Raise FedpflError where a file is not as this process wrote it."""
+        self._guard()
+        for name in names:
+            if name in self._written and files.content(self.path / name) != self._written[name]:
+                raise FedpflError(
+                    f"{self.path / name} was changed or removed while the run went on; see that nothing else writes "
+                    "there, and give the same command again"
+                )
+
+    def _guard(self) -> None:
+        """Raise FedpflError where run.lock is no longer the file that is held: another process may hold another."""
+        assert self._lock is not None, "the run directory is closed"
+        if not files.holds(self._lock, self.path):
+            raise FedpflError(
+                f"{self.path / 'run.lock'} was removed or replaced while the run went on, so another process may write "
+                "there; see that none does, and give the same command again"
+            )
+
+    def _sync_rounds(self) -> None:
+        try:
+            if self._rounds is not None:
+                os.fsync(self._rounds)
+        except OSError as error:
+            raise files.refused(self.path / "rounds.csv", error) from None
+
     def _close_rounds(self) -> None:
         if self._rounds is not None:
             os.close(self._rounds)
             self._rounds = None
-
-    def _read_summary(self) -> None:
-        path = self.path / "summary.json"
-        if not path.exists():
-            self.write_summary()  # from here on the directory belongs to this identity
-            return
-        try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            summary = None
-        if not isinstance(summary, dict):
-            raise FedpflError(f"{path} cannot be read; remove the run directory {self.path} to start over")
-        if summary.get("identity") != self._identity:
-            raise self._other_run()
-        self._summary = summary
 
     def _other_run(self) -> FedpflError:
         return FedpflError(
@@ -251,85 +340,41 @@ class RunDirectory:
         )
 
 
-def finished(path: Path) -> bool:
-    """Whether the directory says that its run is finished; whose run it is, `RunDirectory.open` tells."""
+def _is_new(path: Path) -> bool:
+    """Whether no run has begun in the directory. Raises FedpflError where it is somebody else's, touching nothing."""
+    for name in (*_REPLACED, "run.log", "run.lock"):
+        files.regular(path / name)
+        files.regular(files.temporary(path / name))
+    # Hydra may have put its .hydra there, and a run that was killed at once has left its lock.
+    found = [name for name in os.listdir(path) if not name.startswith(".") and name != "run.lock"]
+    if found and not _read_summary(path)[0]:
+        raise FedpflError(
+            f"{path} holds {min(found)} and no run; choose a new or an empty directory with hydra.run.dir=..."
+        )
+    return not found
+
+
+def _read_summary(path: Path) -> tuple[dict[str, Any], bool]:
+    """What summary.json holds, {} where there is none, and whether it is as it was written."""
+    content = files.content(path / "summary.json")
+    if content is None:
+        return {}, True
     try:
-        return json.loads((path / "summary.json").read_text(encoding="utf-8"))["status"] == "finished"
-    except (OSError, ValueError, TypeError, LookupError):
-        return False
+        summary = json.loads(content)
+    except (ValueError, RecursionError):
+        summary = None
+    if not isinstance(summary, dict) or "identity" not in summary:
+        raise FedpflError(
+            f"{path / 'summary.json'} cannot be read as a run's; choose another directory with hydra.run.dir=..., or "
+            f"remove {path} if that was a run"
+        )
+    digest = summary.pop("digest", None)
+    older = digest is None and not {"data", "code", "files"} & summary.keys()
+    return summary, older or digest == _digest(summary)
 
 
-def _take_lock(path: Path) -> int:
-    if path.resolve() in _held:
-        raise _busy(path, str(os.getpid()))
-    lock = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        holder = os.read(lock, 32).decode(errors="replace").strip()
-        os.close(lock)
-        raise _busy(path, holder or "unknown") from None
-    except OSError:
-        pass  # some cluster file systems have no locks; better to run unguarded than not at all
-    _held.add(path.resolve())
-    with contextlib.suppress(OSError):
-        os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()}\n".encode())
-    return lock
-
-
-def _busy(path: Path, pid: str) -> FedpflError:
-    return FedpflError(
-        f"run directory {path} is in use by process {pid}; wait for it, or choose another with hydra.run.dir=..."
-    )
-
-
-def _refused(path: Path, error: OSError) -> FedpflError:
-    reason = error.strerror or type(error).__name__
-    return FedpflError(
-        f"cannot write {path}: {reason}; make room or set its permissions, or choose another with hydra.run.dir=..."
-    )
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its place only when it is whole and on the disk; a kill leaves the old one."""
-    temporary = _temporary(path)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        with contextlib.suppress(OSError):  # not every file system lets a directory be synced
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _refused(path, error) from None
-        raise
-
-
-def _append(file: int, data: bytes) -> None:
-    """Write all of it in one go, or nothing: half a line must not stay in front of the next."""
-    before = os.fstat(file).st_size
-    try:
-        written = os.write(file, data)
-        while written < len(data):
-            written += os.write(file, data[written:])
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.ftruncate(file, before)
-        raise
+def _digest(summary: Mapping[str, Any]) -> str:
+    return files.digest(json.dumps(summary, sort_keys=True).encode())
 
 
 def _line(cells: Sequence[Any]) -> str:
@@ -370,55 +415,12 @@ def _jsonable(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _plain(value: Any, where: str) -> Any:
-    """The value as `torch.load(weights_only=True)` takes it back. Raises TypeError naming what it would not."""
-    if isinstance(value, torch.Tensor):
-        value = value.detach()
-        # torch saves the whole storage behind a view.
-        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return {key: _plain(inner, f"{where}[{key!r}]") for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(inner, f"{where}[{index}]") for index, inner in enumerate(value))
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"a checkpoint cannot hold {where} of type {type(value).__name__}")
-
-
-def _load(path: Path, mapped: bool) -> dict[str, Any]:
-    try:
-        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-        if isinstance(payload, dict) and isinstance(payload.get("round"), int):
-            return payload
-    except Exception:  # torch raises a dozen kinds for a file that is not what it should be
-        pass
-    raise FedpflError(f"{path} cannot be read as a checkpoint; remove it to start over")
-
-
-def _whole_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Header, and each row with its round, up to the first line that is torn; a checkpoint never relies on more."""
-    try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            text = file.read()
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        raise FedpflError(f"cannot read {path}: {error.strerror}") from None
-    rows: list[tuple[int, list[str]]] = []
-    header: list[str] = []
-    try:
-        for cells in csv.reader(io.StringIO(text[: text.rfind("\n") + 1])):
-            if not header:
-                header = cells
-            elif len(cells) != len(header):
-                break
-            else:
-                rows.append((int(cells[header.index("round")]), cells))
-    except (ValueError, csv.Error):
-        pass
-    return header, rows
+def _first_rows(content: bytes, rounds: int) -> bytes | None:
+    """Header and first rows of a rounds.csv of which nothing else is known; None where they are not all there."""
+    lines = content.split(b"\n")[:-1][: rounds + 1]  # behind the last line break: nothing, or half a line
+    if [line.split(b",")[0] for line in lines] != [b"round", *(b"%d" % number for number in range(1, rounds + 1))]:
+        return None
+    return b"".join(line + b"\n" for line in lines)
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -245,7 +245,7 @@ class LogFile:
     def note(self, text: str) -> None:
         """Write a line."""
         if self._file is not None:
-            self._file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {' '.join(text.split())}\n")
+            self._file.write(_stamped(text))
 
     def picture(self, name: str, path: Path) -> None:
         """Write where it lies."""
@@ -259,6 +259,12 @@ class LogFile:
             self._file.write(summary.get("traceback", ""))
             self._file.close()
             self._file = None
+
+
+def add_to_log(path: Path, text: str) -> None:
+    """Write a line to the `run.log` of a run that has ended; what cannot be written was said on the terminal."""
+    with contextlib.suppress(OSError), (path / "run.log").open("a", encoding="utf-8") as file:
+        file.write(_stamped(text))
 
 
 def first_lines(run: RunInfo) -> tuple[str, ...]:
@@ -294,6 +300,11 @@ def duration(seconds: float) -> str:
     """`1:02:03`."""
     whole = max(0, round(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def _stamped(text: str) -> str:
+    """A line with local time."""
+    return f"{datetime.now().astimezone().isoformat(timespec='seconds')} {' '.join(text.split())}\n"
 
 
 def _torn(path: Path) -> bool:
