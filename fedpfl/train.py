@@ -217,9 +217,11 @@ def _info(
     where = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.store.device]
     memory = tree.nbytes(state.clients) + tree.nbytes(state.client_buffers)
     cohort = len(engine.cohorts(settings.seed, settings.clients, settings.participation, 1)[0])
+    idle = federation.idle(run.local.batch_size, run.method.together)
+    told = f"; {idle} never train, for lack of samples" if idle else ""
     lines = (
         f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
-        f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}",
+        f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}{told}",
         f"partition   {config.described(run.config['partition'])}",
         f"method      {config.described(run.config['method'])}",
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",

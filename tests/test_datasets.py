@@ -431,7 +431,9 @@ def test_archive_comes_before_the_original_files(tmp_path, idx_files):
     [
         ({"x": images(6, 1, 8, 8)}, "has no array 'y', only x; save it with np.savez(path, x=x, y=y)"),
         ({"y": labels(6)}, "has no array 'x', only y"),
-        ({"x": images(6, 1, 8, 8) / 255, "y": labels(6)}, "x must be uint8 (pixels 0..255), got float64"),
+        ({"x": images(6, 1, 8, 8) > 9, "y": labels(6)}, "x must be uint8 (pixels 0..255), got bool [6, 1, 8, 8]"),
+        ({"x": images(6, 1, 8, 8) * 1j, "y": labels(6)}, "x must be uint8 (pixels 0..255), got complex128"),
+        ({"x": np.uint8(5), "y": labels(6)}, "x must be one entry per sample, got uint8 []"),
         ({"x": images(6, 8), "y": labels(6)}, "x must be [samples, channels, height, width]"),
         ({"x": images(6, 0, 8, 8), "y": labels(6)}, "got shape [6, 0, 8, 8]"),
         ({"x": images(6, 1, 8, 8), "y": labels(6) / 1}, "y must be integers [samples], got float64 [6]"),
@@ -439,11 +441,15 @@ def test_archive_comes_before_the_original_files(tmp_path, idx_files):
         ({"x": images(6, 1, 8, 8), "y": labels(5)}, "x has 6 samples but y has 5"),
         ({"x": images(0, 1, 8, 8), "y": labels(0)}, "there are no samples"),
         ({"x": images(6, 1, 8, 8), "y": labels(6) - 1}, "labels must be 0..C-1, found -1"),
+        ({"x": images(6, 1, 8, 8), "y": labels(6).astype("m8[s]")}, "y must be integers [samples], got timedelta64[s]"),
+        ({"x": images(6, 1, 8, 8), "y": np.array([0, 1, 2**64 - 1] * 2, np.uint64)}, "labels must be below 65,536"),
+        ({"x": images(6, 1, 8, 8), "y": labels(6) * 10**9}, "labels must be below 65,536, found 2000000000"),
+        ({"x": images(6, 1, 8, 8), "y": np.int64(3)}, "y must be integers [samples], got int64 []"),
         ({"x": images(6, 1, 8, 8), "y": labels(6) + 1}, "no sample has label 0 and the largest is 3"),
         ({"x": images(6, 1, 8, 8), "y": labels(6) * 2}, "no sample has label 1 and the largest is 4"),
         (
             {"x": np.array([None] * 6), "y": labels(6)},
-            "cannot be read as an .npz archive of plain arrays (Object arrays",
+            "cannot be read as an .npz archive of plain arrays (Object arrays are not read, and x.npy is one)",
         ),
     ],
 )
@@ -471,6 +477,7 @@ def test_an_npy_is_not_an_archive(tmp_path):
     ("options", "message"),
     [
         ({"classes": 2}, "found label 2, but dataset.classes=2 allows 0..1"),
+        ({"classes": 10**9}, "dataset.classes must be at most 65,536, got 1000000000"),
         ({"classes": 0}, "dataset.classes must be null or an integer of at least 1, got 0"),
         ({"mean": [0.5], "std": [0.5, 0.5, 0.5]}, "dataset.mean has 1 entries, but the samples have 3 channels"),
         ({"mean": [0.5] * 3, "std": [0.5, 0.5]}, "dataset.std has 2 entries, but the samples have 3 channels"),

@@ -103,6 +103,7 @@ def test_har_features(tmp_path, activities):
         ("train/y_train.txt", "1\n2\n3\n4\n", "train is not as published: 4 windows, 5 are published"),
         ("train/y_train.txt", "1\n2\n3\n4\n7\n", "y_train.txt is not as published: labels are not from 1 to 6"),
         ("train/subject_train.txt", "1\n2\n", "subject_train.txt is not as published: 2 x 1 numbers, expected 5 x 1"),
+        ("train/subject_train.txt", "1\n1\n3.5\n3\n4\n", "subject_train.txt is not as published: persons are not"),
         ("train/subject_train.txt", None, "subject_train.txt is not as published: it is missing"),
         ("test/Inertial Signals/body_acc_x_test.txt", "1 2 3\n" * 3, "3 x 3 numbers, expected 3 x 128"),
         ("test/Inertial Signals/body_acc_x_test.txt", "1 2\n3\n4 5\n", "body_acc_x_test.txt is not as published: "),
@@ -294,9 +295,15 @@ def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch
     [
         ({"yes/aa_nohash_0.wav": None}, "speech_commands_v0.02 is not as published: 4 clips, 5 are published"),
         ({"yes/aa_nohash_0.wav": b"no sound"}, "aa_nohash_0.wav is not as published: file does not start with RIFF id"),
-        ({"yes/aa_nohash_0.wav": sound(tone(440), 8_000)}, "are (1, 2, 8000), 32000 bytes; expected (1, 2, 16000)"),
+        (
+            {"yes/aa_nohash_0.wav": sound(tone(440), 8_000)},
+            "are (1, 2, 8000), of 16000 samples; expected (1, 2, 16000)",
+        ),
         ({"yes/aa_nohash_0.wav": sound(tone(440), channels=2)}, "are (2, 2, 16000)"),
-        ({"yes/aa_nohash_0.wav": sound(tone(440))[:44]}, "are (1, 2, 16000), 0 bytes"),
+        ({"yes/aa_nohash_0.wav": sound(tone(440)[:0])}, "are (1, 2, 16000), of 0 samples"),
+        ({"yes/aa_nohash_0.wav": sound(tone(440))[:44]}, "is cut short: 0 bytes of 16000 samples"),
+        ({"yes/aa_nohash_0.wav": sound(tone(440))[:20_000]}, "is cut short: 19956 bytes of 16000 samples"),
+        ({"testing_list.txt": b"\xff\xfe"}, "testing_list.txt is not as published: 'utf-8' codec"),
         ({"testing_list.txt": None}, "testing_list.txt is not as published: it is missing"),
         ({"testing_list.txt": "yes/zz.wav"}, "testing_list.txt is not as published: it names yes/zz.wav, which is abs"),
     ],
@@ -547,6 +554,16 @@ def test_errors_of_digit5(tmp_path, digits, monkeypatch):
     (root / "syn_number.mat").write_bytes(good)
     monkeypatch.setitem(digit5.SIZES, "syn", (4, 2))
     assert "3 images of syn, 4 are published" in one_line(lambda: load("digit5", tmp_path))
+    labels = {"train_label": np.array([[4], [0], [5]]), "test_label": np.array([[6], [0]])}
+    for images, own, says in (
+        (np.full((3, 32, 32, 3), np.nan), labels, "images are [3, 32, 32, 3], or not all finite"),
+        (np.zeros((3, 32)), labels, "images are [3, 32], or not all finite"),
+        (np.zeros((3, 32, 32)), labels | {"train_label": np.array([[4], [0.5], [5]])}, "labels are [3, 1], or not dig"),
+        (np.zeros((3, 32, 32)), labels | {"train_label": np.zeros((3, 7))}, "labels are [3, 7], or not digits"),
+    ):
+        savemat(root / "syn_number.mat", {"train_data": images, "test_data": np.zeros((2, 32, 32)), **own})
+        assert f"syn_number.mat is not as published: {says}" in one_line(lambda: load("digit5", tmp_path))
+    (root / "syn_number.mat").write_bytes(good)
     savemat(root / "usps_28x28.mat", {"dataset": np.zeros(3)})
     assert "usps_28x28.mat is not as published: dataset is [1, 3]" in one_line(lambda: load("digit5", tmp_path))
     (root / "mnist_data.mat").unlink()

@@ -1,4 +1,4 @@
-"""Imports run one way: tree < data, models < importance < methods < engine < record < train; the report apart."""
+"""Imports run one way: memory < tree < data, models < importance < methods < engine < record < train; report apart."""
 
 import ast
 import subprocess
@@ -15,6 +15,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__in
 RANK = {
     "errors": 0,
     "identity": 0,
+    "memory": 0,
     "tree": 1,
     "data": 2,
     "models": 2,

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedpfl import models
+from fedpfl import memory, models
 from fedpfl.engine import begin, cohorts, make
 from fedpfl.engine.evaluate import pooled
 from fedpfl.errors import FedpflError
@@ -102,6 +102,61 @@ def test_the_smallest_images_that_fit():
 def test_unknown_names_are_refused():
     with pytest.raises(FedpflError, match=r"model\.name must be one of cnn4, .*, resnet18, .*, got 'resnet'"):
         models.build("resnet", (1, 28, 28), 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "mend"),
+    [
+        ("mlp", (784,), {"hidden": (10**9,)}, "lower model.hidden"),
+        ("mlp", (784,), {"hidden": (10**18,)}, "lower model.hidden"),
+        ("mlp", (784,), {"hidden": (10**30,)}, "lower model.hidden"),
+        ("mlp", (784,), {"hidden": (10**5, 10**5)}, "lower model.hidden"),
+        ("text", (64,), {"vocabulary": 10**10, "width": 32}, "lower model.vocabulary or model.width"),
+        ("text", (64,), {"vocabulary": 10**30, "width": 32}, "lower model.vocabulary or model.width"),
+        ("cnn4", (3, 10_000, 10_000), {}, "lower the size of the samples"),
+        ("resnet8", (10**12, 8, 8), {"norm": "group"}, "lower the size of the samples"),
+    ],
+)
+def test_sizes_that_no_memory_holds_are_refused_before_any_is_taken(name, shape, options, mend, monkeypatch):
+    monkeypatch.setattr(memory, "total", lambda: 16 * 2**30)
+    with pytest.raises(FedpflError, match=rf"^model={name}: its parameters.* would take .*; {mend}$"):
+        models.build(name, shape, 10, 0, **options)
+
+
+class Sum(nn.Module):
+    """A network of somebody's own, with one mistake or another."""
+
+    def __init__(self, shape, classes, mistake=""):
+        super().__init__()
+        self.mistake = mistake
+        self.fc = nn.Linear(shape[0], 5 if mistake == "classes" else classes)
+        if mistake == "meta":  # none: what needs values to be made cannot be made without
+            self.scale = float(self.fc.weight.abs().max())
+        if mistake == "name":
+            self.absent(shape)
+
+    def forward(self, x):
+        return {"shape": lambda: self.fc(x[:, 1:]), "batch": lambda: self.fc(x.sum(0))}.get(
+            self.mistake, lambda: self.fc(x)
+        )()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("classes", r"answers two samples by \[2, 5\], expected logits \[2, 3\]"),
+        ("batch", r"answers two samples by \[3\], expected logits \[2, 3\]"),
+        ("shape", "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        ("name", "AttributeError: 'Sum' object has no attribute 'absent'"),
+    ],
+)
+def test_mistakes_of_a_networks_author_are_one_line(mistake, says, monkeypatch):
+    monkeypatch.setitem(models.MODELS, "sum", Sum)
+    assert models.build("sum", (4,), 3, 0).params["fc.weight"].shape == (3, 4)
+    assert models.build("sum", (4,), 3, 0, mistake="meta").params["fc.weight"].shape == (3, 4)
+    with pytest.raises(FedpflError, match=f"^model=sum: {says}") as error:
+        models.build("sum", (4,), 3, 0, mistake=mistake)
+    assert "\n" not in str(error.value)
 
 
 # The functional face

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedpfl import models
+from fedpfl import memory, models
 from fedpfl.engine import Engine, Local, begin, make, play
 from fedpfl.errors import FedpflError
 from fedpfl.methods import FedAvg
@@ -247,15 +247,28 @@ def test_on_the_command_line(tmp_path):
     assert "mlp: 6,370 parameters" in result.err
 
 
+DIGITS = (
+    "images of shape [1, 28, 28] (data set digits); models that take these: cnn4, fedspu_cifar10, fedspu_emnist, "
+    "fedspu_speech, lenet5, mlp, resnet8, resnet10, resnet18"
+)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("model=mlp", "model.hidden=8"), "model.hidden must be a list of whole numbers, got 8"),
         (("model=mlp", "model.hidden=[0]"), "model=mlp: hidden must be widths of 1 or more, got [0]"),
-        (("model=text",), "model=text: takes token ids [length], got samples of shape [1, 28, 28]"),
-        (("model=har_cnn",), "model=har_cnn: takes signals [channels, length], got samples of shape [1, 28, 28]"),
+        (("model=text",), f"model=text: takes token ids [length], got {DIGITS}"),
+        (("model=har_cnn",), f"model=har_cnn: takes signals [channels, length], got {DIGITS}"),
+        (
+            ("model=mlp", "model.hidden=[1000000000]"),
+            "model=mlp: its parameters, held twice, would take 5,923.2 GiB, this machine has 16.0 GiB; "
+            "lower model.hidden",
+        ),
     ],
 )
-def test_what_does_not_fit(arguments, message, tmp_path):
+def test_what_does_not_fit(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "total", lambda: 16 * 2**30)
     result = call(*TINY, *arguments, cwd=tmp_path)
     assert (result.code, result.complaints) == (2, [f"fedpfl: {message}"])
+    assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,8 @@
 """Partitions: published counts on the real data, properties that hold for any arguments, files, and every error."""
 
+import copy
 import os
+import pickle
 import random
 from itertools import chain
 from pathlib import Path
@@ -15,7 +17,13 @@ from fedpfl.data import datasets, partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build
 from fedpfl.data.partition import SCHEMES, Partition
+from fedpfl.engine import Local
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.sgd import Lesson, steps
 from fedpfl.errors import FedpflError
+from fedpfl.methods import FedAvg
+from tests.command import TINY, call
+from tests.conftest import federate
 
 DATA = Path(os.environ.get("FEDPFL_TEST_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
 Y = np.random.default_rng(0).integers(0, 10, 2_000)  # ten classes, unequal sizes
@@ -281,6 +289,27 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     assert same(partition.load(path), parts)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train_offsets": [1, 7, 14, 31]},
+        {"train_offsets": [0, 14, 7, 31]},
+        {"train_offsets": [0, 7, 14, 32]},
+        {"train_offsets": []},
+        {"train_offsets": [0.0, 7.0, 14.0, 31.0]},
+        {"train_indices": np.zeros((31, 2), np.int64)},
+        {"test_offsets": [0, 9]},
+        {"attempts": [1, 2]},
+    ],
+)
+def test_a_partition_file_that_does_not_add_up(tmp_path, change):
+    partition.save(partition.iid(np.arange(40) % 4, 3, 0), tmp_path / "whole.npz")
+    with np.load(tmp_path / "whole.npz") as arrays:
+        np.savez(tmp_path / "partition.npz", **(dict(arrays) | change))
+    with pytest.raises(FedpflError, match=r"partition\.npz cannot be read .*; delete it"):
+        partition.load(tmp_path / "partition.npz")
+
+
 @pytest.mark.parametrize("content", [b"", b"nonsense", None])
 def test_unreadable_partition_file(tmp_path, content):
     path = tmp_path / "partition.npz"
@@ -372,6 +401,35 @@ def test_federation():
     assert counts.sum(0).tolist() == [4, 4, 4, 0]
     for client, index in enumerate(owned(parts)):
         assert counts[client].tolist() == np.bincount(images.y.numpy()[index], minlength=4).tolist()
+
+
+@pytest.mark.parametrize(
+    ("batch", "together", "idle"),
+    [(2, 1, 2), (32, 1, 2), (2, 2, 4), (4, 2, 5), (3, 2, 4), (4, 3, 6), (5, 3, 6), (2, 100, 7)],
+)
+def test_clients_that_never_train(batch, together, idle):
+    """Those for which not one step's minibatches of two samples or more can be made, as in training."""
+    federation = federate((0, 1, 2, 3, 5, 9, 14), (0,) * 7)
+    assert federation.idle(batch, together) == idle
+    method = FedAvg()
+    lesson = Lesson(method.loss, [], Local(1, batch, 0.1), Draws(0, "train", 1), together=together)
+    counts = [len(list(steps(lesson, lesson.draws, client, "", range(1), federation))) for client in range(7)]
+    assert counts.count(0) == idle
+
+
+def test_clients_that_never_train_are_told(tmp_path):
+    options = ("partition.samples_per_client=2", "partition.test_fraction=0.5", "model=mlp", "rounds=1")
+    result = call(*TINY, *options, cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "samples min/median/max 2/2/2; 4 never train, for lack of samples" in result.err
+
+
+def test_the_shape_knows_of_what_it_is():
+    images = small_images()
+    shape = build(images, partition.iid(images.y, 3, 0)).shape
+    for copied in (shape, copy.deepcopy(shape), pickle.loads(pickle.dumps(shape))):
+        assert copied == (3, 2, 2)
+        assert (copied.kind, copied.data_set) == ("images", "small")
 
 
 def test_normalize_any_batch_shape_and_leave_the_images_alone():

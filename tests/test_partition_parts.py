@@ -1,6 +1,8 @@
 """Schemes that know groups and the original test part, and the validation split."""
 
 import inspect
+import time
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedpfl import memory
 from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build
@@ -148,6 +151,7 @@ def test_shuffled_shards_without_an_original_test_part():
         ({"clients": 1_000}, "into 200 shards; lower clients or partition.classes_per_client"),
         ({"classes_per_client": 0}, "partition.classes_per_client must be an integer of at least 1, got 0"),
         ({"test_samples_per_client": -1}, "partition.test_samples_per_client must be an integer of at least 1, got -1"),
+        ({"samples_per_client": 0}, "partition.samples_per_client must be an integer of at least 1, got 0"),
         ({"samples_per_client": 900}, "partition.samples_per_client=900 is more than the "),
         ({"test_samples_per_client": 900}, "partition.test_samples_per_client=900 is more than the "),
     ],
@@ -207,6 +211,11 @@ def test_the_last_class_takes_the_rest(proportions, total, counts):
         ({"alpha": 0}, "partition.alpha must be a positive number, got 0"),
         ({"train_samples": 0}, "partition.train_samples must be an integer of at least 1, got 0"),
         ({"test_samples": -1}, "partition.test_samples must be an integer of at least 0, got -1"),
+        ({"train_samples": 10**30}, f"partition.train_samples={10**30} is more than the 2000 samples of the data set"),
+        (
+            {"test_samples": 2_001},
+            "partition.test_samples=2001 is more than the 2000 samples of the data set; lower it",
+        ),
         ({"alpha": 1e-3}, "a client is to have 500 samples of a class that has "),
         ({"alpha": 1e-3, "train_samples": 10}, "lower partition.test_samples, or raise partition.alpha"),
     ],
@@ -214,6 +223,47 @@ def test_the_last_class_takes_the_rest(proportions, total, counts):
 def test_errors_of_fixed_dirichlet(options, message):
     usual = {"y": Y, "clients": 10, "seed": 0, "alpha": 0.1, "test_from": TEST_FROM}
     assert message in one_line(lambda: partition.fixed_dirichlet(**(usual | options)))
+
+
+def test_fixed_dirichlet_of_more_indices_than_fit_into_memory(monkeypatch):
+    monkeypatch.setattr(memory, "total", lambda: 2**20)
+    message = one_line(lambda: partition.fixed_dirichlet(Y, 2_000, 0, alpha=1.0, train_samples=100, test_samples=20))
+    assert message.startswith("partition=fixed_dirichlet: the indices of all clients' samples would take ")
+
+
+# Anything that can be typed
+
+USUAL: dict[str, dict] = {
+    "dirichlet": {"alpha": 0.1},
+    "published": {"alpha": 1.0, "max_attempts": 20},
+    "iid": {},
+    "shards": {"classes_per_client": 2},
+    "groups": {"groups": GROUPS},
+    "shuffled_shards": {"classes_per_client": 2, "test_from": TEST_FROM},
+    "fixed_dirichlet": {"alpha": 0.1, "test_from": TEST_FROM, "train_samples": 50, "test_samples": 10},
+}
+EXTREMES = (
+    *(0, -1, 1, 2, 10**6, 10**9, 2**63, 10**30, True, None, "a", [1]),
+    *(5e-324, 1e-300, 0.9999999999999999, 1e6, 1e300, float("nan"), float("inf"), -float("inf")),
+)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_any_value_of_any_option_is_dealt_or_refused_at_once(name):
+    scheme = SCHEMES[name]
+    for key in ({*inspect.signature(scheme).parameters} - {*GIVEN}) | {"clients"}:
+        for value in EXTREMES:
+            now = time.process_time()
+            tracemalloc.start()
+            try:
+                parts = scheme(**({"y": Y, "clients": 10, "seed": 0} | USUAL[name] | {key: value}))
+                assert all(len(index) for index in parts.train)
+            except FedpflError as error:
+                assert key.split("_")[0] in str(error) or "clients" in str(error)  # noqa: PT017
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert time.process_time() - now < 2, (key, value)
+            assert peak < 2**24, (key, value)
 
 
 # Dealing a data set

@@ -49,6 +49,21 @@ def test_token_ids_are_never_scaled(tmp_path, kind):
     assert federation.normalize(federation.x) is federation.x
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.float16, ">f4", ">f8"])
+def test_floats_of_any_kind_become_float32(tmp_path, kind):
+    x = FEATURES.astype(kind)
+    got = own(tmp_path, x=x)
+    assert got.x.dtype == torch.float32
+    assert np.array_equal(got.x, x.astype(np.float32))
+
+
+def test_float_images_with_channels_last(tmp_path):
+    x = RNG.random((120, 6, 6, 3))
+    assert np.array_equal(own(tmp_path, x=x).x, x.transpose(0, 3, 1, 2).astype(np.float32))
+    first = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    assert own(tmp_path, x=first).x.shape == (120, 3, 6, 6)
+
+
 @pytest.mark.parametrize("x", [SIGNALS, FEATURES])
 def test_signals_are_scaled_by_the_moments_of_all_samples(tmp_path, x):
     got = own(tmp_path, x=x)
@@ -103,17 +118,16 @@ def test_groups_and_the_test_part_of_an_archive(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        (
-            {"x": FEATURES.astype(np.float64)},
-            "x must be uint8 (pixels 0..255), got float64 [120, 11]; scale",
-        ),
+        ({"x": np.where(FEATURES > 2, 1e300, FEATURES)}, "x holds values that are not finite (or not as float32)"),
+        ({"x": np.where(FEATURES > 2, np.inf, FEATURES)}, "x holds values that are not finite"),
         ({"x": FEATURES[:, 0]}, "signals must be [samples, channels or features, ...], got [120]"),
         ({"x": np.where(FEATURES > 2, np.nan, FEATURES).astype(np.float32)}, "x holds values that are not finite"),
         ({"x": TOKENS - 1}, "token ids must be from 0 to 2147483647, found -1 to 28"),
         ({"x": TOKENS[:, :, None]}, "got int32 [120, 7, 1]"),
-        ({"x": FEATURES, "groups": np.arange(119)}, "groups must be integers [samples], got int64 [119]"),
+        ({"x": FEATURES, "groups": np.arange(119)}, "groups must be a number or a name per sample, [120], got [119]"),
         ({"x": FEATURES, "test_from": 120}, "test_from must be from 1 to 119, got 120"),
-        ({"x": FEATURES, "test_from": np.arange(3)}, "cannot be read as an .npz archive of plain arrays"),
+        ({"x": FEATURES, "test_from": np.arange(3)}, "test_from must be one whole number, got int64 [3]"),
+        ({"x": FEATURES, "test_from": 90.5}, "test_from must be one whole number, got float64 []"),
     ],
 )
 def test_errors_in_arrays(tmp_path, arrays, message):
@@ -222,4 +236,20 @@ def test_the_registered_models_take_them(tmp_path, model, x):
 def test_a_model_of_another_kind_is_refused_in_one_line(tmp_path):
     federation = build(samples := own(tmp_path, x=TOKENS), partition.iid(samples.y, 3, 0))
     message = one_line(lambda: models.build("cnn4", federation.shape, federation.classes, 0))
-    assert "model=cnn4: takes images [channels, height, width], got samples of shape [7]" in message
+    says = "model=cnn4: takes images [channels, height, width], got token ids of shape [7] (data set npz)"
+    assert message == f"{says}; models that take these: text"
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "says"),
+    [
+        ("mlp", TOKENS, "takes images, signals or features, got token ids of shape [7] (data set npz)"),
+        ("text", FEATURES, "takes token ids [length], got signals of shape [11] (data set npz)"),
+        ("text", SIGNALS, "takes token ids [length], got signals of shape [3, 16] (data set npz)"),
+        ("har_cnn", FEATURES, "takes signals [channels, length], got signals of shape [11] (data set npz)"),
+    ],
+)
+def test_what_has_the_right_axes_and_is_something_else_is_refused_too(tmp_path, model, x, says):
+    federation = build(samples := own(tmp_path, x=x), partition.iid(samples.y, 3, 0))
+    message = one_line(lambda: models.build(model, federation.shape, federation.classes, 0))
+    assert message == f"model={model}: {says}; models that take these: {'text' if x is TOKENS else 'mlp'}"

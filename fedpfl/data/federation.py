@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -17,6 +17,20 @@ from fedpfl.data.partition import Partition
 from fedpfl.errors import FedpflError
 
 VALIDATION = 1  # tells the stream of random numbers for validation splits from the partition's
+
+
+class Shape(tuple[int, ...]):
+    """The shape of one sample, which knows what it is the shape of: networks differ in what they take."""
+
+    kind: str
+    """images, signals or token ids"""
+    data_set: str
+
+    def __new__(cls, axes: Iterable[int], kind: str = "samples", data_set: str = "") -> Shape:
+        """Of the axes of one sample."""
+        shape = super().__new__(cls, axes)
+        shape.kind, shape.data_set = kind, data_set
+        return shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +68,10 @@ class Federation:
         return len(self.train)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """Of one sample; of an image: channels, height, width."""
-        return tuple(self.x.shape[1:])
+        kind = {torch.uint8: "images", torch.int32: "token ids"}.get(self.x.dtype, "signals")
+        return Shape(self.x.shape[1:], kind, self.name)
 
     @cached_property
     def train_sizes(self) -> Tensor:
@@ -67,6 +82,14 @@ class Federation:
     def test_sizes(self) -> Tensor:
         """Test samples per client, int64 `[clients]`, on the CPU."""
         return torch.tensor([len(index) for index in self.test], dtype=torch.int64)
+
+    def idle(self, batch_size: int, together: int = 1) -> int:
+        """Count the clients that never train: they have too few training samples for a step of `together` minibatches.
+
+        A minibatch of a lone sample is skipped.
+        """
+        full, rest = self.train_sizes // batch_size, self.train_sizes % batch_size
+        return int((full + (rest > 1) < together).sum())
 
     def label_counts(self) -> Tensor:
         """Samples per client and class, of all splits together: int64 `[clients, classes]`, on the CPU."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ def read(path: Path) -> dict[str, Tensor]:
                 f"model.weights: SHA-256 of {path} begins with {found[: len(expected[1])]}; fetch it again"
             )
     try:
+        if zipfile.is_zipfile(path):  # not so torch's older format, which has no checksums
+            with zipfile.ZipFile(path) as archive:
+                if (member := archive.testzip()) is not None:  # torch does not compare them
+                    raise ValueError(f"its part {member} is damaged")
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's unpickler raises whatever it stumbles over
         reason = (str(error) or type(error).__name__).splitlines()[0]

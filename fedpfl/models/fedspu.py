@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpfl.models.norm import BatchNorm2d
-from fedpfl.models.shapes import image
+from fedpfl.models.shapes import Unfit, image
 
 
 class FedSPU(nn.Module):
@@ -29,7 +29,7 @@ class FedSPU(nn.Module):
         for _ in widths:
             sides = [((side + 2 * padding - size) // stride + 1) // 2 for side in sides]
         if min(sides) < 1:
-            raise ValueError(f"nothing is left of images of {shape[1]}x{shape[2]} pixels after two poolings")
+            raise Unfit(f"nothing is left of images of {shape[1]}x{shape[2]} pixels after two poolings")
         self.conv1 = nn.Conv2d(channels, widths[0], *kernel)
         self.norm1 = BatchNorm2d(widths[0])
         self.conv2 = nn.Conv2d(widths[0], widths[1], *kernel)

@@ -1,9 +1,9 @@
 """Fully connected networks."""
 
-import math
-
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fedpfl.models.shapes import numbers
 
 
 class MLP(nn.Module):
@@ -13,7 +13,7 @@ class MLP(nn.Module):
         super().__init__()
         if any(width < 1 for width in hidden):
             raise ValueError(f"hidden must be widths of 1 or more, got {list(hidden)}")
-        inputs = [math.prod(shape), *hidden]
+        inputs = [numbers(shape), *hidden]
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(inputs, hidden, strict=False))
         self.classifier = nn.Linear(inputs[-1], classes)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from fedpfl import memory
 from fedpfl.errors import FedpflError
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
@@ -16,6 +20,7 @@ from fedpfl.models.lenet5 import LeNet5
 from fedpfl.models.mlp import mlp
 from fedpfl.models.net import Net
 from fedpfl.models.resnet import resnet8, resnet10, resnet18
+from fedpfl.models.shapes import Unfit, kind
 from fedpfl.models.split import parts
 from fedpfl.models.text import text
 from fedpfl.models.weights import start_from
@@ -48,16 +53,71 @@ def build(
 
     weights: initial values by name instead; the classifier is still drawn, if theirs is for other classes.
     The global generator is seeded inside a fork, as the published runs seeded it, and left untouched.
-    Raises FedpflError for an unknown name, a shape that the network cannot take, or weights of another one.
+    Raises FedpflError for an unknown name, samples that the network cannot take, weights of another one, or sizes that
+    no memory holds.
     """
     if name not in MODELS:
         raise FedpflError(f"model.name must be one of {', '.join(sorted(MODELS))}, got {name!r}")
+    make = partial(MODELS[name], shape, classes, **options)
     try:
         with torch.random.fork_rng(devices=[]):
+            _check_size(make)
             torch.manual_seed(seed)
-            module = MODELS[name](shape, classes, **options)
+            module = make()
         if weights is not None:
             start_from(module, weights, parts(module, seed).head)
-    except ValueError as error:
-        raise FedpflError(f"model={name}: {error}") from None
-    return Net(module, seed)
+        _try(module, shape, classes)
+        return Net(module, seed)
+    except Unfit as error:
+        others = ", ".join(_fitting(shape, classes)) or "none"
+        raise FedpflError(f"model={name}: {error}; models that take these: {others}") from None
+    except MemoryError as error:
+        keys = " or ".join(f"model.{key}" for key, value in options.items() if not isinstance(value, str))
+        raise FedpflError(f"model={name}: {error}; lower {keys or 'the size of the samples'}") from None
+    except Exception as error:  # ValueError, or a mistake in the network
+        text = " ".join(str(error).split())[:300]
+        prefix = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise FedpflError(f"model={name}: {prefix}{text}") from error
+
+
+class _Hollow(TorchFunctionMode):
+    """On "meta", where tensors have no values: does not fill them, which would load much of torch first."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func == Tensor.normal_ else func(*args, **(kwargs or {}))
+
+
+def _check_size(make: Callable[[], nn.Module]) -> None:
+    """Raise MemoryError for more parameters than this machine can hold, before any is made."""
+    try:
+        with torch.device("meta"), _Hollow():
+            module = make()
+    except ValueError:
+        raise
+    except Exception as error:
+        if "overflow" in str(error).lower():  # of the sizes themselves
+            raise MemoryError("its parameters would take more than any memory") from None
+        return  # a network that cannot be made without values
+    size = sum(value.nbytes for value in (*module.parameters(), *module.buffers()))
+    memory.check(2 * size, "its parameters, held twice,")
+
+
+def _try(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+    """Raise what a network raises that does not answer two samples with their logits, ValueError for other answers."""
+    x = torch.zeros(2, *shape, dtype=torch.int32 if kind(shape) == "token ids" else torch.float32)
+    module.eval()
+    with torch.no_grad():
+        found = module(x).shape
+    module.train()
+    if found != (2, classes):
+        raise ValueError(f"answers two samples by {list(found)}, expected logits [2, {classes}]")
+
+
+def _fitting(shape: tuple[int, ...], classes: int) -> list[str]:
+    """The models that take such samples."""
+    found = []
+    for name, network in MODELS.items():
+        with suppress(Exception), torch.device("meta"), _Hollow():
+            network(shape, classes)
+            found.append(name)
+    return found

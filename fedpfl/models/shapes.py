@@ -1,13 +1,22 @@
-"""What shapes of samples networks take. Each function raises ValueError for others, with what was expected."""
+"""What shapes of samples networks take. Each function raises Unfit for others, with what was expected.
+
+The shape of a federation's samples also says whether they are images, signals or token ids, and of which data set.
+"""
 
 from __future__ import annotations
+
+import math
+
+
+class Unfit(ValueError):
+    """Samples that a network does not take."""
 
 
 def image(shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
     """Channels, height, width of images of at least `least` pixels each way."""
     channels, height, width = _of(shape, "images [channels, height, width]", 3)
     if min(height, width) < least:
-        raise ValueError(f"images must be at least {least}x{least} pixels, got {height}x{width}")
+        raise Unfit(f"images must be at least {least}x{least} pixels, got {height}x{width}")
     return channels, height, width
 
 
@@ -15,17 +24,37 @@ def signal(shape: tuple[int, ...], least: int = 1) -> tuple[int, int]:
     """Channels and length of signals of at least `least` points."""
     channels, length = _of(shape, "signals [channels, length]", 2)
     if length < least:
-        raise ValueError(f"signals must be at least {least} points long, got {length}")
+        raise Unfit(f"signals must be at least {least} points long, got {length}")
     return channels, length
 
 
 def tokens(shape: tuple[int, ...]) -> int:
     """Length of texts, as token ids."""
+    if kind(shape) not in ("token ids", "samples"):
+        raise _other("token ids [length]", shape)
     (length,) = _of(shape, "token ids [length]", 1)
     return length
 
 
+def numbers(shape: tuple[int, ...]) -> int:
+    """How many numbers samples of any shape consist of; token ids are none."""
+    if kind(shape) == "token ids":
+        raise _other("images, signals or features", shape)
+    return math.prod(shape)
+
+
+def kind(shape: tuple[int, ...]) -> str:
+    """What it is the shape of; "samples" if it does not say."""
+    return getattr(shape, "kind", "samples")
+
+
 def _of(shape: tuple[int, ...], expected: str, axes: int) -> tuple[int, ...]:
     if len(shape) != axes:
-        raise ValueError(f"takes {expected}, got samples of shape {list(shape)}")
+        raise _other(expected, shape)
     return shape
+
+
+def _other(expected: str, shape: tuple[int, ...]) -> Unfit:
+    name = getattr(shape, "data_set", "")
+    origin = f" (data set {name})" if name else ""
+    return Unfit(f"takes {expected}, got {kind(shape)} of shape {list(shape)}{origin}")

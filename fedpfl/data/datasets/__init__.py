@@ -8,14 +8,17 @@ is slow to read; so `data_dir` may be read-only where the files are present.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpfl.data.datasets import archive, cifar10c, digit5, folders, har, idx, news, pixels, speech
 from fedpfl.data.datasets.samples import Raw, Samples, checked
-from fedpfl.data.datasets.source import Source
+from fedpfl.data.datasets.source import Source, line
 from fedpfl.errors import FedpflError
+
+log = logging.getLogger(__name__)
 
 __all__ = ["NAMES", "SETS", "Raw", "Samples", "load"]
 
@@ -75,13 +78,29 @@ def load(
     signals left as they are. `classes` None: the largest label plus one. `options`: the data set's own, which an
     archive has no use for.
 
-    Raises: FedpflError if the name is unknown, files are absent and cannot be downloaded, or a file is corrupt or not
-    of its format.
+    Raises: FedpflError if the name is unknown, files are absent and cannot be downloaded, a file is corrupt or not of
+    its format, or the reader fails in any other way.
     """
     if name not in SETS:
         raise FedpflError(f"dataset.name must be one of {', '.join(NAMES)}, got {name!r}")
+    try:
+        raw, where = _raw(name, Path(data_dir).expanduser(), path, download, options)
+        return checked(name, raw, f"{name} in {where}", mean, std, classes, normalize)
+    except FedpflError:
+        raise
+    except Exception as error:  # what no reader foresaw, or its author's mistake
+        log.debug("reading %s", name, exc_info=True)
+        reader = getattr(SETS[name].read, "__qualname__", SETS[name].read)
+        raise FedpflError(
+            f"data set {name} in {data_dir} cannot be read: {line(error)}; put good copies of its files there, "
+            f"or mend its reader {reader} (hydra.verbose=true tells where it failed)"
+        ) from error
+
+
+def _raw(name: str, folder: Path, path: Path | None, download: bool, options: dict[str, Any]) -> tuple[Raw, Path]:
+    """What is read, and from which file or folder."""
     read, place = SETS[name]
-    source = Source(name, Path(data_dir).expanduser(), download, place)
+    source = Source(name, folder, download, place)
     own = source.folder / f"{name}.npz"
     if path is not None:
         where = Path(path).expanduser()
@@ -96,7 +115,7 @@ def load(
         raw = read(source, **options)
     if where != source.folder:
         _without(options, read, where)
-    return checked(name, raw, f"{name} in {where}", mean, std, classes, normalize)
+    return raw, where
 
 
 def _without(options: dict[str, Any], read: Callable[..., Raw], where: Path) -> None:

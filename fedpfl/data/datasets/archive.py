@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fedpfl.data import npz
 from fedpfl.data.datasets.samples import Raw, merged, numbered
-from fedpfl.data.datasets.source import Source, check_md5, file, line
+from fedpfl.data.datasets.source import Source, check_md5, file, reading, shown
 from fedpfl.errors import FedpflError
 
 
@@ -40,33 +39,42 @@ def archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
 
     `medmnist_md5` holds for a file in MedMNIST's form; one with `x` and `y` is the user's own.
     """
-    try:
-        with path.open("rb") as raw:
-            arrays = np.load(raw, allow_pickle=False)
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise ValueError("it is a single array")
-            keys = arrays.files
-            if "train_images" in keys and "x" not in keys:
-                if medmnist_md5:
-                    check_md5(path, medmnist_md5)
-                parts = ("train", "val", "test")
-                return merged(*((arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in parts))
-            for key in ("x", "y"):
-                if key not in keys:
-                    raise FedpflError(
-                        f"{path} has no array {key!r}, only {', '.join(keys) or 'no named arrays'}; save it with "
-                        "np.savez(path, x=x, y=y), x uint8 [samples, channels, height, width], y integers [samples]"
-                    )
-            groups, names = numbered(arrays["groups"]) if "groups" in keys else (None, ())
-            test_from = int(arrays["test_from"]) if "test_from" in keys else None
-            return Raw(arrays["x"], arrays["y"], groups, names, test_from)
-    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+
+    def fault(_: Path | str, reason: str) -> FedpflError:
         if medmnist_md5:
             check_md5(path, medmnist_md5)
-        raise FedpflError(
-            f"{path} cannot be read as an .npz archive of plain arrays ({line(error)}); save it with "
+        return FedpflError(
+            f"{path} cannot be read as an .npz archive of plain arrays ({reason}); save it with "
             "np.savez(path, x=x, y=y)"
-        ) from None
+        )
+
+    with reading(path, fault), npz.opened(path) as arrays:
+        if "train_images" in arrays and "x" not in arrays:
+            if medmnist_md5:
+                check_md5(path, medmnist_md5)
+            parts = ("train", "val", "test")
+            return merged(*((arrays[f"{part}_images"](), arrays[f"{part}_labels"]()) for part in parts))
+        for key in ("x", "y"):
+            if key not in arrays:
+                raise FedpflError(
+                    f"{path} has no array {key!r}, only {shown(', '.join(arrays)) or 'no named arrays'}; save it with "
+                    "np.savez(path, x=x, y=y), x uint8 [samples, channels, height, width], y integers [samples]"
+                )
+        x, y = arrays["x"](), arrays["y"]()
+        groups, names = _groups(arrays["groups"](), y.shape[:1]) if "groups" in arrays else (None, ())
+        return Raw(x, y, groups, names, _whole(arrays["test_from"]()) if "test_from" in arrays else None)
+
+
+def _groups(values: np.ndarray, samples: tuple[int, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+    if values.shape != samples:
+        raise ValueError(f"groups must be a number or a name per sample, {list(samples)}, got {list(values.shape)}")
+    return numbered(values)
+
+
+def _whole(value: np.ndarray) -> int:
+    if value.size != 1 or value.dtype.kind not in "iu":
+        raise ValueError(f"test_from must be one whole number, got {value.dtype} {list(value.shape)}")
+    return int(value.item())
 
 
 def medmnist(source: Source) -> Raw:

@@ -13,7 +13,7 @@ from fedpfl.data.datasets import corruptions as recipes
 from fedpfl.data.datasets.archive import archive
 from fedpfl.data.datasets.pixels import cifar
 from fedpfl.data.datasets.samples import Raw
-from fedpfl.data.datasets.source import Source, check_md5, corrupt, kept, line, unpacked, wrong
+from fedpfl.data.datasets.source import Source, check_md5, corrupt, kept, reading, unpacked, wrong
 from fedpfl.errors import FedpflError
 
 # Addresses and sums of Zenodo record 2535967; those of the single files as in torch-uncertainty
@@ -98,10 +98,8 @@ def _array(path: Path, md5: str, shape: tuple[int, ...]) -> np.ndarray:
     if not path.is_file():
         raise corrupt(path.parent, f"{path.name} is missing")
     check_md5(path, (md5,))
-    try:
+    with reading(path):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
-        raise corrupt(path, line(error)) from None
     if array.shape != shape or array.dtype != np.uint8:
         raise corrupt(path, f"it holds {array.dtype} {list(array.shape)}, expected uint8 {list(shape)}")
     return array

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from fedpfl.data.datasets.samples import Raw
-from fedpfl.data.datasets.source import Source, counted, folder, kept, line, wrong
+from fedpfl.data.datasets.source import Source, counted, folder, kept, reading, wrong
 from fedpfl.errors import FedpflError
 
 PLACE = (
@@ -24,7 +25,18 @@ SIZES = {
     "syn": (25_000, 9_000),
     "usps": (7_438, 1_860),
 }  # training and test images
+PROBE = """
+import contextlib, resource, sys
+from scipy.io import loadmat
+with contextlib.suppress(ValueError, OSError):  # where there is a lower limit already
+    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30,) * 2)  # bytes, more than any of the files takes
+for path in sys.argv[1:]:
+    print(path, flush=True)
+    loadmat(path)
+"""
 FILES = ("mnist_data", "mnistm_with_label", "svhn_train_32x32", "svhn_test_32x32", "syn_number", "usps_28x28")
+
+Part = tuple[np.ndarray, np.ndarray]  # images and labels
 
 
 def digit5(source: Source, size: int = 32) -> Raw:
@@ -39,11 +51,13 @@ def digit5(source: Source, size: int = 32) -> Raw:
 
     def make() -> Raw:
         x, y, groups = [], [], []
+        _probe(paths)
         domains = _domains(root)
         for part in (0, 1):
             for number, (name, parts) in enumerate(domains.items()):
                 images, labels = parts[part]
                 counted(root, f"images of {name}", len(images), SIZES[name][part])
+                counted(root, f"labels of {name}", len(labels), SIZES[name][part])
                 x.append(_resized(images, size))
                 y.append(labels.astype(np.int64) % 10)  # SVHN's 0 is stored as 10
                 groups.append(np.full(len(x[-1]), number))
@@ -53,41 +67,67 @@ def digit5(source: Source, size: int = 32) -> Raw:
     return kept(source, {"size": size}, paths, make)
 
 
-def _domains(root: Path) -> dict[str, list[tuple[np.ndarray, np.ndarray]]]:
-    """Images, in the files' own shapes, and labels, of the training and the test part of each domain."""
-    mnist = _mat(root / "mnist_data.mat", "train_32", "test_32", "label_train", "label_test")
-    mnist_m = _mat(root / "mnistm_with_label.mat", "train", "test", "label_train", "label_test")
-    svhn = [_mat(root / f"svhn_{part}_32x32.mat", "X", "y") for part in ("train", "test")]
-    syn = _mat(root / "syn_number.mat", "train_data", "test_data", "train_label", "test_label")
-    (usps,) = _mat(root / "usps_28x28.mat", "dataset")
-    if usps.shape != (2, 2):
-        raise wrong(root / "usps_28x28.mat", f"dataset is {list(usps.shape)}, expected [2, 2]")
+def _probe(paths: Sequence[Path]) -> None:
+    """Read the files in a process of its own, with little memory: some damage crashes SciPy, and with it the process.
+
+    Raises FedpflError that names the first file that cannot be read.
+    """
+    tried = subprocess.run([sys.executable, "-c", PROBE, *map(str, paths)], capture_output=True, text=True)
+    if tried.returncode:
+        path = [str(paths[0]), *tried.stdout.splitlines()][-1]
+        reason = tried.stderr.splitlines()[-1] if tried.returncode > 0 and tried.stderr else "reading it crashes SciPy"
+        raise wrong(path, f"it cannot be read as a .mat file ({reason})")
+
+
+def _domains(root: Path) -> dict[str, list[Part]]:
+    """The training and the test part of each domain."""
+
+    def parts(name: str, *keys: str, paired: Callable[..., Iterable[Part]]) -> list[Part]:
+        return _read(root / f"{name}.mat", keys, paired)
+
+    def in_order(train: np.ndarray, test: np.ndarray, *labels: np.ndarray) -> Iterable[Part]:
+        return zip((train, test), labels, strict=True)
+
+    def places_last(images: np.ndarray, labels: np.ndarray) -> Iterable[Part]:
+        return [(images.transpose(3, 0, 1, 2), labels)]
+
+    def table(cells: np.ndarray) -> Iterable[Part]:
+        if cells.shape != (2, 2):
+            raise ValueError(f"dataset is {list(cells.shape)}, expected [2, 2]")
+        return cells
+
     return {
-        "mnist": [(_pixels(mnist[part]), _class(mnist[part + 2])) for part in (0, 1)],
-        "mnist_m": [(_pixels(mnist_m[part]), _class(mnist_m[part + 2])) for part in (0, 1)],
-        "svhn": [(_pixels(images.transpose(3, 0, 1, 2)), _class(labels)) for images, labels in svhn],
-        "syn": [(_pixels(syn[part]), _class(syn[part + 2])) for part in (0, 1)],
-        "usps": [(_pixels(images), _class(labels)) for images, labels in usps],
+        "mnist": parts("mnist_data", "train_32", "test_32", "label_train", "label_test", paired=in_order),
+        "mnist_m": parts("mnistm_with_label", "train", "test", "label_train", "label_test", paired=in_order),
+        "svhn": [
+            *parts("svhn_train_32x32", "X", "y", paired=places_last),
+            *parts("svhn_test_32x32", "X", "y", paired=places_last),
+        ],
+        "syn": parts("syn_number", "train_data", "test_data", "train_label", "test_label", paired=in_order),
+        "usps": parts("usps_28x28", "dataset", paired=table),
     }
 
 
-def _mat(path: Path, *keys: str) -> list[Any]:
+def _read(path: Path, keys: Sequence[str], paired: Callable[..., Iterable[Part]]) -> list[Part]:
+    """Images `[images, 3, side, side]` and labels of the parts that `paired` makes of the arrays `keys` of a file."""
     from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
 
-    try:
+    with reading(path, wrong):
         found = loadmat(path)
-    except (OSError, EOFError, MatReadError, NotImplementedError, TypeError, ValueError, zlib.error) as error:
-        raise wrong(path, f"it cannot be read as a .mat file ({line(error)})") from None
-    for key in keys:
-        if key not in found:
-            own = ", ".join(name for name in found if not name.startswith("__"))
-            raise wrong(path, f"it has no array {key}, only {own or 'nothing'}")
-    return [found[key] for key in keys]
+        for key in keys:
+            if key not in found:
+                own = ", ".join(name for name in found if not name.startswith("__"))
+                raise ValueError(f"it has no array {key}, only {own or 'nothing'}")
+        return [(_pixels(images), _class(labels)) for images, labels in paired(*(found[key] for key in keys))]
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:
-    """uint8 `[images, 3, side, side]` of arrays without channels, with one or with three, first or last."""
+    """uint8 `[images, 3, side, side]` of arrays without channels, with one or with three, first or last.
+
+    Raises ValueError for other arrays.
+    """
+    if images.ndim not in (3, 4) or not np.isfinite(images).all():
+        raise ValueError(f"images are {list(images.shape)}, or not all finite")
     if images.ndim == 3:
         images = images[:, None]
     elif images.shape[-1] in (1, 3):
@@ -99,7 +139,9 @@ def _pixels(images: np.ndarray) -> np.ndarray:
 
 
 def _class(labels: np.ndarray) -> np.ndarray:
-    """Numbers of `[samples, 10]` (one is 1) or `[samples, 1]` labels."""
+    """Numbers of `[samples, 10]` (one is 1) or `[samples, 1]` labels. Raises ValueError for others."""
+    if labels.ndim != 2 or labels.shape[1] not in (1, 10) or not np.isin(labels, range(11)).all():
+        raise ValueError(f"labels are {list(labels.shape)}, or not digits")
     return labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpfl.data.datasets.samples import Raw, merged, numbered
-from fedpfl.data.datasets.source import Source, counted, folder, kept, line, unpacked, wrong
+from fedpfl.data.datasets.source import Source, counted, folder, kept, reading, unpacked, wrong
 from fedpfl.errors import FedpflError
 
 TINY_URLS = (
@@ -28,6 +29,7 @@ OFFICE_SIZES = {"Art": 2_427, "Clipart": 4_365, "Product": 4_439, "Real World": 
 PACS_PLACE = "PACS/ with art_painting, cartoon, photo and sketch (https://domaingeneralization.github.io)"
 PACS_SIZES = {"art_painting": 2_048, "cartoon": 2_344, "photo": 1_670, "sketch": 3_929}
 ENDINGS = (".jpg", ".jpeg", ".png")
+PIXELS = 80_000_000  # of one image, before it is brought to size
 
 
 def tiny_imagenet(source: Source, size: int = 64) -> Raw:
@@ -108,17 +110,19 @@ def _domains(source: Source, root: Path, sizes: dict[str, int], size: int) -> Ra
 
 def _images(paths: Sequence[Path], size: int) -> np.ndarray:
     """uint8 `[images, 3, size, size]`, stretched to a square where they are none."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     def read(path: Path) -> np.ndarray:
-        try:
+        with reading(path, wrong):
+            with Image.open(path) as image:
+                if math.prod(image.size) > PIXELS:
+                    raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than any of these images")
+                image.verify()  # a PNG's checksums, which are not all looked at otherwise
             with Image.open(path) as image:
                 colours = image.convert("RGB")
                 if colours.size != (size, size):
                     colours = colours.resize((size, size), Image.Resampling.BILINEAR)
                 return np.asarray(colours).transpose(2, 0, 1)
-        except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-            raise wrong(path, line(error)) from None
 
     found = np.empty((len(paths), 3, size, size), np.uint8)
     with ThreadPoolExecutor() as pool:
@@ -131,11 +135,8 @@ def _rows(path: Path, separator: str) -> list[list[str]]:
     """The lines of a list, empty ones left out."""
     if not path.is_file():
         raise wrong(path, "it is missing")
-    try:
-        with path.open(encoding="utf-8", newline="") as rows:
-            return [row for row in csv.reader(rows, delimiter=separator) if row]
-    except (OSError, ValueError, csv.Error) as error:
-        raise wrong(path, line(error)) from None
+    with reading(path, wrong), path.open(encoding="utf-8", newline="") as rows:
+        return [row for row in csv.reader(rows, delimiter=separator) if row]
 
 
 def _check_size(size: int) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fedpfl.data.datasets.samples import Raw, numbered
-from fedpfl.data.datasets.source import Source, counted, folder, kept, line, wrong
+from fedpfl.data.datasets.source import Source, counted, folder, kept, reading, wrong
 
 PLACE = "folder 'UCI HAR Dataset' (https://archive.ics.uci.edu/dataset/240, unzipped twice)"
 SIGNALS = [f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"]
@@ -44,7 +44,10 @@ def _read(root: Path, names: list[str]) -> Raw:
         tables = [_table(base / f"{name}_{part}.txt", columns, len(labels)) for name in names]
         x.append(tables[0] if names == ["X"] else np.stack(tables, axis=1))
         y.append(labels.astype(np.int64) - 1)
-        persons.append(_table(base / f"subject_{part}.txt", 1, len(labels))[:, 0].astype(np.int64))
+        subject = _table(base / f"subject_{part}.txt", 1, len(labels))[:, 0]
+        if (subject % 1 != 0).any():
+            raise wrong(base / f"subject_{part}.txt", "persons are not numbered by whole numbers")
+        persons.append(subject.astype(np.int64))
     groups, people = numbered(np.concatenate(persons))
     return Raw(np.concatenate(x), np.concatenate(y), groups, people, len(y[0]))
 
@@ -53,12 +56,9 @@ def _table(path: Path, columns: int, rows: int | None = None) -> np.ndarray:
     """Numbers between spaces, float32 `[rows, columns]`."""
     import pandas
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            table = pandas.read_csv(path, sep=r"\s+", header=None, dtype=np.float32).to_numpy()
-    except (OSError, ValueError, Warning) as error:  # pandas' parser errors are ValueErrors
-        raise wrong(path, line(error)) from None
+    with reading(path, wrong), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = pandas.read_csv(path, sep=r"\s+", header=None, dtype=np.float32).to_numpy()
     if table.shape != (len(table) if rows is None else rows, columns) or not np.isfinite(table).all():
         raise wrong(path, f"{' x '.join(map(str, table.shape))} numbers, expected {rows or 'some'} x {columns}")
     return table

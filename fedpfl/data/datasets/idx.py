@@ -6,14 +6,14 @@ import gzip
 import math
 import struct
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from fedpfl import memory
 from fedpfl.data.datasets.samples import Raw, merged
-from fedpfl.data.datasets.source import Source, corrupt, file, line
+from fedpfl.data.datasets.source import Source, file, reading
 
 
 class Idx(NamedTuple):
@@ -58,13 +58,12 @@ def idx_set(source: Source) -> Raw:
     def read(name: str) -> np.ndarray:
         unpacked = source.folder / folder / name.removesuffix(".gz")
         if unpacked.is_file() and not (source.folder / folder / name).is_file():
-            with unpacked.open("rb") as raw:
-                return _idx(raw, unpacked)
-        path = file(source, f"{folder}/{name}", (md5s[name],), tuple(url + name for url in urls))
-        return _idx_gz(path.open("rb"), path)
+            return _read(unpacked)
+        return _read(file(source, f"{folder}/{name}", (md5s[name],), tuple(url + name for url in urls)))
 
     train_x, train_y, test_x, test_y = map(read, md5s)
-    return merged((train_x, train_y), (test_x, test_y))
+    with reading(source.folder / folder):
+        return merged((train_x, train_y), (test_x, test_y))
 
 
 def emnist(source: Source) -> Raw:
@@ -78,36 +77,43 @@ def emnist(source: Source) -> Raw:
     for pattern in ("{}", "{}.gz", "gzip/{}.gz"):
         paths = [folder / pattern.format(name) for name in names]
         if all(path.is_file() for path in paths):
-            read = _idx_gz if pattern.endswith(".gz") else _idx
-            parts = []
-            for path in paths:
-                with path.open("rb") as file_:
-                    parts.append(read(file_, path))
+            parts = [_read(path) for path in paths]
             break
     else:
         path = file(source, "EMNIST/raw/gzip.zip", (EMNIST_MD5,), (EMNIST_URL,))
         parts = []
-        with zipfile.ZipFile(path) as zipped:
+        with reading(path), zipfile.ZipFile(path) as zipped:
             for name in names:
-                parts.append(_idx_gz(zipped.open(f"gzip/{name}.gz"), f"{path}/gzip/{name}.gz"))
-    return merged((parts[0], parts[2]), (parts[1], parts[3]))
+                with reading(f"{path}/gzip/{name}.gz"), zipped.open(f"gzip/{name}.gz") as member:
+                    parts.append(_unzipped(member, zipped.getinfo(member.name).file_size))
+    with reading(folder):
+        return merged((parts[0], parts[2]), (parts[1], parts[3]))
 
 
-def _idx_gz(file: IO[bytes], path: Path | str) -> np.ndarray:
-    try:
-        with file, gzip.open(file) as raw:
-            return _idx(raw, path)
-    except (OSError, EOFError, zlib.error) as error:
-        raise corrupt(path, line(error)) from None
+def _read(path: Path) -> np.ndarray:
+    size = path.stat().st_size
+    with reading(path), path.open("rb") as raw:
+        return _unzipped(raw, size) if path.suffix == ".gz" else _idx(raw, size)
 
 
-def _idx(raw: Any, path: Path | str) -> np.ndarray:
-    """An array of the IDX format: two zero bytes, type 8 (uint8), number of axes, axes as big-endian int32, values."""
-    data = raw.read()
-    shape: tuple[int, ...] = ()
-    if len(data) > 4 and data[:3] == b"\0\0\x08" and len(data) >= 4 + 4 * data[3]:
-        shape = struct.unpack_from(f">{data[3]}i", data, 4)
-    start = 4 + 4 * len(shape)
-    if not shape or len(data) - start != math.prod(shape):
-        raise corrupt(path, f"not an IDX file of unsigned bytes, or cut short ({len(data)} bytes, shape {list(shape)})")
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+def _unzipped(raw: IO[bytes], size: int) -> np.ndarray:
+    with gzip.open(raw) as inside:
+        return _idx(inside, 1032 * size)  # deflate makes no more of it
+
+
+def _idx(raw: Any, most: int) -> np.ndarray:
+    """An array of the IDX format: two zero bytes, type 8 (uint8), number of axes, axes as big-endian int32, values.
+
+    most: bytes that there can be. Raises ValueError for anything else, before more is read than the axes say.
+    """
+    head = raw.read(4)
+    axes = raw.read(4 * head[3]) if len(head) == 4 else b""
+    shape = struct.unpack(f">{len(axes) // 4}i", axes[: len(axes) // 4 * 4])
+    size = math.prod(shape)
+    if head[:3] != b"\0\0\x08" or not shape or len(shape) != head[3] or min(shape) < 0 or size > most:
+        raise ValueError(f"not an IDX file of unsigned bytes (shape {list(shape[:8])})")
+    memory.check(size, "what it holds")
+    data = raw.read(size + 1)
+    if len(data) != size:
+        raise ValueError(f"not an IDX file of {size} bytes, as its shape {list(shape[:8])} says, but of other length")
+    return np.frombuffer(data, np.uint8).reshape(shape)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpfl.data.datasets.samples import Raw, merged
-from fedpfl.data.datasets.source import Source, corrupt, file, kept, line
+from fedpfl.data.datasets.source import Source, file, kept, reading
 from fedpfl.errors import FedpflError
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
@@ -49,13 +49,10 @@ def words(text: str) -> list[str]:
 def _texts(path: Path) -> list[tuple[list[str], int]]:
     """Words and class, from 0, of every row."""
     found = []
-    try:
-        with path.open(encoding="utf-8", newline="") as rows:
-            for row in csv.reader(rows):
-                kind, *text = row
-                found.append((words(" ".join(text)), int(kind) - 1))
-    except (OSError, ValueError, csv.Error) as error:  # wrong encodings are ValueErrors
-        raise corrupt(path, line(error)) from None
+    with reading(path), path.open(encoding="utf-8", newline="") as rows:
+        for row in csv.reader(rows):
+            kind, *text = row
+            found.append((words(" ".join(text)), int(kind) - 1))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedpfl.data.datasets.samples import Raw, merged
-from fedpfl.data.datasets.source import Source, check_md5, corrupt, file, unpacked
+from fedpfl.data.datasets.source import Source, check_md5, corrupt, file, reading, unpacked
 
 _schemas: list[torch.library.Library] = []  # an op schema lives as long as the Library that defined it
 
@@ -49,10 +49,10 @@ def _read_cifar(kind: Any, root: Path) -> Raw:
         if not path.is_file():
             raise corrupt(path.parent, f"{name} is missing")
         check_md5(path, (md5,))
-    with warnings.catch_warnings():
+    with reading(root / kind.base_folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the pickles are of an old numpy
         parts = [kind(root, train=train) for train in (True, False)]
-    return merged(*((part.data.transpose(0, 3, 1, 2), _array(part.targets)) for part in parts))
+        return merged(*((part.data.transpose(0, 3, 1, 2), _array(part.targets)) for part in parts))
 
 
 def svhn(source: Source) -> Raw:
@@ -61,8 +61,9 @@ def svhn(source: Source) -> Raw:
     for split in ("train", "test"):
         url, name, md5 = kind.split_list[split]
         file(source, name, (md5,), (url,))
-    parts = [kind(source.folder, split=split) for split in ("train", "test")]
-    return merged(*((part.data, _array(part.labels)) for part in parts))
+    with reading(source.folder / kind.split_list["train"][1]):
+        parts = [kind(source.folder, split=split) for split in ("train", "test")]
+        return merged(*((part.data, _array(part.labels)) for part in parts))
 
 
 def digits(source: Source) -> Raw:

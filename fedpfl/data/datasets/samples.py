@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fedpfl.errors import FedpflError
 
+CLASSES = 2**16  # at most: counts per client and class, and a classifier, are to fit into memory
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
@@ -42,7 +44,10 @@ class Raw(NamedTuple):
 
 
 def merged(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
-    """Original parts (x, y) in order, the last of which is the test part."""
+    """Original parts (x, y) in order, the last of which is the test part. Raises ValueError if x and y do not match."""
+    for number, (x, labels) in enumerate(parts, start=1):
+        if len(x) != len(labels):
+            raise ValueError(f"part {number} of {len(parts)} has {len(x)} samples, but {len(labels)} labels")
     y = [part[1] for part in parts]
     return Raw(np.concatenate([part[0] for part in parts]), np.concatenate(y), test_from=sum(map(len, y[:-1])))
 
@@ -63,6 +68,8 @@ def checked(
     normalize: bool,
 ) -> Samples:
     """Check what was read and compute what was not given. Raises FedpflError."""
+    if not raw.x.ndim:
+        raise FedpflError(f"{where}: x must be one entry per sample, got {raw.x.dtype} []; see docs/data.md")
     x, y = _x(raw.x, where), _y(raw.y, len(raw.x), where)
     classes = _classes(y, classes, where)
     groups = None if raw.groups is None else _groups(raw, where)
@@ -80,21 +87,25 @@ def checked(
 
 def _x(x: np.ndarray, where: str) -> np.ndarray:
     """Contiguous images, signals or token ids."""
-    if x.dtype == np.float32:
+    if x.dtype.kind == "f":
         if x.ndim < 2 or 0 in x.shape[1:]:
             raise FedpflError(f"{where}: signals must be [samples, channels or features, ...], got {list(x.shape)}")
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            x = x.astype(np.float32, copy=False)
         if not np.isfinite(x).all():
-            raise FedpflError(f"{where}: x holds values that are not finite; mend or leave out those samples")
-        return np.ascontiguousarray(x)
-    if x.dtype != np.uint8 and np.issubdtype(x.dtype, np.integer) and x.ndim == 2 and x.shape[1]:
+            raise FedpflError(
+                f"{where}: x holds values that are not finite (or not as float32); mend or leave out those samples"
+            )
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2) if x.ndim == 4 and _channels_last(x.shape) else x)
+    if x.dtype != np.uint8 and x.dtype.kind in "iu" and x.ndim == 2 and x.shape[1]:
         worst = min(int(x.min(initial=0)), 2**31 - 1 - int(x.max(initial=0)))
         if worst < 0:
             raise FedpflError(f"{where}: token ids must be from 0 to 2147483647, found {x.min()} to {x.max()}")
         return np.ascontiguousarray(x.astype(np.int32))
     if x.dtype != np.uint8:
         raise FedpflError(
-            f"{where}: x must be uint8 (pixels 0..255), got {x.dtype} {list(x.shape)}; scale and convert it, or give "
-            "signals as float32, token ids as int32 [samples, length]"
+            f"{where}: x must be uint8 (pixels 0..255), got {x.dtype} {list(x.shape)}; convert it, or give signals "
+            "as floats, token ids as int32 [samples, length]"
         )
     if x.ndim == 3:
         x = x[:, None]
@@ -116,7 +127,7 @@ def _y(y: np.ndarray, samples: int, where: str) -> np.ndarray:
     """Labels as int64 `[samples]`."""
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+    if y.ndim != 1 or y.dtype.kind not in "iu":
         raise FedpflError(f"{where}: y must be integers [samples], got {y.dtype} {list(y.shape)}; convert the labels")
     if samples != len(y):
         raise FedpflError(f"{where}: x has {samples} samples but y has {len(y)}; they must be of one length")
@@ -124,12 +135,16 @@ def _y(y: np.ndarray, samples: int, where: str) -> np.ndarray:
         raise FedpflError(f"{where}: there are no samples; x and y must hold at least one")
     if y.min() < 0:
         raise FedpflError(f"{where}: labels must be 0..C-1, found {y.min()}; number the classes from 0")
+    if y.max() >= CLASSES:
+        raise FedpflError(f"{where}: labels must be below {CLASSES:,}, found {y.max()}; number the classes from 0")
     return y.astype(np.int64)
 
 
 def _classes(y: np.ndarray, classes: int | None, where: str) -> int:
     if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int) or classes < 1):
         raise FedpflError(f"dataset.classes must be null or an integer of at least 1, got {classes!r}")
+    if classes is not None and classes > CLASSES:
+        raise FedpflError(f"dataset.classes must be at most {CLASSES:,}, got {classes}")
     if classes is not None and y.max() >= classes:
         raise FedpflError(f"{where}: found label {y.max()}, but dataset.classes={classes} allows 0..{classes - 1}")
     if classes is not None:
@@ -148,7 +163,7 @@ def _classes(y: np.ndarray, classes: int | None, where: str) -> int:
 def _groups(raw: Raw, where: str) -> Tensor:
     groups = raw.groups
     assert groups is not None
-    if groups.shape != (len(raw.x),) or not np.issubdtype(groups.dtype, np.integer):
+    if groups.shape != (len(raw.x),) or groups.dtype.kind not in "iu":
         raise FedpflError(
             f"{where}: groups must be integers [samples], got {groups.dtype} {list(groups.shape)}; number them from 0"
         )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
+import stat
 import tarfile
 import tempfile
 import urllib.request
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -18,10 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedpfl.data import npz
 from fedpfl.data.datasets.samples import Raw
 from fedpfl.errors import FedpflError
 
 log = logging.getLogger(__name__)
+
+LONG = 300  # letters of another library's message that are shown
 
 
 class Source(NamedTuple):
@@ -89,15 +93,13 @@ def unpacked(
 
 
 def _unpack(path: Path, into: Path) -> None:
-    try:
+    with reading(path):
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as zipped:
                 zipped.extractall(into)
         else:
             with tarfile.open(path) as tar:
                 tar.extractall(into, filter="data")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise corrupt(path, line(error)) from None
 
 
 def _download(url: str, path: Path, md5: tuple[str, ...]) -> None:
@@ -139,7 +141,7 @@ def kept(source: Source, options: Mapping[str, Any], inputs: Iterable[Path], mak
     """What `make` reads from `inputs`, kept in `data_dir`/cache from the second time on.
 
     It is made again if the options, or name, size or time of any input change. A `data_dir` that cannot be written to
-    keeps nothing. Raises FedpflError if an input is missing.
+    keeps nothing. Raises FedpflError if an input is missing, or is what one would wait for without end (a pipe).
     """
     digest = hashlib.blake2b(repr((1, sorted(options.items()))).encode(), digest_size=6)
     for path in sorted(inputs):
@@ -147,12 +149,14 @@ def kept(source: Source, options: Mapping[str, Any], inputs: Iterable[Path], mak
             facts = path.stat()
         except OSError:
             raise wrong(path, "it is missing") from None
+        if not stat.S_ISREG(facts.st_mode):
+            raise wrong(path, "it is no regular file")
         digest.update(f"{path.relative_to(source.folder)} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     path = source.folder / "cache" / f"{source.name}-{digest.hexdigest()}.npz"
     if path.is_file():
         try:
             return _restored(path)
-        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
+        except Exception:  # whatever is wrong with it, it can be made again
             log.warning("%s cannot be read and is made again", path)
     log.info("reading %s, which takes a while the first time", source.name)
     raw = make()
@@ -182,10 +186,10 @@ def _keep(raw: Raw, path: Path) -> None:
 
 
 def _restored(path: Path) -> Raw:
-    with np.load(path, allow_pickle=False) as arrays:
-        groups = arrays["groups"] if "groups" in arrays.files else None
-        test_from = int(arrays["test_from"]) if "test_from" in arrays.files else None
-        return Raw(arrays["x"], arrays["y"], groups, tuple(arrays["names"].tolist()), test_from)
+    with npz.opened(path) as arrays:
+        groups = arrays["groups"]() if "groups" in arrays else None
+        test_from = int(arrays["test_from"]()) if "test_from" in arrays else None
+        return Raw(arrays["x"](), arrays["y"](), groups, tuple(arrays["names"]().tolist()), test_from)
 
 
 # Errors
@@ -209,12 +213,37 @@ def wrong(path: Path | str, reason: str) -> FedpflError:
     return FedpflError(f"{path} is not as published: {reason}; put a good copy there")
 
 
+@contextmanager
+def reading(path: Path | str, fault: Callable[[Path | str, str], FedpflError] = corrupt) -> Iterator[None]:
+    """Turn whatever a library raises on what it finds in a file into one line that names the file.
+
+    fault: what to say of the file for a reason.
+    """
+    try:
+        yield
+    except FedpflError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # the system's fault, not the file's
+            raise FedpflError(f"{path} cannot be read: {line(error)}; mend that and start again") from error
+        raise fault(path, line(error)) from error
+
+
 def counted(path: Path, what: str, found: int, published: int) -> None:
     """Raises FedpflError if the data set has been cut short, or is another edition."""
     if found != published:
         raise wrong(path, f"{found:,} {what}, {published:,} are published")
 
 
+def shown(text: str) -> str:
+    """What a file or another library says, as one line of letters that a terminal shows, not too long."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    return text if len(text) <= LONG else f"{text[:LONG]}..."
+
+
 def line(error: BaseException) -> str:
-    """An error's message as one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """An error's message as one line, with the error's name where it says little alone."""
+    text = shown(str(error))
+    if text and not isinstance(error, LookupError | TypeError | AttributeError | NameError | ArithmeticError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

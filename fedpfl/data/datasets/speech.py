@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedpfl.data.datasets.samples import Raw, numbered
-from fedpfl.data.datasets.source import Source, counted, kept, line, unpacked, wrong
+from fedpfl.data.datasets.source import Source, counted, kept, reading, unpacked, wrong
 
 URL = "https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz"
 MD5 = "6b74f3901214cb2c2934e98196829835"  # torchaudio's and the server's own
@@ -40,7 +40,9 @@ def _read(root: Path, paths: list[Path]) -> Raw:
     for number, name in ((1, "validation_list.txt"), (2, "testing_list.txt")):
         if not (root / name).is_file():
             raise wrong(root / name, "it is missing")
-        for entry in (root / name).read_text().split():
+        with reading(root / name, wrong):
+            entries = (root / name).read_text(encoding="utf-8").split()
+        for entry in entries:
             if entry not in part:
                 raise wrong(root / name, f"it names {entry}, which is absent")
             part[entry] = number
@@ -55,14 +57,14 @@ def _read(root: Path, paths: list[Path]) -> Raw:
 
 def _clip(path: Path) -> np.ndarray:
     """A second of a file of 16-bit samples, float32 from -1 to 1."""
-    try:
-        with wave.open(str(path), "rb") as sound:
-            form = sound.getnchannels(), sound.getsampwidth(), sound.getframerate()
-            data = sound.readframes(RATE)
-    except (wave.Error, EOFError, OSError) as error:
-        raise wrong(path, line(error)) from None
-    if form != (1, 2, RATE) or not data or len(data) % 2:
-        raise wrong(path, f"channels, bytes per sample and rate are {form}, {len(data)} bytes; expected (1, 2, {RATE})")
+    with reading(path, wrong), wave.open(str(path), "rb") as sound:
+        form, frames = (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()), sound.getnframes()
+        if form != (1, 2, RATE) or not frames:
+            expected = f"expected (1, 2, {RATE})"
+            raise ValueError(f"channels, bytes per sample and rate are {form}, of {frames} samples; {expected}")
+        data = sound.readframes(RATE)
+        if len(data) != 2 * min(frames, RATE):
+            raise ValueError(f"it is cut short: {len(data)} bytes of {frames} samples")
     return np.pad(np.frombuffer(data, "<i2").astype(np.float32) / 32768, (0, RATE - len(data) // 2))
 
 

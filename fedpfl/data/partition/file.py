@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedpfl.data.partition.common import Partition
+from fedpfl.data import npz
+from fedpfl.data.partition.common import Index, Partition
 from fedpfl.errors import FedpflError
+
+INT = np.dtype(np.int64)
 
 
 def save(partition: Any, path: Path | str) -> None:
@@ -46,16 +48,31 @@ def load(path: Path | str) -> Partition:
     Raises: FedpflError if the file is absent or is not such a file.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            parts = {
-                name: tuple(np.split(file[f"{name}_indices"], file[f"{name}_offsets"][1:-1]))
-                for name in ("train", "test")
-            }
-            attempts = int(file["attempts"])
-    except FileNotFoundError:
-        raise FedpflError(f"partition file {path} does not exist; check the path") from None
-    except (OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        if not Path(path).is_file():
+            raise FedpflError(f"partition file {path} does not exist; check the path")
+        with npz.opened(Path(path)) as arrays:
+            train, test = (
+                _parts(arrays[f"{name}_indices"](), arrays[f"{name}_offsets"]()) for name in ("train", "test")
+            )
+            if len(train) != len(test):
+                raise ValueError("it has other numbers of training and of test parts")
+            return Partition(train, test, int(arrays["attempts"]()))
+    except FedpflError:
+        raise
+    except Exception as error:  # zipfile and numpy raise a dozen kinds
         raise FedpflError(
             f"partition file {path} cannot be read ({type(error).__name__}); delete it to have it made again"
         ) from None
-    return Partition(parts["train"], parts["test"], attempts)
+
+
+def _parts(indices: np.ndarray, offsets: np.ndarray) -> tuple[Index, ...]:
+    steps = np.diff(offsets)
+    if (
+        indices.ndim != 1
+        or offsets[0] != 0
+        or offsets[-1] != len(indices)
+        or (steps < 0).any()
+        or {indices.dtype, offsets.dtype} != {INT}
+    ):
+        raise ValueError("its offsets do not cut its indices into parts")
+    return tuple(np.split(indices, offsets[1:-1]))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedpfl import memory
 from fedpfl.data.partition.common import (
     Index,
     Partition,
@@ -95,8 +96,8 @@ def shuffled_shards(
     y = checked_labels(y, clients, seed, test_fraction or 0.0)
     for key, value in (
         ("classes_per_client", classes_per_client),
-        ("samples_per_client", samples_per_client or 1),
-        ("test_samples_per_client", test_samples_per_client or 1),
+        ("samples_per_client", 1 if samples_per_client is None else samples_per_client),
+        ("test_samples_per_client", 1 if test_samples_per_client is None else test_samples_per_client),
     ):
         check_integer(f"partition.{key}", value, 1)
     rng = np.random.default_rng(seed)
@@ -151,6 +152,13 @@ def fixed_dirichlet(
     check_alpha(alpha)
     check_integer("partition.train_samples", train_samples, 1)
     check_integer("partition.test_samples", test_samples, 0)
+    for key, value in (("train_samples", train_samples), ("test_samples", test_samples)):
+        if value > len(y):
+            raise FedpflError(f"partition.{key}={value} is more than the {len(y)} samples of the data set; lower it")
+    try:
+        memory.check(8 * clients * (train_samples + test_samples), "the indices of all clients' samples")
+    except MemoryError as error:
+        raise FedpflError(f"partition=fixed_dirichlet: {error}; lower clients or partition.train_samples") from None
     rng = np.random.default_rng(seed)
     share = test_samples / (train_samples + test_samples)
     pools = _halves(y, test_from, None if test_from else share, rng, "fixed_dirichlet")
