@@ -65,7 +65,7 @@ def names(found: list[Entry]) -> list[str]:
 
 
 def look(*roots: Path) -> list[Entry]:
-    return listing.entries(map(state.read, state.directories(*roots)))
+    return listing.entries(map(state.read, load.directories(*roots)))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_verdict(told: str | None, held: bool | None, quiet: bool, status: str) 
 
 def test_without_a_lock_the_age_decides(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", status="running", reached=3)
-    assert state.lock(run) is None
+    assert state.living(run) is None
     assert state.read(run).words == "running 3/4"
     assert state.read(age(run, HOUR)).words == "interrupted 3/4"
 
@@ -108,20 +108,20 @@ def test_the_lock_decides_at_once(tmp_path: Path) -> None:
     holder = hold(run)
     try:
         age(run, 9 * HOUR)
-        assert state.lock(run) is True
+        assert state.living(run) is True
         assert state.read(run).status == "running"
     finally:
         holder.kill()
         holder.communicate()
-    assert state.lock(run) is False
+    assert state.living(run) is False
     assert state.read(run).status == "interrupted"
 
 
-def test_looking_at_a_lock_takes_none(tmp_path: Path) -> None:
+def test_looking_at_a_lock_gives_it_back(tmp_path: Path) -> None:
     (tmp_path / "run.lock").write_text("1\n")
-    assert state.lock(tmp_path) is False
+    assert state.living(tmp_path) is False
     holder = hold(tmp_path)  # would wait for us
-    assert state.lock(tmp_path) is True
+    assert state.living(tmp_path) is True
     holder.communicate("")
 
 
@@ -162,32 +162,6 @@ def test_broken_directories_are_listed_with_the_reason(tmp_path: Path, message: 
 def test_an_unknown_status_is_broken(tmp_path: Path) -> None:
     found = state.read(write_run(tmp_path / "run", status="sleeping"))
     assert (found.status, found.reason) == ("broken", "summary.json holds an unknown status, 'sleeping'")
-
-
-cells = st.one_of(st.none(), st.floats(0, 100), st.just(float("nan")))
-
-
-@given(st.lists(st.tuples(cells, st.text("0123456789.", max_size=40)), max_size=60), st.integers(1, 300), st.booleans())
-def test_the_tail_is_what_the_whole_file_says(tmp_path_factory, rows, block, torn) -> None:
-    path = tmp_path_factory.mktemp("tail") / "rounds.csv"
-    lines = [f"{at},,{'' if value is None else value},{junk}x" for at, (value, junk) in enumerate(rows, 1)]
-    path.write_text("\n".join(["round,seconds,accuracy,junk", *lines, "99,1.0,50" if torn else ""]))
-    last, judged = state.tail(path, block)
-    measured = [(at, value) for at, (value, _) in enumerate(rows, 1) if value is not None and value == value]
-    assert last.get("round", 0) == len(rows)
-    assert (judged.get("round"), judged.get("accuracy")) == (measured[-1] if measured else (None, None))
-    assert "junk" not in last
-
-
-def test_only_the_end_of_a_finished_run_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = amend(write_run(tmp_path / "run"), hours=1.5)
-
-    def whole(path: Path) -> None:
-        raise AssertionError("read from front to back")
-
-    monkeypatch.setattr(load, "_read_csv", whole)
-    monkeypatch.setattr(state, "_recorded", whole)
-    assert look(run)[0].record()["hours"] == 1.5
 
 
 def test_what_a_line_says(tmp_path: Path) -> None:
@@ -271,6 +245,14 @@ def test_sorted(several: Path, key: str, order: list[str]) -> None:
     assert names(listing.ordered(look(several), key)) == order
 
 
+class Judged(State):
+    """Its accuracy stands in `reason`."""
+
+    @property
+    def judged(self) -> Any:
+        return {"accuracy": float(self.reason)} if self.reason else {}
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(state.STATUSES), st.none() | st.floats(0, 100), st.floats(0, 1e9)), max_size=20),
     st.sampled_from(sorted(listing.SORTS)),
@@ -279,7 +261,7 @@ def test_sorted(several: Path, key: str, order: list[str]) -> None:
 )
 def test_sorting_loses_nothing_and_puts_the_unknown_last(rows, key: str, reverse: bool, chance: random.Random) -> None:
     every = [
-        Entry(State(Path(str(at)), status, changed, judged={} if value is None else {"accuracy": value}), order=at)
+        Entry(Judged(Path(str(at)), status, changed, reason="" if value is None else str(value)), order=at)
         for at, (status, value, changed) in enumerate(rows)
     ]
     mixed = every[:]

@@ -54,7 +54,9 @@ def write_run(
     folder.mkdir(parents=True)
     values = config(**changes)
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
-    (folder / "summary.json").write_text(json.dumps({"status": status, "cohort": 10, "parameters": 1000}))
+    (folder / "summary.json").write_text(
+        json.dumps({"identity": f"0123456789-seed{values['seed']}", "status": status, "cohort": 10, "parameters": 1000})
+    )
     rows = []
     for number in range(1, reached + 1):
         row: dict[str, Any] = {"round": number, "seconds": [1.0, 9.0, 2.0, 2.0][(number - 1) % 4]}
@@ -397,7 +399,7 @@ def test_markdown(root: Path) -> None:
     assert "| FedOBP (q=0.99993) | 95.00(1.41) | 96.00(1.41) |" in lines[3]
     assert "| 700 | 1k | 22.4k | 32k | 2 | 4 | 2 | finished |" in lines[3]
     assert lines[5].startswith("Test accuracy in percent over all clients at the last evaluation of each run")
-    assert "over seeds 0, 1." in lines[5]
+    assert "over different seeds: 0 (FedAvg on FMNIST, Dir(0.1)); 0, 1 (FedOBP (q=0.99993) on FMNIST" in lines[5]
     assert len({line.count("|") for line in lines[:4]}) == 1
 
 

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return importlib.import_module(f"fedpfl.report.{OWN[words[0]]}").main(words[1:])
         return _tables_and_figures(words)
     except FedpflError as error:
-        print(f"error: {error}", file=sys.stderr)
+        to_stderr(f"error: {error}")
         return 2
 
 
@@ -111,7 +111,7 @@ def _figures(found: list[Run], options: argparse.Namespace) -> None:
 
 
 def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "_", text.lower()).strip("_")
+    return re.sub(r"[^a-z0-9.]+", "_", text.lower()).strip("_")[:100]
 
 
 if __name__ == "__main__":

@@ -19,10 +19,11 @@ import pandas as pd
 from fedpfl.errors import FedpflError
 from fedpfl.identity import essence, identity
 from fedpfl.report import layout
-from fedpfl.report.figures import LABELS, finish, look, panels, style
+from fedpfl.report.figures import LABELS, finish, look, over_seeds, panels, style, told
 from fedpfl.report.layout import Field
 from fedpfl.report.load import Group, Run, flat, groups, runs, to_stderr
-from fedpfl.report.tables import markdown_escape
+from fedpfl.report.text import csv_cell
+from fedpfl.report.text import markdown as escaped
 
 FORMATS = ("terminal", "markdown", "csv")
 TESTS = ("wilcoxon", "t")
@@ -216,16 +217,15 @@ def figure(compared: Comparison, path: Path) -> None:
     with style():
         drawn, [ax] = panels(1, 1)
         tasks = dict.fromkeys(f"{group.dataset}, {group.partition}" for group in (compared.a, compared.b))
-        ax.set_title(next(iter(tasks)) if len(tasks) == 1 else "")
+        ax.set_title(told(next(iter(tasks))) if len(tasks) == 1 else "")
         for place, (letter, group) in enumerate((("A", compared.a), ("B", compared.b))):
-            parts = [run.rounds[["round", compared.metric]].dropna() for run in _having(group, compared.metric)]
-            if not parts:
+            over = over_seeds(group, compared.metric)
+            if over.empty:
                 continue
-            over = pd.concat(parts).groupby("round")[compared.metric].agg(["mean", "std", "count"])
             own = look(place)
             step = max(1, len(over) // 10)
             name = group.method if len(tasks) == 1 else _title(group)
-            ax.plot(over.index, over["mean"], label=f"{letter}: {name}", markevery=step, zorder=3, **own)
+            ax.plot(over.index, over["mean"], label=told(f"{letter}: {name}"), markevery=step, zorder=3, **own)
             band = over[over["count"] > 1]
             if len(band):
                 low, high = band["mean"] - band["std"], band["mean"] + band["std"]
@@ -242,8 +242,8 @@ def render(compared: Comparison, form: str = "terminal", width: int | None = Non
         return _csv(compared)
     parts = [(words, fields, rows) for words, fields, rows in _sections(compared) if rows]
     if form == "markdown":
-        text = [f"### {words}\n\n{layout.markdown(fields, rows)}" for words, fields, rows in parts]
-        return "\n".join([*text, *(markdown_escape(note) + "\n" for note in compared.notes)])
+        text = [f"### {escaped(words)}\n\n{layout.markdown(fields, rows)}" for words, fields, rows in parts]
+        return "\n".join([*text, *(escaped(note) + "\n" for note in compared.notes)])
     text = [_terminal(words, fields, rows, width) for words, fields, rows in parts]
     return "\n".join([*text, "".join(layout.paragraph(note, width) for note in compared.notes)])
 
@@ -292,7 +292,7 @@ def _settings(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
 
 
 def _environment(a: Sequence[Run], b: Sequence[Run]) -> list[Difference]:
-    recorded = [[dict(flat(run.summary.get("environment") or {})) for run in members] for members in (a, b)]
+    recorded = [[dict(flat(run.environment)) for run in members] for members in (a, b)]
     return [Difference(*told) for told in _different(*recorded)]
 
 
@@ -344,11 +344,11 @@ def _final(a: Group, b: Group) -> list[Measure]:
 def _number(run: Run, name: str) -> float:
     """One run's final number, nan where it is not recorded."""
     if name == "hours":
-        return float(run.summary.get("hours") or math.nan)
+        return run.fact("hours") or math.nan
     if name not in run.rounds:
         return math.nan
     if name in _TRAFFIC:
-        return float(run.rounds[name].mean()) / run.cohort
+        return run.per_client(name)
     if name == "seconds":
         return float(run.rounds[name].median())
     if name == "train_loss":
@@ -398,6 +398,11 @@ def _clients(a: Group, b: Group) -> tuple[tuple[Clients, ...], list[str]]:
         for name in ("accuracy", "ft_accuracy"):
             if name in left and name in right:
                 gained = (right[name] - left[name]).dropna()
+                silent = int(((left["test"] > 0) & (right[name] - left[name]).isna()).sum()) if "test" in left else 0
+                if silent:
+                    strange.append(
+                        f"Seed {seed}: {silent} clients with test samples lack {name} in A or in B; they do not count."
+                    )
                 # Accuracies are ratios of counts: what differs, differs by far more than rounding.
                 better, worse = int((gained > 1e-9).sum()), int((gained < -1e-9).sum())
                 counts.append(Clients(seed, name, worse, len(gained) - better - worse, better))
@@ -430,6 +435,9 @@ def _about_runs(a: Group, b: Group) -> list[str]:
     if reached[0] != reached[1] or max(map(len, reached)) > 1:
         words = [", ".join(map(str, rounds)) or "none" for rounds in reached]
         told.append(f"The final numbers are of different rounds: A of {words[0]}, B of {words[1]}.")
+    prints = [{run.fingerprint for run in group.runs} - {""} for group in (a, b)]
+    if all(prints) and prints[0] != prints[1]:
+        told.append("A and B did not read the same data: their fingerprints differ.")
     if (a.dataset, a.partition) != (b.dataset, b.partition):
         told.append("A and B are different tasks (data set or partition): their difference is not a method's.")
     return told
@@ -592,24 +600,26 @@ def _place(members: Sequence[Run]) -> Path:
 def _csv(compared: Comparison) -> str:
     """One table for all: a section's rows fill the columns that they have."""
     names = ("section", "what", "at", "a", "a_seed_std", "a_seeds", "b", "b_seed_std", "b_seeds", "difference", "pairs")
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, [*names, "paired", "paired_error", "p", "equal", "note"], lineterminator="\n")
-    writer.writeheader()
+    rows: list[dict[str, Any]] = []
     for letter, group in (("a", compared.a), ("b", compared.b)):
         seeds = " ".join(str(run.seed) for run in group.used)
         where = {letter: str(_place(group.runs)), f"{letter}_seeds": seeds, "note": group.status}
-        writer.writerow({"section": "run", "what": _title(group)} | where)
-    for section, told in (("setting", compared.settings), ("environment", compared.environment)):
-        for one in told:
+        rows.append({"section": "run", "what": _title(group)} | where)
+    for section, differing in (("setting", compared.settings), ("environment", compared.environment)):
+        for one in differing:
             note = "" if one.matters else "cannot change results"
-            writer.writerow({"section": section, "what": one.key, "a": one.a, "b": one.b, "note": note})
-    writer.writerows({"section": "final"} | _numbers(one, compared.test) for one in compared.final)
-    writer.writerows({"section": "curve", "at": number} | _numbers(one, None) for number, one in compared.curve.items())
-    writer.writerows(
+            rows.append({"section": section, "what": one.key, "a": one.a, "b": one.b, "note": note})
+    rows += [{"section": "final"} | _numbers(one, compared.test) for one in compared.final]
+    rows += [{"section": "curve", "at": number} | _numbers(one, None) for number, one in compared.curve.items()]
+    rows += [
         {"section": "clients", "what": one.name, "at": one.seed, "a": one.a, "equal": one.equal, "b": one.b}
         for one in compared.clients
-    )
-    writer.writerows({"section": "note", "note": note} for note in compared.notes)
+    ]
+    rows += [{"section": "note", "note": note} for note in compared.notes]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, [*names, "paired", "paired_error", "p", "equal", "note"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in rows)
     return buffer.getvalue()
 
 

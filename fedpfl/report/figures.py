@@ -12,6 +12,7 @@ import pandas as pd
 from fedpfl.errors import FedpflError
 from fedpfl.report.load import Group, Run, groups
 from fedpfl.report.tables import read_reference, reference_for
+from fedpfl.report.text import clip
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +35,7 @@ STYLE: Any = {
     "legend.fontsize": 8,
     "lines.linewidth": 1.5,
     "lines.markersize": 3.8,
+    "text.parse_math": False,  # a name may hold dollars
 }
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
@@ -79,15 +81,15 @@ def accuracy_figure(
         for ax, ((dataset, partition), members) in zip(axes, settings.items(), strict=False):
             for group in members:
                 window = max(window, _window(group))
-                _draw(ax, group, metric, {**look(methods.index(label(group))), "label": label(group)})
+                _draw(ax, group, metric, {**look(methods.index(label(group))), "label": told(label(group))})
             if max(len(run.evaluations) for group in members for run in group.used) > 2:
                 # Limits from the evaluations alone: the first rounds of a cohort would squeeze the rest.
                 ax.set_ylim(ax.get_ylim())
             for group in members if cohort else ():
-                thin = _smooth(_over_seeds(group, "cohort_before")["mean"], _window(group))
+                thin = _smooth(over_seeds(group, "cohort_before")["mean"], _window(group))
                 color = look(methods.index(label(group)))["color"]
                 ax.plot(thin.index, thin, color=color, linewidth=THIN, alpha=0.45, zorder=1)
-            ax.set(title=f"{dataset}, {partition}", xlabel="round", ylabel=LABELS[metric])
+            ax.set(title=told(f"{dataset}, {partition}"), xlabel="round", ylabel=LABELS[metric])
             ax.set_xlim(left=0)
         note = f"thin: cohort before training, mean of {window} rounds" if cohort else ""
         finish(figure, axes[: len(settings)], note)
@@ -117,8 +119,8 @@ def curves(runs: Iterable[Run], reference: Path, path: Path, window: int = 10) -
             drawn: set[str] = set()
             for place, group in enumerate(gathered):
                 own_look = look(place)
-                own = _smooth(_over_seeds(group, f"cohort_{when}")["mean"], window)
-                ax.plot(own.index, own, label=group.method, **own_look, markevery=_every(len(own)))
+                own = _smooth(over_seeds(group, f"cohort_{when}")["mean"], window)
+                ax.plot(own.index, own, label=told(group.method), **own_look, markevery=_every(len(own)))
                 name = reference_for(group, published["method"].unique())
                 if name is None or name in drawn:
                     continue
@@ -131,30 +133,38 @@ def curves(runs: Iterable[Run], reference: Path, path: Path, window: int = 10) -
                     "markerfacecolor": "white",
                     "alpha": 0.8,
                 }
-                ax.plot(line.index, line, label=f"published: {name}", **faint, markevery=_every(len(line), 0.06))
+                ax.plot(line.index, line, label=told(f"published: {name}"), **faint, markevery=_every(len(line), 0.06))
             ax.set(title=f"{when} local training", xlabel="round")
             ax.set_xlim(left=0)
         axes[0].set_ylabel(f"cohort's pooled accuracy (%)\nrunning mean of {window} rounds")
-        figure.suptitle(", ".join(next(iter(settings))))
+        figure.suptitle(told(", ".join(next(iter(settings)))))
         finish(figure, axes)
         return save(figure, path)
 
 
-def _over_seeds(group: Group, column: str) -> pd.DataFrame:
+def over_seeds(group: Group, column: str) -> pd.DataFrame:
     """Mean, sample standard deviation and number of seeds by round, where the column was recorded."""
-    parts = [run.rounds[["round", column]].dropna() for run in group.used if column in run.rounds]
+    parts = [run.rounds[["round", column]] for run in group.used if column in run.rounds]
     if not parts:
         return pd.DataFrame({"mean": [], "std": [], "count": []})
-    return pd.concat(parts).groupby("round")[column].agg(["mean", "std", "count"])
+    # A seed whose model was not finite has no number: a mean of the others would flatter.
+    own = pd.concat(parts).groupby("round")[column]
+    over = pd.DataFrame({"mean": own.mean(skipna=False), "std": own.std(skipna=False), "count": own.count()})
+    return over[over["mean"].notna()]
 
 
 def _draw(ax: Axes, group: Group, metric: str, own: dict[str, Any]) -> None:
-    over = _over_seeds(group, metric)
+    over = over_seeds(group, metric)
     ax.plot(over.index, over["mean"], **own, markevery=_every(len(over)), zorder=3)
     band = over[over["count"] > 1]
     if len(band):
         low, high = band["mean"] - band["std"], band["mean"] + band["std"]
         ax.fill_between(band.index, low, high, color=own["color"], alpha=0.15, linewidth=0, zorder=2)
+
+
+def told(text: str) -> str:
+    """Return text as a figure can show it: short, and with no underscore in front, which would hide it from legends."""
+    return clip(f" {text}" if text.startswith("_") else text, 60)
 
 
 def look(place: int) -> dict[str, Any]:

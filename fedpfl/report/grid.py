@@ -12,7 +12,8 @@ import pandas as pd
 
 from fedpfl.errors import FedpflError
 from fedpfl.report.published import Published
-from fedpfl.report.tables import latex_escape, markdown_escape, over_seeds
+from fedpfl.report.tables import over_seeds
+from fedpfl.report.text import csv_cell, latex, markdown, plain
 
 
 @dataclass
@@ -129,7 +130,7 @@ def _terminal(grid: Grid, width: int | None) -> str:
         console.print(shown)
     best = " * best, + second." if any(cell.mark for cell in grid.cells.values()) else ""
     for text in (grid.caption + best, *grid.notes):
-        console.print(Text(text), width=width or 120)
+        console.print(Text(plain(text)), width=width or 120)
     text = "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
     return text + "".join(f"{line}\n" for line in _to_fill(grid))
 
@@ -141,16 +142,15 @@ def _to_fill(grid: Grid) -> list[str]:
 def _markdown(grid: Grid, _: int | None) -> str:
     styles = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
     heads = [" ".join(column) for column in grid.columns]
-    lines = ["| | " + " | ".join(map(markdown_escape, heads)) + " |", "|---|" + "---:|" * len(heads)]
+    lines = ["| | " + " | ".join(map(markdown, heads)) + " |", "|---|" + "---:|" * len(heads)]
     for i, (name, _kind) in enumerate(grid.rows):
         texts = []
         for j in range(len(heads)):
             own = styles[grid.cells[i, j].mark].format(_own(grid, i, j) or "-")
             theirs = _theirs(grid, i, j)
             texts.append(f"{own}<br>{theirs}" if theirs else own)
-        lines.append(f"| {markdown_escape(name)} | " + " | ".join(texts) + " |")
-    lines += ["", grid.caption]
-    lines += [line for note in grid.notes for line in ("", note)]
+        lines.append(f"| {markdown(name)} | " + " | ".join(texts) + " |")
+    lines += [line for note in (grid.caption, *grid.notes) for line in ("", markdown(note))]
     if grid.missing:
         lines += ["", "Missing cells are filled by:", "", "```", *grid.missing, "```"]
     return "\n".join(lines) + "\n"
@@ -160,17 +160,14 @@ def _latex(grid: Grid, _: int | None) -> str:
     r"""Needs `\usepackage{booktabs,graphicx}`. The best is bold, the second underlined; published values are small."""
     styles = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
     groups = [(name, len(list(same))) for name, same in groupby(first for first, _ in grid.columns)]
-    top = [rf"\multicolumn{{{size}}}{{c}}{{{latex_escape(name)}}}" for name, size in groups]
+    top = [rf"\multicolumn{{{size}}}{{c}}{{{latex(name)}}}" for name, size in groups]
     ends = list(accumulate((size for _, size in groups), initial=1))
     rules = [rf"\cmidrule(lr){{{start + 1}-{end}}}" for start, end in pairwise(ends)]
     body = []
     for i, (name, _kind) in enumerate(grid.rows):
-        own = [
-            styles[grid.cells[i, j].mark].format(_glyphs(latex_escape(_own(grid, i, j) or "--")))
-            for j in range(len(grid.columns))
-        ]
-        body.append(f"{latex_escape(name)} & {' & '.join(own)} \\\\")
-        theirs = [latex_escape(_theirs(grid, i, j)) for j in range(len(grid.columns))]
+        own = [styles[grid.cells[i, j].mark].format(latex(_own(grid, i, j) or "--")) for j in range(len(grid.columns))]
+        body.append(f"{latex(name)} & {' & '.join(own)} \\\\")
+        theirs = [latex(_theirs(grid, i, j)) for j in range(len(grid.columns))]
         if any(theirs):
             small = [rf"{{\scriptsize {text}}}" if text else "" for text in theirs]
             body.append(rf"{{\scriptsize published}} & {' & '.join(small)} \\")
@@ -178,13 +175,13 @@ def _latex(grid: Grid, _: int | None) -> str:
         r"% \usepackage{booktabs,graphicx}",
         *(f"% missing: {command}" for command in grid.missing),
         r"\begin{table*}",
-        rf"\caption{{{_glyphs(latex_escape(' '.join((grid.caption, *grid.notes))))}}}",
+        rf"\caption{{{latex(' '.join((grid.caption, *grid.notes)))}}}",
         r"\resizebox{\textwidth}{!}{%",
         rf"\begin{{tabular}}{{l{'r' * len(grid.columns)}}}",
         r"\toprule",
         f" & {' & '.join(top)} \\\\",
         " ".join(rules),
-        f" & {' & '.join(latex_escape(second) for _, second in grid.columns)} \\\\",
+        f" & {' & '.join(latex(second) for _, second in grid.columns)} \\\\",
         r"\midrule",
         *body,
         r"\bottomrule",
@@ -192,10 +189,6 @@ def _latex(grid: Grid, _: int | None) -> str:
         r"\end{table*}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _glyphs(text: str) -> str:
-    return text.replace("°", r"$^\circ$").replace("†", r"$^\dagger$")
 
 
 def _csv(grid: Grid, _: int | None) -> str:
@@ -219,4 +212,4 @@ def _csv(grid: Grid, _: int | None) -> str:
                 "rank": {"best": 1, "second": 2}.get(cell.mark),
             }
         )
-    return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
+    return pd.DataFrame(rows).map(csv_cell).to_csv(index=False, lineterminator="\n")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpfl.errors import FedpflError
-from fedpfl.report.load import Group, Run, groups, run_directories, runs, to_stderr
+from fedpfl.report.load import Group, Run, directories, groups, runs, to_stderr
 from fedpfl.report.output import positive
 from fedpfl.report.page import parts
 from fedpfl.report.page.data import page_data
@@ -72,9 +72,7 @@ def experiments(roots: Iterable[Path], warn: Callable[[str], None] = to_stderr) 
     folders: dict[Path, list[Path]] = {}
     taken: set[Path] = set()
     for root in roots:
-        if not root.is_dir():
-            raise FedpflError(f"no such directory: {root}; give the folder that holds the runs, such as outputs")
-        for path in run_directories(root):
+        for path in directories(root, warn=warn):
             if path.resolve() not in taken:
                 taken.add(path.resolve())
                 folders.setdefault(_base(path, root), []).append(path)

@@ -10,7 +10,8 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedpfl.report.tables import markdown_escape
+from fedpfl.report.text import markdown as escaped
+from fedpfl.report.text import plain
 
 GAP = "  "
 
@@ -39,6 +40,7 @@ def terminal(
 
     Text folds between words; within a word only where nothing else helps. below: a line under each row.
     """
+    rows, below, title = [[plain(cell) for cell in row] for row in rows], [*map(plain, below)], plain(title)
     kept = _filled(fields, rows)
     widths = _widths(fields, rows, kept, width)
     lines = [title] if title else []
@@ -60,6 +62,7 @@ def fits(fields: Sequence[Field], rows: Sequence[Sequence[str]], width: int | No
 
 def paragraph(text: str, width: int | None = None) -> str:
     """A line of prose, folded between words to the width, by default left as it is."""
+    text = plain(text)
     folded = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) if width else [text]
     return "\n".join(folded) + "\n"
 
@@ -68,9 +71,9 @@ def markdown(fields: Sequence[Field], rows: Sequence[Sequence[str]]) -> str:
     """The table as Markdown. Empty columns are left out."""
     kept = _filled(fields, rows)
     lines = [
-        "| " + " | ".join(markdown_escape(fields[place].heading) for place in kept) + " |",
+        "| " + " | ".join(escaped(fields[place].heading) for place in kept) + " |",
         "|" + "|".join("---:" if fields[place].number else "---" for place in kept) + "|",
-        *("| " + " | ".join(markdown_escape(row[place]) for place in kept) + " |" for row in rows),
+        *("| " + " | ".join(escaped(row[place]) for place in kept) + " |" for row in rows),
     ]
     return "\n".join(lines) + "\n"
 

@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import json
+import math
 import os
 import sys
 import time
@@ -18,8 +19,9 @@ from typing import Any
 from fedpfl.errors import FedpflError
 from fedpfl.report import layout, state
 from fedpfl.report.layout import Field
-from fedpfl.report.load import DATASETS, METHODS, groups
+from fedpfl.report.load import DATASETS, METHODS, directories, groups
 from fedpfl.report.state import STATUSES, State
+from fedpfl.report.text import csv_cell
 
 FORMATS = ("terminal", "csv", "json")
 
@@ -60,17 +62,17 @@ class Entry:
     @property
     def bits(self) -> float | None:
         """Bits down and up per client of the cohort in the last round, None where not recorded."""
-        last = self.state.last
-        if self.state.run is None or "bits_down" not in last or "bits_up" not in last:
+        last, run = self.state.last, self.state.run
+        if run is None or not {"bits_down", "bits_up"} <= {*last.dropna().index}:
             return None
-        return (last["bits_down"] + last["bits_up"]) / self.state.run.cohort
+        return float(last["bits_down"] + last["bits_up"]) / float(run.participants[-1])
 
     def record(self) -> dict[str, Any]:
         """What stands in CSV and JSON; None where unknown."""
         found, run = self.state, self.state.run
         return {
             "status": found.status,
-            "round": found.reached if run else None,
+            "round": run.reached if run else None,
             "rounds": run.planned if run else None,
             "experiment": self.experiment or None,
             "method": run.method_name if run else None,
@@ -78,10 +80,10 @@ class Entry:
             "dataset": run.dataset if run else None,
             "partition": run.partition if run else None,
             "seed": run.seed if run else None,
-            "evaluated": int(found.judged["round"]) if found.judged else None,
-            "accuracy": found.judged.get("accuracy"),
-            "ft_accuracy": found.judged.get("ft_accuracy"),
-            "hours": found.hours,
+            "evaluated": int(found.judged["round"]) if len(found.judged) else None,
+            "accuracy": _known(found.judged.get("accuracy")),
+            "ft_accuracy": _known(found.judged.get("ft_accuracy")),
+            "hours": _known(found.hours),
             "bits": self.bits,
             "changed": datetime.fromtimestamp(found.changed).astimezone().isoformat(timespec="seconds"),
             "path": str(found.path),
@@ -100,7 +102,7 @@ class Entry:
             str(run.seed) if run else "",
             layout.percent(found.judged.get("accuracy")),
             layout.percent(found.judged.get("ft_accuracy")),
-            "" if found.hours is None else f"{found.hours:.2f}",
+            "" if math.isnan(found.hours) else f"{found.hours:.2f}",
             layout.short(self.bits),
             layout.duration(time.time() - found.changed),
             str(found.path),
@@ -110,9 +112,9 @@ class Entry:
 SORTS: dict[str, tuple[Callable[[Entry], Any], bool]] = {
     "run": (lambda entry: entry.order, False),
     "status": (lambda entry: STATUSES.index(entry.state.status), False),
-    "accuracy": (lambda entry: entry.state.judged.get("accuracy"), True),
-    "fine-tuned": (lambda entry: entry.state.judged.get("ft_accuracy"), True),
-    "hours": (lambda entry: entry.state.hours, True),
+    "accuracy": (lambda entry: _known(entry.state.judged.get("accuracy")), True),
+    "fine-tuned": (lambda entry: _known(entry.state.judged.get("ft_accuracy")), True),
+    "hours": (lambda entry: _known(entry.state.hours), True),
     "bits": (lambda entry: entry.bits, True),
     "age": (lambda entry: -entry.state.changed, False),
     "seed": (lambda entry: entry.state.run.seed if entry.state.run else None, False),
@@ -181,7 +183,7 @@ def render(listed: Sequence[Entry], form: str = "terminal", width: int | None = 
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, list(_NOTHING.record()), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(entry.record() for entry in listed)
+        writer.writerows({key: csv_cell(value) for key, value in entry.record().items()} for entry in listed)
         return buffer.getvalue()
     text, left_out = _table(listed, width)
     reasons = [f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason]
@@ -191,7 +193,7 @@ def render(listed: Sequence[Entry], form: str = "terminal", width: int | None = 
 def main(words: Sequence[str]) -> int:
     """Run the command; returns the exit code. Raises FedpflError for a mistake of the user's."""
     options = _parser().parse_args(words)
-    listed = entries(map(state.read, state.directories(*options.roots)))
+    listed = entries(map(state.read, directories(*options.roots)))
     if not listed:
         raise FedpflError(
             f"no runs found below {', '.join(map(str, options.roots))}; "
@@ -275,6 +277,10 @@ def _datasets(entry: Entry) -> list[str]:
     run = entry.state.run
     name = str(run.config["dataset"]["name"]) if run else ""
     return [name, DATASETS.get(name, ""), run.dataset] if run else []
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else float(value)
 
 
 def _plain(name: str) -> str:

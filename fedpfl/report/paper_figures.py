@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedpfl.errors import FedpflError
 from fedpfl.report import published
-from fedpfl.report.figures import LABELS, accuracy_figure, cells, finish, look, panels, save, style
+from fedpfl.report.figures import LABELS, accuracy_figure, cells, finish, look, panels, save, style, told
 from fedpfl.report.load import METHODS, Group, Run
 from fedpfl.report.paper_tables import COMPARED, PLANS, SMALL, Rule, one_each
 from fedpfl.report.tables import judged, over_seeds
@@ -103,7 +103,7 @@ def _over_alpha(gathered: Sequence[Group]) -> list[Group]:
 
 def _value(group: Group, rule: Rule, column: str = "") -> tuple[float, float]:
     """Mean and standard deviation over seeds of the judged accuracy, or of another column of its row."""
-    rows = [row for run in group.used if (row := judged(run, rule.select, rule.every)) is not None]
+    rows = judged(group, rule.select, rule.every).values()
     return over_seeds([float(row.get(column or rule.accuracy, math.nan)) for row in rows])
 
 
@@ -122,7 +122,7 @@ def _line(ax: Axes, points: Points, label: str, place: int, **changes: Any) -> N
     """A line through the means, with error bars where there is a spread."""
     across, means, spreads = [x for x, _ in points], [mean for _, (mean, _) in points], [std for _, (_, std) in points]
     error = None if all(map(math.isnan, spreads)) else [0.0 if math.isnan(spread) else spread for spread in spreads]
-    ax.errorbar(across, means, yerr=error, label=label, capsize=2, **{**look(place), **changes})
+    ax.errorbar(across, means, yerr=error, label=told(label), capsize=2, **{**look(place), **changes})
 
 
 def _q_axis(ax: Axes, quantiles: list[float]) -> dict[float, int]:
@@ -134,7 +134,12 @@ def _q_axis(ax: Axes, quantiles: list[float]) -> dict[float, int]:
 
 def _convergence(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
     runs = [run for group in shown for run in group.runs]
-    return accuracy_figure(runs, path, rule.accuracy, lambda group: METHODS[group.runs[0].method_name])
+
+    def label(group: Group) -> str:
+        name = METHODS[group.runs[0].method_name]
+        return f"{name} ({', '.join(group.apart)})" if group.apart else name
+
+    return accuracy_figure(runs, path, rule.accuracy, label)
 
 
 def _scores_over_q(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
@@ -169,7 +174,7 @@ def _over_quantiles(
                 after = [(place[group.runs[0].q or 0.0], _value(group, rule, f"ft_{rule.accuracy}")) for group in own]
                 if tuned and any(not math.isnan(value) for _, (value, _) in after):
                     _line(ax, after, f"{label}, fine-tuned", len(names) + number)
-            ax.set(title=f"{dataset}, {partition}", ylabel=LABELS[rule.accuracy])
+            ax.set(title=told(f"{dataset}, {partition}"), ylabel=LABELS[rule.accuracy])
         finish(figure, axes[: len(settings)])
         return save(figure, path)
 
@@ -205,7 +210,7 @@ def _norms(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
                         label=label,
                         capsize=2,
                     )
-        ax.set_xticks(range(len(settings)), ["\n".join(setting) for setting in settings])
+        ax.set_xticks(range(len(settings)), ["\n".join(map(told, setting)) for setting in settings])
         ax.set_ylim(max(0.0, math.floor(lowest / 10) * 10 - 10), None)
         ax.set_ylabel(LABELS[rule.accuracy])
         ax.grid(axis="x", visible=False)
@@ -223,7 +228,11 @@ def _layers(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
             shares = layer_shares(group.used[0])
             colors = colormaps["cividis"]([place / max(1, len(shares.columns) - 1) for place in range(shares.shape[1])])
             ax.stackplot(shares.index, *(100 * shares[name] for name in shares), labels=list(shares), colors=colors)
-            ax.set(title=f"{group.dataset}, {group.partition}\n{group.method}", xlabel="round", ylim=(0, 100))
+            ax.set(
+                title=told(f"{group.dataset}, {group.partition}") + "\n" + told(group.method),
+                xlabel="round",
+                ylim=(0, 100),
+            )
             ax.set_ylabel("share of personal entries (%)")
             ax.margins(x=0)
         finish(figure, axes[: len(shown)])
@@ -253,14 +262,16 @@ def _downlink(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
                 if points:
                     single = {"linestyle": "none"} if method != "fedobp" else {}
                     _line(ax, points, METHODS[method], number, **single)
-            ax.set(title=f"{dataset}, {partition}", xlabel="values down / model size", ylabel=LABELS[rule.accuracy])
+            ax.set(
+                title=told(f"{dataset}, {partition}"), xlabel="values down / model size", ylabel=LABELS[rule.accuracy]
+            )
         finish(figure, axes[: len(settings)])
         return save(figure, path)
 
 
 def _ratio(group: Group) -> float:
     """Values that a client is sent per round, of those of the model; mean over rounds and seeds."""
-    each = [run.rounds["values_down"].mean() / run.cohort / run.summary["parameters"] for run in group.used]
+    each = [run.per_client("values_down") / (run.fact("parameters") or math.nan) for run in group.used]
     return float(sum(each) / len(each))
 
 
@@ -276,7 +287,7 @@ def _alphas(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
                 points = sorted((_alpha(group.runs[0]), _value(group, rule)) for group in own)
                 if len(points) > 1:
                     _line(ax, points, label, number)
-            ax.set(title=dataset, xlabel="Dirichlet alpha", ylabel=LABELS[rule.accuracy], xscale="log")
+            ax.set(title=told(dataset), xlabel="Dirichlet alpha", ylabel=LABELS[rule.accuracy], xscale="log")
             ticks = sorted({_alpha(group.runs[0]) for group in shown if group.dataset == dataset})
             ax.set_xticks(ticks, [f"{alpha:g}" for alpha in ticks])
             ax.minorticks_off()

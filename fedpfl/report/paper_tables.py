@@ -17,8 +17,8 @@ import pandas as pd
 from fedpfl.errors import FedpflError
 from fedpfl.report import published
 from fedpfl.report.grid import Cell, Grid
-from fedpfl.report.load import DATASETS, METHODS, Group, Run
-from fedpfl.report.tables import departures, few, judged, setup_differences
+from fedpfl.report.load import DATASETS, METHODS, Group, Run, unlike
+from fedpfl.report.tables import departures, emptiness, few, judged, over_which, setup_differences
 
 LARGE = ("cifar10", "cifar100", "emnist", "svhn")
 SMALL = ("mnist", "fmnist", "organamnist", "organcmnist")
@@ -181,14 +181,16 @@ def fill(
         plan = replace(plan, datasets=tuple(datasets or present) or plan.datasets)
     cells: dict[tuple[int, int], Cell] = {}
     speaking: dict[int, Group] = {}
+    columns_of: dict[int, dict[int, Group]] = {}
     ambiguous: list[str] = []
     for i, line in enumerate(plan.lines):
         for j, (dataset, alpha) in enumerate(plan.columns):
             own = [group for group in gathered if _fits(group.runs[0], line, dataset, alpha, plan.faulty)]
             own.sort(key=_rank, reverse=True)
             cell = cells[i, j] = _cell(own[0], line, rule) if own else Cell()
-            if cell.values:
+            if own:
                 speaking[id(own[0])] = own[0]
+                columns_of.setdefault(j, {})[id(own[0])] = own[0]
             setting = line.setting(f"Dir({alpha:g})")
             cell.published = published.lookup(line.metric, line.known_as, dataset, setting) if line.known_as else None
             if len(own) > 1 and line.measure not in (_after_tuning, _quantile):
@@ -198,8 +200,12 @@ def fill(
         notes.append(
             f"Several configurations fit {few(ambiguous)}; shown is the one nearest to the paper's, then the longest."
         )
+    notes += emptiness(list(speaking.values()), rule.select, rule.every)
+    if told := _mixed(plan, columns_of):
+        notes.append(f"Not alike in what a column should share: {few(told)}.")
     if any(cell.reached for cell in cells.values()):
-        notes.append("° not finished: the last evaluation that there is.")
+        reached = {cell.reached: None for cell in cells.values() if cell.reached}
+        notes.append(f"° not all planned rounds: the last evaluation that there is ({few(reached)}).")
     if test:
         notes.append(_compare(plan, cells, test))
     grid = Grid(
@@ -216,6 +222,19 @@ def fill(
     )
     grid.mark()
     return grid
+
+
+def _mixed(plan: Plan, columns_of: dict[int, dict[int, Group]]) -> list[str]:
+    """What of a column's runs is not as in most of them, but for the method."""
+    told = []
+    for j, members in sorted(columns_of.items()):
+        shown = list(members.values())
+        for group, words in zip(shown, unlike(shown), strict=True):
+            if words:
+                dataset, alpha = plan.columns[j]
+                name = METHODS.get(group.runs[0].method_name, group.runs[0].method_name)
+                told.append(f"{name} on {DATASETS.get(dataset, dataset)}, Dir({alpha:g}) ({', '.join(words)})")
+    return told
 
 
 def _fits(run: Run, line: Line, dataset: str, alpha: float, faulty: bool) -> bool:
@@ -246,17 +265,17 @@ def _rank(group: Group) -> tuple[Any, ...]:
         run.config["partition"]["name"] == "published",
         group.used[0].status == "finished",
         run.planned,
-        max(float(used.rounds["round"].max()) for used in group.used),
+        max(used.reached for used in group.used),
         len(group.used),
     )
 
 
 def _cell(group: Group, line: Line, rule: Rule) -> Cell:
-    found = {run.seed: (run, judged(run, rule.select, rule.every)) for run in group.used}
-    own = {seed: line.measure(run, row, rule) for seed, (run, row) in found.items() if row is not None}
-    values = {seed: value for seed, value in own.items() if not math.isnan(value)}
-    reached = "" if group.used[0].status == "finished" else group.status
-    return Cell(values, reached if values else "")
+    found = judged(group, rule.select, rule.every)
+    values = {run.seed: line.measure(run, row, rule) for run, row in found.items()}
+    if any(map(math.isnan, values.values())):  # a mean that a seed lacks is no mean
+        values = {}
+    return Cell(values, "" if group.whole or not values else group.status)
 
 
 def _compare(plan: Plan, cells: dict[tuple[int, int], Cell], test: str) -> str:
@@ -281,7 +300,6 @@ def _compare(plan: Plan, cells: dict[tuple[int, int], Cell], test: str) -> str:
 
 
 def _caption(plan: Plan, cells: dict[tuple[int, int], Cell], rule: Rule) -> str:
-    seeds = sorted({seed for cell in cells.values() for seed in cell.values})
     if plan.lines[0].kind != "percent":
         return f"{plan.title}: own, below it the published number and the difference."
     which = {
@@ -292,9 +310,16 @@ def _caption(plan: Plan, cells: dict[tuple[int, int], Cell], rule: Rule) -> str:
     when = "the last evaluation of each run"
     if rule.select == "best-checkpoint":
         when = f"the best evaluation of each run, chosen on test data as the published numbers are (every {rule.every})"
-    over = "mean(sample standard deviation) over seeds " + ", ".join(map(str, seeds))
-    if len(seeds) < 2:
-        over = f"one seed ({seeds[0]})" if seeds else "no runs"
+    seeds: dict[str, str] = {}
+    for i, line in enumerate(plan.lines):
+        own = {
+            j: " ".join(map(str, sorted(cells[i, j].values))) for j in range(len(plan.columns)) if cells[i, j].values
+        }
+        for j, told in own.items():
+            dataset, alpha = plan.columns[j]
+            one = len(set(own.values())) == 1
+            seeds[line.label if one else f"{line.label} on {DATASETS.get(dataset, dataset)}, Dir({alpha:g})"] = told
+    over = over_which(seeds) if seeds else "no runs"
     return (
         f"{plan.title}. Test accuracy in percent, {which}, before fine-tuning but for FedAvg+FT, at {when}; {over}. "
         "Best and second of each column are marked. Below: the published value, and own minus published; published "

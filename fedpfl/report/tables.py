@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from fedpfl.errors import FedpflError
-from fedpfl.report.load import METHODS, Group, Run, groups, to_stderr
+from fedpfl.report.load import METHODS, Group, Run, groups, span, to_stderr
 from fedpfl.report.published import QUANTILE, SETUP, Published, of_run
+from fedpfl.report.text import clip, csv_cell, latex, markdown, plain
 
 SELECTIONS = ("last", "best-checkpoint")
 FORMATS = {"terminal": ".txt", "markdown": ".md", "csv": ".csv", "latex": ".tex"}
@@ -74,7 +75,8 @@ def accuracy_table(
         if math.isnan(record["accuracy"]):
             warn(f"{group.dataset}, {group.partition}, {group.method}: no evaluation of all clients to judge")
     frame = pd.DataFrame(records, columns=_record_keys())
-    return Table(frame, ACCURACY_COLUMNS, _caption(gathered, frame, select, every), departures(gathered))
+    notes = (*departures(gathered), *emptiness(gathered, select, every))
+    return Table(frame, ACCURACY_COLUMNS, _caption(gathered, frame, select, every), notes)
 
 
 def curve_table(runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int, int]] = ((1, 20), (21, 100))) -> Table:
@@ -197,23 +199,22 @@ def _record_keys() -> list[str]:
 
 
 def _record(group: Group, select: str, every: int) -> dict[str, Any]:
-    found = [(run, judged(run, select, every)) for run in group.used]
+    found = judged(group, select, every)
     # Seeds without an evaluation yet say nothing, unless there is no other.
-    used = [run for run, row in found if row is not None] or list(group.used)
-    rows = [row for _, row in found if row is not None]
+    used, rows = list(found) or list(group.used), list(found.values())
     record: dict[str, Any] = {
         "dataset": group.dataset,
         "partition": group.partition,
         "method": group.method,
-        "round": _span([int(row["round"]) for row in rows]),
+        "round": span([int(row["round"]) for row in rows]),
         "seeds": len(used),
-        "seed_list": " ".join(str(run.seed) for run in used),
+        "seed_list": _seeds(used),
         "status": group.status,
     }
     for key in ACCURACIES:
         record[key], record[f"{key}_seed_std"] = over_seeds([float(row.get(key, math.nan)) for row in rows])
     for key in TRAFFIC:
-        record[key], record[f"{key}_seed_std"] = over_seeds([_per_client(run, key) for run in used])
+        record[key], record[f"{key}_seed_std"] = over_seeds([run.per_client(key) for run in used])
     record["seconds"], record["seconds_seed_std"] = over_seeds(
         [float(run.rounds["seconds"].median()) if "seconds" in run.rounds else math.nan for run in used]
     )
@@ -225,19 +226,37 @@ def _record(group: Group, select: str, every: int) -> dict[str, Any]:
     return record
 
 
-def judged(run: Run, select: str, every: int) -> Any:
-    """The row of `rounds.csv` that a run is judged by, None where there is none."""
-    rows = run.evaluations
+def judged(group: Group, select: str, every: int) -> dict[Run, pd.Series]:
+    """Return the rows of `rounds.csv` that the runs which speak for a group are judged by, of those that have one.
+
+    Runs that are not finished are judged as far as all of them came, so that none is averaged with a longer one.
+    """
+    rows = {run: run.evaluations for run in group.used}
+    rows = {run: own for run, own in rows.items() if len(own)}
+    if rows and group.used[0].status != "finished":
+        last = min(own["round"].iloc[-1] for own in rows.values())
+        rows = {run: own[own["round"] <= last] for run, own in rows.items()}
     if select == "best-checkpoint":
-        rows = rows[rows["round"] % every == 0]
-    if rows.empty:
-        return None
-    return rows.iloc[-1] if select == "last" else rows.loc[rows["accuracy"].idxmax()]
+        rows = {run: own[own["round"] % every == 0] for run, own in rows.items()}
+    chosen = {}
+    for run, own in rows.items():
+        if len(own):
+            best = select == "best-checkpoint" and own["accuracy"].notna().any()
+            chosen[run] = own.loc[own["accuracy"].idxmax()] if best else own.iloc[-1]
+    return chosen
 
 
-def _per_client(run: Run, key: str) -> float:
-    """Mean over rounds of what one client of the cohort moves in a round."""
-    return float(run.rounds[key].mean()) / run.cohort if key in run.rounds else math.nan
+def emptiness(gathered: Sequence[Group], select: str, every: int) -> tuple[str, ...]:
+    """Say which judged evaluations hold no accuracy, which leaves cells empty."""
+    told = [
+        f"{group.method} on {group.dataset}, {group.partition} (seed {run.seed}, round {int(row['round'])})"
+        for group in gathered
+        for run, row in judged(group, select, every).items()
+        if math.isnan(row["accuracy"])
+    ]
+    if not told:
+        return ()
+    return (f"Empty, as a model was not finite or no client has test samples: {few(told)}.",)
 
 
 def over_seeds(values: list[float]) -> tuple[float, float]:
@@ -248,20 +267,20 @@ def over_seeds(values: list[float]) -> tuple[float, float]:
 
 def _caption(gathered: list[Group], frame: pd.DataFrame, select: str, every: int) -> str:
     used = [run for group in gathered for run in group.used]
-    seeds = sorted({run.seed for run in used})
-    tuning = sorted({int(epochs) for run in used if (epochs := run.config.get("eval", {}).get("finetune_epochs"))})
+    tuning = sorted({int(epochs) for run in used if (epochs := run.get("eval.finetune_epochs"))})
     which = "the last evaluation of each run"
     if select == "best-checkpoint":
         among = "its evaluations" if every == 1 else f"its evaluations after multiples of {every} rounds"
         which = f"the best of {among}, chosen on test data as the published tables do,"
-    over = f"mean(sample standard deviation) over seeds {', '.join(map(str, seeds))}"
-    if len(seeds) == 1:
-        over = f"one seed ({seeds[0]})"
+    seeds = dict(
+        zip(frame["method"] + " on " + frame["dataset"] + ", " + frame["partition"], frame["seed_list"], strict=True)
+    )
+    over = over_which(seeds)
     parts = [
         f"Test accuracy in percent over all clients at {which} (column round); {over}.",
         "Mean: over clients; pooled: over all their test samples; worst 10%: the clients' worst decile.",
         "Before: each client's personal model as it stands"
-        + (f"; fine-tuned: after {_span(tuning)} local epochs more." if frame["ft_accuracy"].notna().any() else "."),
+        + (f"; fine-tuned: after {span(tuning)} local epochs more." if frame["ft_accuracy"].notna().any() else "."),
         "Values and bits: per client of the cohort and round, mean over rounds; s/round: median over rounds.",
     ]
     if frame["published"].notna().any():
@@ -271,6 +290,22 @@ def _caption(gathered: list[Group], frame: pd.DataFrame, select: str, every: int
             "Δ: own minus published, in points."
         )
     return " ".join(parts)
+
+
+def over_which(seeds: Mapping[str, str]) -> str:
+    """Say over which seeds means are, for each row where they differ. seeds: `0 1 2` by row."""
+    by_seeds: dict[str, list[str]] = {}
+    for row, own in seeds.items():
+        by_seeds.setdefault(own.replace(" ", ", "), []).append(row)
+    if len(by_seeds) == 1:
+        (own,) = by_seeds
+        return f"mean(sample standard deviation) over seeds {own}" if "," in own else f"one seed ({own})"
+    told = [f"{own} ({few(rows)})" for own, rows in sorted(by_seeds.items(), key=lambda item: -len(item[1]))]
+    return f"mean(sample standard deviation) over different seeds: {'; '.join(told)}"
+
+
+def _seeds(members: Iterable[Run]) -> str:
+    return " ".join(str(run.seed) for run in members)
 
 
 def departures(gathered: Sequence[Group]) -> tuple[str, ...]:
@@ -308,22 +343,12 @@ def setup_differences(run: Run) -> list[tuple[str, str, str]]:
     """What, own value and published value, where they differ."""
     found: list[tuple[str, Any, Any]] = []
     for key, value in SETUP.items():
-        own: Any = run.config
-        for part in key.split("."):
-            own = own.get(part) if isinstance(own, dict) else None
-        found.append((key, own, value))
+        found.append((key, run.get(key), value))
     q = of_run(run, QUANTILE)
     found.append(("q", run.q, q and q.value))
     if run.method_name == "fedobp":
         found.append(("norm", run.config["method"].get("norm"), "global"))
     return [(key, str(own), str(value)) for key, own, value in found if None not in (own, value) and own != value]
-
-
-def _span(numbers: Sequence[int]) -> str | None:
-    if not numbers:
-        return None
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low}–{high}"
 
 
 def _text(kind: str, value: Any, spread: float) -> str:
@@ -342,7 +367,7 @@ def _text(kind: str, value: Any, spread: float) -> str:
             if value >= size:
                 return f"{value / size:.4g}{unit}"
         return f"{value:.4g}"
-    return str(value)
+    return clip(value)
 
 
 def _terminal(table: Table, width: int | None) -> str:
@@ -357,7 +382,7 @@ def _terminal(table: Table, width: int | None) -> str:
     frame = table.frame.reset_index(drop=True)
     for (dataset, partition), part in frame.groupby(["dataset", "partition"], sort=False):
         for number, block in enumerate(_blocks(table, columns, width)):
-            title = Text(f"{dataset}, {partition}") if number == 0 else None
+            title = Text(plain(f"{dataset}, {partition}")) if number == 0 else None
             shown = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
             for column in block:
                 heading = Text(f"{column.group}\n{column.heading}" if column.group else f"\n{column.heading}")
@@ -367,7 +392,7 @@ def _terminal(table: Table, width: int | None) -> str:
                 shown.add_row(*(Text(table.text(column, row)) for column in block))
             console.print(shown)
     for line in (table.caption, *table.notes):
-        console.print(Text(line), width=width or 120)
+        console.print(Text(plain(line)), width=width or 120)
     return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
 
 
@@ -397,23 +422,17 @@ def _blocks(table: Table, columns: list[Column], width: int | None) -> list[list
 def _markdown(table: Table, _: int | None) -> str:
     columns = table.shown
     lines = [
-        "| " + " | ".join(markdown_escape(f"{column.group} {column.heading}".strip()) for column in columns) + " |",
+        "| " + " | ".join(markdown(f"{column.group} {column.heading}".strip()) for column in columns) + " |",
         "|" + "|".join("---" if column.kind == "text" else "---:" for column in columns) + "|",
     ]
     for row in range(len(table.frame)):
-        lines.append("| " + " | ".join(markdown_escape(table.text(column, row)) for column in columns) + " |")
-    lines += ["", table.caption]
-    lines += [line for note in table.notes for line in ("", note)]
+        lines.append("| " + " | ".join(markdown(table.text(column, row)) for column in columns) + " |")
+    lines += [line for note in (table.caption, *table.notes) for line in ("", markdown(note))]
     return "\n".join(lines) + "\n"
 
 
-def markdown_escape(text: str) -> str:
-    """Text as it is to be read in a Markdown table."""
-    return text.replace("|", r"\|").replace("_", r"\_")
-
-
 def _csv(table: Table, _: int | None) -> str:
-    return table.frame.to_csv(index=False, lineterminator="\n")
+    return table.frame.map(csv_cell).to_csv(index=False, lineterminator="\n")
 
 
 def _latex(table: Table, _: int | None) -> str:
@@ -427,40 +446,24 @@ def _latex(table: Table, _: int | None) -> str:
             spans.append((column.group, 1))
     top, rules, place = [], [], 1
     for group, size in spans:
-        top.append(f"\\multicolumn{{{size}}}{{c}}{{{latex_escape(group)}}}" if group else "")
+        top.append(f"\\multicolumn{{{size}}}{{c}}{{{latex(group)}}}" if group else "")
         rules += [f"\\cmidrule(lr){{{place}-{place + size - 1}}}"] if group else []
         place += size
     lines = [
         r"% \usepackage{booktabs,graphicx}",
         r"\begin{table*}",
-        rf"\caption{{{latex_escape(' '.join((table.caption, *table.notes)))}}}",
+        rf"\caption{{{latex(' '.join((table.caption, *table.notes)))}}}",
         r"\resizebox{\textwidth}{!}{%",
         rf"\begin{{tabular}}{{{''.join('l' if column.kind == 'text' else 'r' for column in columns)}}}",
         r"\toprule",
         " & ".join(top) + r" \\",
         " ".join(rules),
-        " & ".join(latex_escape(column.heading) for column in columns) + r" \\",
+        " & ".join(latex(column.heading) for column in columns) + r" \\",
     ]
     settings = list(zip(table.frame["dataset"], table.frame["partition"], strict=True))
     for row, setting in enumerate(settings):
         if row == 0 or setting != settings[row - 1]:
             lines.append(r"\midrule")
-        lines.append(" & ".join(latex_escape(table.text(column, row)) for column in columns) + r" \\")
+        lines.append(" & ".join(latex(table.text(column, row)) for column in columns) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table*}"]
     return "\n".join(line for line in lines if line) + "\n"
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "|": r"\textbar{}",
-    "Δ": r"$\Delta$",
-    "–": "--",
-    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-}
-
-
-def latex_escape(text: str) -> str:
-    """Text as it is to be read in LaTeX."""
-    return "".join(_LATEX.get(letter, letter) for letter in text)

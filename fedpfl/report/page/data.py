@@ -63,7 +63,7 @@ def page_data(gathered: Sequence[Group], judged: Sequence[float], note: Callable
             "accuracy": _percent(accuracy),
             "curves": _curves(group, size),
             "cost": _cost(group),
-            "clients": _spread(group, tables),
+            "clients": _spread(group, tables, note),
             "mask": _mask(group, bins),
         }
         records.append({key: value for key, value in record.items() if value not in (None, {})})
@@ -98,10 +98,7 @@ def _methods(gathered: Sequence[Group], judged: Sequence[float]) -> list[str]:
 def clients(run: Run, note: Callable[[str], None]) -> pd.DataFrame | None:
     """`clients.csv` as numbers; None where there is none, told by `note` if the run was evaluated."""
     try:
-        frame = run.clients.apply(pd.to_numeric, errors="coerce")
-        if "client" not in frame or frame["client"].isna().all():
-            raise FedpflError(f"{run.path}: clients.csv lacks the column client")
-        return frame.dropna(subset="client")
+        return run.clients
     except FedpflError as error:
         if len(run.evaluations):
             note(f"without clients: {error}")
@@ -123,8 +120,8 @@ def _curves(group: Group, size: int) -> dict[str, Any]:
     """
     columns = [*EVALUATED, *EVERY_ROUND]
     every = pd.concat([run.rounds.reindex(columns=["round", *columns]) for run in group.used])
-    means = every.groupby("round", as_index=False)[columns].mean()
-    spreads = every.groupby("round", as_index=False)[columns].std() if len(group.used) > 1 else means
+    means = every.groupby("round", as_index=False)[columns].mean(skipna=False)
+    spreads = every.groupby("round", as_index=False)[columns].std(skipna=False) if len(group.used) > 1 else means
     found = {}
     for key in columns:
         measured = means[key].notna()
@@ -158,14 +155,14 @@ def _cost(group: Group) -> dict[str, Any]:
             ("hours", "seconds", 3600),
         ):
             if column in rounds:
-                part[name] = rounds[column].fillna(0).cumsum() / unit
+                part[name] = rounds[column].cumsum(skipna=False) / unit
         parts.append(part)
     over = pd.concat(parts).groupby("round", as_index=False).mean()
     over = over.iloc[_spaced(len(over), POINTS // 2)]
     return {name: [_significant(value, 6) for value in over[name]] for name in over}
 
 
-def _spread(group: Group, tables: dict[Any, pd.DataFrame | None]) -> dict[str, Any] | None:
+def _spread(group: Group, tables: dict[Any, pd.DataFrame | None], note: Callable[[str], None]) -> dict[str, Any] | None:
     """Accuracy over the clients of all seeds.
 
     `box`: by metric least, quartile, median, quartile, greatest, mean, mean of the worst decile (over seeds).
@@ -177,7 +174,11 @@ def _spread(group: Group, tables: dict[Any, pd.DataFrame | None]) -> dict[str, A
         frame = tables[run.path]
         if frame is None or "accuracy" not in frame:
             continue
-        kept = frame[np.isfinite(frame["accuracy"])].assign(seed=run.seed, flag=0)
+        kept = frame[frame["accuracy"].notna()].assign(seed=run.seed, flag=0)
+        if "test" in frame and (silent := int(((frame["test"] > 0) & frame["accuracy"].isna()).sum())):
+            note(
+                f"{run.path}: {silent} clients with test samples have no accuracy; they are not among the clients shown"
+            )
         for bit, key in ((1, "accuracy"), (2, "ft_accuracy")):
             if key in kept and len(kept) and np.isfinite(kept[key]).all():
                 low = worst(kept[key].to_numpy())
@@ -240,9 +241,13 @@ def _partitions(
         setting = settings.index((group.dataset, group.partition))
         for run in group.runs:
             frame = tables[run.path]
-            if frame is None or not (labels := _label_columns(frame)):
+            if (
+                frame is None
+                or not (labels := _label_columns(frame))
+                or frame[list(labels.values())].isna().any(axis=None)
+            ):
                 continue
-            counts = frame[list(labels.values())].fillna(0).to_numpy().astype(int)
+            counts = frame[list(labels.values())].to_numpy().astype(int)
             entry = found.setdefault(
                 (setting, counts.tobytes()),
                 {

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from html import escape
+from html import escape as _escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import pandas as pd
 
 from fedpfl.report.load import STATUSES, Group, Run
 from fedpfl.report.tables import ACCURACIES, TRAFFIC, Table
+from fedpfl.report.text import plain
 
 SETUP = {
     "model": "model.name",
@@ -37,6 +38,11 @@ SETUP = {
 }
 """What of the configuration the page tells in its head."""
 _MARKS = ("<b>{}</b>", "<u>{}</u>", "{}")
+
+
+def escape(text: str) -> str:
+    """Return text as HTML."""
+    return _escape(plain(text))
 
 
 def document(title: str, navigation: Mapping[str, str], body: str, data: Any = None) -> str:
@@ -178,7 +184,7 @@ def overview(gathered: Sequence[Group], out: Path, base: Path) -> str:
         accuracy = float(last["accuracy"].iloc[-1]) if len(last) else math.nan
         at = int(last["round"].iloc[-1]) if len(last) else reached
         stale = f" <small>(round {at})</small>" if len(last) and at != reached else ""
-        hours = number(run.summary.get("hours"))
+        hours = run.fact("hours")
         cells = [cell(escape(group.method), tag="th")]
         cells += [cell(escape(columns[name][place])) for name in ("data set", "partition") if name in columns]
         cells += [
@@ -199,7 +205,7 @@ def summary(gathered: Sequence[Group]) -> dict[str, str]:
     """The numbers at the head of the page."""
     runs = [run for group in gathered for run in group.runs]
     states = Counter(run.status for run in runs)
-    hours = [value for run in runs if math.isfinite(value := number(run.summary.get("hours")))]
+    hours = [value for run in runs if math.isfinite(value := run.fact("hours"))]
     moved = [total for run in runs if math.isfinite(total := traffic(run, "bits_down") + traffic(run, "bits_up"))]
     seeds = len({run.seed for run in runs})
     values = {
@@ -288,14 +294,13 @@ def costs(gathered: Sequence[Group], judged: Sequence[float]) -> str:
 def _costs(run: Run) -> list[float]:
     """Values and megabytes down and up per client and round, gigabytes down and up, rounds, seconds, hours."""
     totals = {key: traffic(run, key) for key in TRAFFIC}
-    each = len(run.rounds) * run.cohort
     return [
-        *(totals[key] / each for key in ("values_down", "values_up")),
-        *(totals[key] / each / 8e6 for key in ("bits_down", "bits_up")),
+        *(run.per_client(key) for key in ("values_down", "values_up")),
+        *(run.per_client(key) / 8e6 for key in ("bits_down", "bits_up")),
         *(totals[key] / 8e9 for key in ("bits_down", "bits_up")),
         float(run.rounds["round"].max()),
         float(run.rounds["seconds"].median()) if "seconds" in run.rounds else math.nan,
-        number(run.summary.get("hours")),
+        run.fact("hours"),
     ]
 
 
@@ -306,11 +311,6 @@ def _numeric(text: str, value: float) -> str:
 def traffic(run: Run, key: str) -> float:
     """A traffic column summed over the rounds and the cohort; nan where it was not recorded."""
     return float(run.rounds[key].sum()) if key in run.rounds and run.rounds[key].notna().any() else math.nan
-
-
-def number(value: Any) -> float:
-    """A number from a file, nan if it is none."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
 def _resource(name: str) -> str:
@@ -326,10 +326,7 @@ def _setup(runs: Sequence[Run]) -> dict[str, str]:
     for name, key in SETUP.items():
         values: list[str] = []
         for run in runs:
-            value: Any = run.config
-            for part in key.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            if value is not None:
+            if (value := run.get(key)) is not None:
                 values.append(f"{value:g}" if isinstance(value, float) else str(value))
         several = list(dict.fromkeys(values))
         if several:
@@ -337,13 +334,8 @@ def _setup(runs: Sequence[Run]) -> dict[str, str]:
     return found
 
 
-def _environment(run: Run) -> dict[str, Any]:
-    found = run.summary.get("environment")
-    return found if isinstance(found, dict) else {}
-
-
 def _device(run: Run) -> str:
-    found = _environment(run)
+    found = run.environment
     if found.get("gpu"):
         return str(found["gpu"])
     cores = f", {found['cores']} cores" if found.get("cores") else ""
@@ -351,13 +343,13 @@ def _device(run: Run) -> str:
 
 
 def _versions(run: Run) -> str:
-    found = _environment(run)
+    found = run.environment
     names = {"fedpfl": "fedpfl", "torch": "PyTorch", "cuda": "CUDA", "python": "Python"}
     return ", ".join(f"{name} {found[key]}" for key, name in names.items() if found.get(key))
 
 
 def _commit(run: Run) -> str:
-    found = _environment(run)
+    found = run.environment
     return str(found["commit"])[:10] + (" with changes" if found.get("dirty") else "") if found.get("commit") else ""
 
 
@@ -402,7 +394,7 @@ def experiment_row(name: str, gathered: Sequence[Group], best: Sequence[str]) ->
     """One experiment in the index."""
     runs = [run for group in gathered for run in group.runs]
     states = Counter(run.status for run in runs)
-    hours = [value for run in runs if math.isfinite(value := number(run.summary.get("hours")))]
+    hours = [value for run in runs if math.isfinite(value := run.fact("hours"))]
     return "".join(
         [
             cell(f'<a href="./{quote(name)}.html">{escape(name)}</a>', tag="th"),
