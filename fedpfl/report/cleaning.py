@@ -1,8 +1,7 @@
-"""Removes runs that came to nothing: `python -m fedpfl.report clean [ROOT ...]`; see `--help`."""
+"""Removes runs that came to nothing: `python -m fedpfl.report clean [ROOT ...]`."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shutil
@@ -11,12 +10,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from fedpfl.errors import FedpflError
-from fedpfl.report import layout, state
-from fedpfl.report.layout import Field
-from fedpfl.report.listing import words_of
+from fedpfl.report import state
 from fedpfl.report.load import directories, summary_of, to_stderr
 from fedpfl.report.state import State
+from fedpfl.report.table import Cell, Column, Table, number, render, screen
 
 REMOVABLE = ("failed", "diverged", "broken", "interrupted")
 USUAL = ("failed", "diverged", "broken")
@@ -29,7 +29,7 @@ FILES = (
 )
 _TEMPORARY = frozenset(f".{name}.tmp" for name in FILES)
 _WANDB = ("run-", "offline-run-", "latest-run", "debug", "settings", "logs")
-COLUMNS = (Field("status"), Field("holds"), Field("size", True), Field("age", True), Field("path"))
+COLUMNS = (Column("status"), Column("holds"), Column("size", "size"), Column("age", "age"), Column("path", "long"))
 
 
 class Kept(Exception):
@@ -83,70 +83,56 @@ def remove(seen: State, roots: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command; returns the exit code: 1 where something stayed that should have gone.
+def found(roots: Sequence[Path], statuses: Sequence[str] = USUAL) -> list[tuple[State, int]]:
+    """Return the directories of these statuses that may go, each with its size in bytes; says which may not, and why.
 
-    Raises FedpflError for a mistake of the user's, and where nobody can be asked.
+    Raises FedpflError where a root does not exist, or for a status that is never removed.
     """
-    options = _parser().parse_args(words)
-    if unknown := [word for word in options.status if word not in REMOVABLE]:
+    if unknown := [word for word in statuses if word not in REMOVABLE]:
         raise FedpflError(f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}")
-    looked = [state.read(path) for path in directories(*options.roots)]
-    found: list[tuple[State, int]] = []
+    looked = [state.read(path) for path in directories(*roots)]
+    chosen = []
     for seen in looked:
-        if seen.status in options.status:
+        if seen.status in statuses:
             try:
-                found.append((seen, sum(map(_size, contents(seen)))))
+                chosen.append((seen, sum(map(_size, contents(seen)))))
             except (Kept, OSError) as reason:
                 to_stderr(f"left {seen.path}: {reason}")
     resumable = sum(seen.status == "interrupted" for seen in looked)
-    if resumable and "interrupted" not in options.status:
+    if resumable and "interrupted" not in statuses:
         runs = "1 run" if resumable == 1 else f"{resumable} runs"
         to_stderr(f"left {runs}, interrupted: to be resumed, or removed with --status interrupted")
-    if not found:
+    return chosen
+
+
+def clean(chosen: Sequence[tuple[State, int]], roots: Sequence[Path], yes: bool) -> int:
+    """List what would go, ask unless `yes`, and remove it; returns 1 where something stayed that should have gone.
+
+    Raises FedpflError where nobody can be asked.
+    """
+    if not chosen:
         print("nothing to remove")
         return 0
-    rows = [
-        [
-            *(seen.words, "checkpoint" * (seen.path / "state.pt").exists(), layout.size(size)),
-            *(layout.duration(time.time() - seen.changed), str(seen.path)),
-        ]
-        for seen, size in found
-    ]
-    print(layout.terminal(COLUMNS, rows, width=layout.screen()))
-    what = "1 directory" if len(found) == 1 else f"{len(found)} directories"
-    what += f" ({layout.size(sum(size for _, size in found))})"
-    if not options.yes and not _agreed(f"Remove {what}? [y/N] "):
+    rows = []
+    for seen, size in chosen:
+        holds = "checkpoint" * (seen.path / "state.pt").exists()
+        age = time.time() - seen.changed
+        rows.append([Cell(seen.words), Cell(holds), Cell(size), Cell(age), Cell(str(seen.path))])
+    print(render(Table("", COLUMNS, rows, pd.DataFrame()), width=screen()))
+    what = "1 directory" if len(chosen) == 1 else f"{len(chosen)} directories"
+    what += f" ({number('size', sum(size for _, size in chosen))})"
+    if not yes and not _agreed(f"Remove {what}? [y/N] "):
         print("removed nothing")
         return 0
     refused = 0
-    for seen, _ in found:
+    for seen, _ in chosen:
         try:
-            remove(seen, options.roots)
+            remove(seen, roots)
         except Kept as reason:
             to_stderr(f"left {seen.path}: {reason}")
             refused += 1
-    print(f"removed {what}" if not refused else f"removed {len(found) - refused} of {what}")
+    print(f"removed {what}" if not refused else f"removed {len(chosen) - refused} of {what}")
     return 1 if refused else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m fedpfl.report clean",
-        description="Removes runs that came to nothing, after asking. Never a finished one, nor one being written.",
-    )
-    parser.add_argument(
-        "roots", nargs="*", metavar="ROOT", type=Path, default=[Path("outputs")], help="default: outputs"
-    )
-    parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument(
-        "--status",
-        type=words_of,
-        default=list(USUAL),
-        metavar="A,B",
-        help=f"of {', '.join(REMOVABLE)}; default: {','.join(USUAL)}",
-    )
-    return parser
 
 
 def _agreed(question: str) -> bool:

@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -203,6 +203,11 @@ class Run:
         known = ~np.isnan(values)
         count = float(self.participants[known].sum())
         return float(values[known].sum()) / count if count > 0 else math.nan
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds of a round without evaluation; nan where not recorded."""
+        return float(self.rounds["seconds"].median()) if "seconds" in self.rounds else math.nan
 
     def get(self, key: str) -> Any:
         """Return the configuration's value of a dotted key, None where there is none."""
@@ -398,7 +403,7 @@ def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def span(numbers: Sequence[int]) -> str:
+def span(numbers: Collection[int]) -> str:
     """Return `3`, or `3–7` for the least and the greatest of different numbers; nothing for none."""
     low, high = (min(numbers), max(numbers)) if numbers else ("", "")
     return str(low) if low == high else f"{low}–{high}"

@@ -1,10 +1,11 @@
-"""Text from files, made harmless where it is shown: terminals, Markdown, LaTeX, CSV and figures."""
+"""Text from files, made harmless where it is shown: terminals, Markdown, LaTeX, HTML and CSV."""
 
 from __future__ import annotations
 
 import math
 import re
 import unicodedata
+from html import escape
 from typing import Any
 
 _LATEX = {
@@ -56,6 +57,11 @@ def markdown(text: Any) -> str:
 def latex(text: Any) -> str:
     """Return text as it is to be read in LaTeX."""
     return "".join(_LATEX.get(letter, letter) for letter in plain(text))
+
+
+def html(text: Any) -> str:
+    """Return text as it is to be read in HTML."""
+    return escape(plain(text))
 
 
 def csv_cell(value: Any) -> Any:
