@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,40 +27,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, 2 for a mistake of the user's, or 1 where `clean` left something."""
     words = list(sys.argv[1:] if argv is None else argv)
     name = words.pop(0) if words and words[0] in COMMANDS else ""
-    act, text, own = COMMANDS[name]
+    act, text, options = COMMANDS[name]
     parser = argparse.ArgumentParser(
         prog=f"python -m fedpfl.report {name}".strip(),
         description=text,
         epilog="" if name else f"Other commands, each with its own --help: {', '.join(filter(None, COMMANDS))}.",
     )
-    for option in own:
-        names, settings = option if isinstance(option, tuple) else ([f"--{option}"], OPTIONS[option])
-        parser.add_argument(*names, **settings)
-    options = parser.parse_args(words)
+    for names, settings in options:
+        parser.add_argument(*names.split(), **settings)
     try:
-        return act(options) or 0
+        return act(parser.parse_args(words)) or 0
     except FedpflError as error:
         to_stderr(f"error: {error}")
         return 2
 
 
-def _both(options: Namespace) -> None:
-    found = _found(options)
-    _tables(options, found)
-    _figures(options, found)
-    _also_paper(options, found)
+def _show(tables: bool, figures: bool) -> Callable[[Namespace], None]:
+    """Make the command that shows tables or figures of all runs, or both, and the paper's if asked for."""
 
+    def act(options: Namespace) -> None:
+        found = runs(*options.roots)
+        if not found:
+            raise _nothing(options.roots)
+        if tables:
+            _tables(options, found)
+        if figures:
+            _figures(options, found)
+        if options.paper:
+            only = "" if tables and figures else "tables" if tables else "figures"
+            more = {"only": only, "dataset": [], "accuracy": "accuracy", "test": ""}
+            _show_paper(Namespace(**vars(options) | more), [], options.roots, found)
 
-def _only_tables(options: Namespace) -> None:
-    found = _found(options)
-    _tables(options, found)
-    _also_paper(options, found, "tables")
-
-
-def _only_figures(options: Namespace) -> None:
-    found = _found(options)
-    _figures(options, found)
-    _also_paper(options, found, "figures")
+    return act
 
 
 def _tables(options: Namespace, found: list[Run]) -> None:
@@ -93,12 +91,6 @@ def _paper(options: Namespace) -> None:
     if absent := [root for root in roots if not root.is_dir()]:
         raise FedpflError(f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(known)}")
     _show_paper(options, [word for word in options.words if word in known], roots, runs(*roots))
-
-
-def _also_paper(options: Namespace, found: list[Run], only: str = "") -> None:
-    if options.paper:
-        more = {"only": only, "dataset": [], "accuracy": "accuracy", "test": ""}
-        _show_paper(Namespace(**vars(options) | more), [], options.roots, found)
 
 
 def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path], found: Sequence[Run]) -> None:
@@ -174,13 +166,6 @@ def _clean(options: Namespace) -> int:
     return cleaning.clean(cleaning.found(options.roots, options.status), options.roots, options.yes)
 
 
-def _found(options: Namespace) -> list[Run]:
-    found = runs(*options.roots)
-    if not found:
-        raise _nothing(options.roots)
-    return found
-
-
 def _nothing(roots: Sequence[Path]) -> FedpflError:
     below = ", ".join(map(str, roots))
     return FedpflError(f"no runs found below {below}; run `python -m fedpfl.train` first or name another folder")
@@ -218,100 +203,85 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "format": {"choices": FORMATS, "help": "of tables; default: terminal, with --out all others"},
-    "select": {
-        "choices": SELECTIONS,
-        "default": "last",
-        "help": "which evaluation is judged; best-checkpoint looks at test data, as the published tables do",
-    },
-    "every": {
-        "type": _positive,
-        "metavar": "N",
-        "help": "best-checkpoint: of every N rounds only (published: 100, which is the default of the paper's)",
-    },
-    "reference": {
-        "type": Path,
-        "metavar": "CSV",
-        "help": "published curves (method,round,accuracy_before,accuracy_after)",
-    },
-    "paper": {"action": "store_true", "help": "also the FedOBP paper's, as far as there are runs"},
-    "out": {
-        "type": Path,
-        "metavar": "DIR",
-        "help": "write there; default of figures: ROOT/figures, of pages: ROOT/report",
-    },
-    "only": {"choices": ("tables", "figures"), "help": "of what there are runs"},
-    "accuracy": {"choices": ACCURACIES, "default": "accuracy", "help": "which; default: mean over clients"},
-    "dataset": {"type": _words, "default": [], "metavar": "A,B", "help": "only these, such as fmnist"},
-    "method": {"type": _words, "default": [], "metavar": "A,B", "help": "only these, such as fedobp,fedavg"},
-    "reverse": {"action": "store_true", "help": "the other way round"},
-    "yes": {"action": "store_true", "help": "do not ask"},
-}
-Option = str | tuple[list[str], dict[str, Any]]
+def _choice(name: str, choices: Iterable[str], default: str | None, text: str) -> Option:
+    return name, {"choices": tuple(choices), "default": default, "help": text}
+
+
+def _several(name: str, text: str, default: Iterable[str] = ()) -> Option:
+    return name, {"type": _words, "default": [*default], "metavar": "A,B", "help": text}
+
+
+def _switch(name: str, text: str) -> Option:
+    return name, {"action": "store_true", "help": text}
+
+
+def _path(name: str, metavar: str, text: str) -> Option:
+    return name, {"type": Path, "metavar": metavar, "help": text}
+
+
+Option = tuple[str, dict[str, Any]]
 ROOTS: Option = (
-    ["roots"],
+    "roots",
     {"nargs": "*", "metavar": "ROOT", "type": Path, "default": [Path("outputs")], "help": "default: outputs"},
 )
-USUAL: tuple[Option, ...] = (ROOTS, "format", "select", "every", "reference", "paper", "out")
-
-
-def _choice(name: str, choices: Sequence[str], default: str | None, text: str) -> Option:
-    return [f"--{name}"], {"choices": choices, "default": default, "help": text}
-
-
-def _statuses(choices: Sequence[str], default: Sequence[str]) -> Option:
-    text = f"of {', '.join(choices)}; default: {','.join(default) or 'all'}"
-    return ["--status"], {"type": _words, "default": list(default), "metavar": "A,B", "help": text}
-
+FORMAT = _choice("--format", FORMATS, None, "of tables; default: terminal, with --out all others")
+JUDGED = (
+    _choice(
+        "--select", SELECTIONS, "last", "which evaluation is judged; best-checkpoint looks at test data, as published"
+    ),
+    ("--every", {"type": _positive, "metavar": "N", "help": "best-checkpoint: of every N rounds only; paper: 100"}),
+)
+OUT = _path("--out", "DIR", "write there; default of figures: ROOT/figures, of pages: ROOT/report")
+REFERENCE = _path("--reference", "CSV", "published curves (method,round,accuracy_before,accuracy_after)")
+USUAL = (ROOTS, FORMAT, *JUDGED, REFERENCE, _switch("--paper", "also the paper's, as far as there are runs"), OUT)
+DATASET = _several("--dataset", "only these, such as fmnist")
+STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)}"
 
 COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, tuple[Option, ...]]] = {
-    "": (_both, "Print the table of all runs and draw their figures.", USUAL),
-    "tables": (_only_tables, "Print the table of all runs.", USUAL),
-    "figures": (_only_figures, "Draw accuracy over rounds.", USUAL),
+    "": (_show(True, True), "Print the table of all runs and draw their figures.", USUAL),
+    "tables": (_show(True, False), "Print the table of all runs.", USUAL),
+    "figures": (_show(False, True), "Draw accuracy over rounds.", USUAL),
     "paper": (
         _paper,
-        "The FedOBP paper's tables and figures from own runs; without a NAME, all of which there are runs.",
+        "Show the FedOBP paper's tables and figures from own runs; without a NAME, all of which there are runs.",
         (
-            (["words"], {"nargs": "*", "metavar": "NAME|ROOT", "help": "table2 to table5, figure2 to figure7, ..."}),
-            *("only", "dataset", "accuracy", "select", "every"),
-            _choice("test", tuple(LEAST), None, "mark what differs from FedOBP, paired over seeds"),
-            *("format", "out"),
+            ("words", {"nargs": "*", "metavar": "NAME|ROOT", "help": "table2 to table5, figure2 to figure7, ..."}),
+            _choice("--only", ("tables", "figures"), None, "of what there are runs"),
+            *(DATASET, _choice("--accuracy", ACCURACIES, "accuracy", "which; default: mean over clients"), *JUDGED),
+            _choice("--test", LEAST, None, "mark what differs from FedOBP, paired over seeds"),
+            *(FORMAT, OUT),
         ),
     ),
-    "html": (
-        _html,
-        "Write an HTML page per experiment, which loads nothing from anywhere: send it, open it.",
-        (ROOTS, "out", "select", "every"),
-    ),
+    "html": (_html, "Write an HTML page per experiment, which loads nothing from anywhere.", (ROOTS, OUT, *JUDGED)),
     "ls": (
         _list,
         "List runs, one line each: status, what, accuracy, cost, age and path. Broken ones too.",
         (
-            ROOTS,
-            _statuses(state.STATUSES, ()),
-            *("method", "dataset"),
-            _choice("sort", tuple(listing.SORTS), "run", "default: run, as in tables"),
-            "reverse",
-            _choice("format", (*FORMATS, "json"), "terminal", "default: terminal"),
+            *(ROOTS, _several("--status", f"only these: {', '.join(state.STATUSES)}"), DATASET),
+            _several("--method", "only these, such as fedobp,fedavg"),
+            _choice("--sort", listing.SORTS, "run", "default: run, as in tables"),
+            _switch("--reverse", "the other way round"),
+            _choice("--format", (*FORMATS, "json"), "terminal", "default: terminal"),
         ),
     ),
     "compare": (
         _compare,
         "Compare two configurations: settings, final numbers over seeds, curves, clients.",
         (
-            (["a"], {"metavar": "A", "type": Path, "help": "a run directory, or a folder with the seeds of one"}),
-            (["b"], {"metavar": "B", "type": Path, "help": "the same"}),
-            _choice("test", (*LEAST, "none"), "t", "paired over seeds, two-sided; default: t"),
-            _choice("metric", tuple(METRICS), "accuracy", "of the curves; default: accuracy"),
-            _choice("format", tuple(FORMATS), "terminal", "default: terminal"),
-            (["--out"], {"type": Path, "metavar": "FILE", "help": "draw the curves into this .png or .pdf"}),
+            ("a", {"metavar": "A", "type": Path, "help": "a run directory, or a folder that holds the seeds of one"}),
+            ("b", {"metavar": "B", "type": Path, "help": "the same"}),
+            _choice("--test", (*LEAST, "none"), "t", "paired over seeds, two-sided; default: t"),
+            _choice("--metric", METRICS, "accuracy", "of the curves; default: accuracy"),
+            *(
+                _choice("--format", FORMATS, "terminal", "default: terminal"),
+                _path("--out", "FILE", "curves: .png or .pdf"),
+            ),
         ),
     ),
     "clean": (
         _clean,
         "Remove runs that came to nothing, after asking. Never a finished one, nor one being written.",
-        (ROOTS, "yes", _statuses(cleaning.REMOVABLE, cleaning.USUAL)),
+        (ROOTS, _switch("--yes", "do not ask"), _several("--status", STATUS, cleaning.USUAL)),
     ),
 }
 

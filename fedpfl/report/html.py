@@ -49,10 +49,7 @@ _CHARTS = {
         "Samples of each class that a client holds, training, validation and test together; the stronger the "
         "colour the more, logarithmic; empty is none.",
     ),
-    "masks": (
-        "Masks",
-        "Entries that are personalised, by tensor over rounds, mean over the cohort and over seeds.",
-    ),
+    "masks": ("Masks", "Entries that are personalised, by tensor over rounds, mean over the cohort and over seeds."),
     "cost": (
         "Cost",
         "Values and MB (megabytes, positions of masked entries included) per client that took part and round; GB over "
@@ -72,11 +69,7 @@ class Experiment(NamedTuple):
 
 
 def write(
-    roots: Sequence[Path],
-    out: Path,
-    select: str = "last",
-    every: int = 1,
-    warn: Callable[[str], None] = to_stderr,
+    roots: Sequence[Path], out: Path, select: str = "last", every: int = 1, warn: Callable[[str], None] = to_stderr
 ) -> list[Path]:
     """Write a page per experiment into `out`, and `index.html` where there are several; returns the files.
 
