@@ -169,7 +169,7 @@ def test_what_a_line_says(tmp_path: Path) -> None:
     write_run(place, status="running", reached=3, seed=7)
     age(place, 2 * HOUR + 60)
     (found,) = look(tmp_path)
-    record = found.record()
+    record = dict(found.record)
     changed = record.pop("changed")
     assert record == {
         "status": "interrupted",
@@ -208,7 +208,7 @@ def test_what_a_line_says(tmp_path: Path) -> None:
 )
 def test_the_experiment_is_where_runs_put_themselves(tmp_path: Path, place: str, experiment: str) -> None:
     write_run(tmp_path / place)
-    assert [entry.experiment for entry in look(tmp_path)] == [experiment]
+    assert [entry.record["experiment"] or "" for entry in look(tmp_path)] == [experiment]
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def several(tmp_path: Path) -> Path:
 def test_the_order_is_that_of_tables(several: Path) -> None:
     found = listing.ordered(look(several))
     assert names(found) == ["avg0", "avg1", "obp", "layer", "mnist", "broken"]
-    assert [entry.label for entry in found] == [
+    assert [entry.record["label"] or "" for entry in found] == [
         *("FedAvg", "FedAvg", "FedOBP (q=0.99993, norm=global)", "FedOBP (q=0.99993, norm=layer)", "FedAvg", "")
     ]
 
@@ -246,12 +246,7 @@ def test_sorted(several: Path, key: str, order: list[str]) -> None:
     assert names(listing.ordered(look(several), key)) == order
 
 
-class Judged(State):
-    """Its accuracy stands in `reason`."""
-
-    @property
-    def judged(self) -> Any:
-        return {"accuracy": float(self.reason)} if self.reason else {}
+KEYS = ("accuracy", "ft_accuracy", "hours", "bits", "seed")
 
 
 @given(
@@ -262,18 +257,17 @@ class Judged(State):
 )
 def test_sorting_loses_nothing_and_puts_the_unknown_last(rows, key: str, reverse: bool, chance: random.Random) -> None:
     every = [
-        Entry(Judged(Path(str(at)), status, changed, reason="" if value is None else str(value)), order=at)
+        Entry(State(Path(str(at)), status, changed), dict.fromkeys(KEYS, value) | {"path": str(at)}, at)
         for at, (status, value, changed) in enumerate(rows)
     ]
     mixed = every[:]
     chance.shuffle(mixed)
     found = listing.ordered(mixed, key, reverse)
     assert sorted(entry.order for entry in found) == list(range(len(every)))
-    value, largest = listing.SORTS[key]
-    values = [value(entry) for entry in found]
+    values = [entry.value(key) for entry in found]
     known = [one for one in values if one is not None]
     assert values[: len(known)] == known
-    assert known == sorted(known, reverse=largest != reverse)
+    assert known == sorted(known, reverse=(key in listing._LARGEST_FIRST) != reverse)
 
 
 @pytest.mark.parametrize(

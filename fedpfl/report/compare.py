@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedpfl.errors import FedpflError
 from fedpfl.identity import essence
-from fedpfl.report.load import Group, Run, flat, groups, runs
+from fedpfl.report.load import Group, Run, canonical, flat, groups, runs
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
 from fedpfl.report.tables import METRICS, TRAFFIC
 
@@ -119,8 +119,8 @@ def compare(a: Group, b: Group, test: str = "t", metric: str = "accuracy") -> li
     a, b = labelled(a, b)
     clients, strange = _clients(a, b)
     final = {title: _final(a, b, words, title != COST) for title, words in FINAL.items()}
-    tables = [_runs(a, b), _different("setting", a.used, b.used, lambda run: dict(flat(run.config)))]
-    tables.append(_different("environment", a.used, b.used, lambda run: dict(flat(run.environment))))
+    tables = [_runs(a, b), _different("setting", a.used, b.used, lambda run: run.config)]
+    tables.append(_different("environment", a.used, b.used, lambda run: run.environment))
     for title, measures in final.items():
         tables.append(_measured(a, b, title, Column(""), measures, test, "final"))
     curve = _curve(a, b, metric)
@@ -159,42 +159,24 @@ def _runs(a: Group, b: Group) -> Table:
     return Table("Runs", (*heads, Column("path", "long")), rows, pd.DataFrame(records))
 
 
-def _different(section: str, a: Sequence[Run], b: Sequence[Run], values: Callable[[Run], dict[str, Any]]) -> Table:
+def _different(section: str, a: Sequence[Run], b: Sequence[Run], values: Callable[[Run], Any]) -> Table:
     """Show the keys whose values are not the same; where one side's runs differ among themselves, all its values."""
-    ours, theirs = [values(run) for run in a], [values(run) for run in b]
-    matter = [dict(flat(essence(members[0].config))) for members in (a, b)]
+    sides = [[dict(flat(values(run))) for run in members] for members in (a, b)]
+    essences = [dict(flat(essence(members[0].config))) for members in (a, b)]
     found = []
-    for key in dict.fromkeys(key for told in (*ours, *theirs) for key in told):
-        left, right = _values(ours, key), _values(theirs, key)
-        alike = len(left) == len(right) and all(any(_same(one, other) for other in right) for one in left)
-        if alike or (section == "setting" and key == "seed"):
+    for key in dict.fromkeys(key for told in (*sides[0], *sides[1]) for key in told):
+        own = [[told.get(key, "(not set)") for told in members] for members in sides]
+        left, right = ({canonical(value): value for value in members} for members in own)
+        if left.keys() == right.keys() or (section == "setting" and key == "seed"):
             continue
-        idle = section == "setting" and _same(matter[0].get(key), matter[1].get(key))
-        shown = [" / ".join("(not set)" if one is _UNSET else str(one) for one in side) for side in (left, right)]
+        idle = section == "setting" and len({canonical(told.get(key)) for told in essences}) == 1
+        shown = [" / ".join(map(str, side.values())) for side in (left, right)]
         found.append((key, *shown, "cannot change results" if idle else ""))
     found.sort(key=lambda one: one[3])
     heads = (Column("key"), Column("A"), Column("B"), Column(""))
     frame = pd.DataFrame([(section, *one) for one in found], columns=["section", "what", "a", "b", "note"])
     name = "Configuration" if section == "setting" else "Environment"
     return Table(f"{name}: what differs", heads, [[Cell(text) for text in one] for one in found], frame)
-
-
-_UNSET = object()
-
-
-def _values(members: Sequence[dict[str, Any]], key: str) -> list[Any]:
-    """The different values of a key."""
-    different: list[Any] = []
-    for values in members:
-        value = values.get(key, _UNSET)
-        if not any(_same(value, other) for other in different):
-            different.append(value)
-    return different
-
-
-def _same(one: Any, other: Any) -> bool:
-    """1 and 1.0 are the same choice, 1 and True are not."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _final(a: Group, b: Group, words: dict[str, str], tested: bool) -> list[Measure]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -18,88 +17,35 @@ from fedpfl.report.published import plain
 from fedpfl.report.state import STATUSES, State
 from fedpfl.report.table import Cell, Column, Table
 
-COLUMNS = (
-    Column("status"),
-    Column("experiment", spare=True),
-    Column("method"),
-    Column("data set"),
-    Column("partition"),
-    Column("seed", "whole"),
-    Column("accuracy", "percent"),
-    Column("fine-tuned", "percent", spare=True),
-    Column("age", "age", spare=True),
-    Column("hours", "number", spare=True),
-    Column("bits", "short", spare=True),
-    Column("path", "long"),
-)
+COLUMNS = {
+    "words": Column("status"),
+    "experiment": Column("experiment", spare=True),
+    "label": Column("method"),
+    "dataset": Column("data set"),
+    "partition": Column("partition"),
+    "seed": Column("seed", "whole"),
+    "accuracy": Column("accuracy", "percent"),
+    "ft_accuracy": Column("fine-tuned", "percent", spare=True),
+    "age": Column("age", "age", spare=True),
+    "hours": Column("hours", "number", spare=True),
+    "bits": Column("bits", "short", spare=True),
+    "path": Column("path", "long"),
+}
+SORTS = ("run", "status", "accuracy", "fine-tuned", "hours", "bits", "age", "seed", "path")
+_LARGEST_FIRST = ("accuracy", "fine-tuned", "hours", "bits")
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """One listed directory. label: its method, told apart from all others listed. order: its place in tables."""
+class Entry(NamedTuple):
+    """One listed directory. record: what CSV and JSON hold, None where unknown. order: its place in tables."""
 
     state: State
-    label: str = ""
+    record: dict[str, Any]
     order: int = 0
 
-    @property
-    def experiment(self) -> str:
-        """The experiment's name, of a directory that lies where runs put themselves; else nothing."""
-        run = self.state.run
-        if run is None:
-            return ""
-        seed, _, method, place = (*self.state.path.absolute().parts[:-5:-1], "", "", "", "")[:4]
-        usual = seed == f"seed{run.seed}" and method == run.method_name
-        return place if usual and place != run.config["dataset"]["name"] else ""
-
-    @property
-    def bits(self) -> float:
-        """Bits down and up per client that took part in the last round, nan where not recorded."""
-        last, run = self.state.last, self.state.run
-        both = float(last.get("bits_down", math.nan)) + float(last.get("bits_up", math.nan))
-        return both / run.participants[-1] if run and not math.isnan(both) else math.nan
-
-    def number(self, key: str) -> float | None:
-        """Return a number of the entry, None where it has none: a judged accuracy, hours, bits or seed."""
-        if key == "seed":
-            return self.state.run.seed if self.state.run else None
-        own = {"hours": lambda: self.state.hours, "bits": lambda: self.bits}
-        value = own[key]() if key in own else float(self.state.judged.get(key, math.nan))
-        return None if math.isnan(value) else value
-
-    def record(self) -> dict[str, Any]:
-        """Return what stands in CSV and JSON; None where unknown."""
-        found, run = self.state, self.state.run
-        return {
-            "status": found.status,
-            "round": run.reached if run else None,
-            "rounds": run.planned if run else None,
-            "experiment": self.experiment or None,
-            "method": run.method_name if run else None,
-            "label": self.label or None,
-            "dataset": run.dataset if run else None,
-            "partition": run.partition if run else None,
-            "seed": run.seed if run else None,
-            "evaluated": int(found.judged["round"]) if len(found.judged) else None,
-            **{key: self.number(key) for key in ("accuracy", "ft_accuracy", "hours", "bits")},
-            "changed": datetime.fromtimestamp(found.changed).astimezone().isoformat(timespec="seconds"),
-            "path": str(found.path),
-            "reason": found.reason or None,
-        }
-
-
-SORTS: dict[str, tuple[Callable[[Entry], Any], bool]] = {
-    "run": (lambda entry: entry.order, False),
-    "status": (lambda entry: STATUSES.index(entry.state.status), False),
-    "accuracy": (lambda entry: entry.number("accuracy"), True),
-    "fine-tuned": (lambda entry: entry.number("ft_accuracy"), True),
-    "hours": (lambda entry: entry.number("hours"), True),
-    "bits": (lambda entry: entry.number("bits"), True),
-    "age": (lambda entry: -entry.state.changed, False),
-    "seed": (lambda entry: entry.number("seed"), False),
-    "path": (lambda entry: str(entry.state.path), False),
-}
-"""Each key's value, None where there is none, and whether the largest comes first."""
+    def value(self, key: str) -> Any:
+        """Return what it is sorted by, None where there is nothing."""
+        own = {"run": self.order, "age": -self.state.changed, "status": STATUSES.index(self.state.status)}
+        return own[key] if key in own else self.record["ft_accuracy" if key == "fine-tuned" else key]
 
 
 def entries(states: Iterable[State]) -> list[Entry]:
@@ -109,7 +55,7 @@ def entries(states: Iterable[State]) -> list[Entry]:
     gathered = groups([found.run for found in every if found.run])
     placed = [(readable[id(run)], group.method) for group in gathered for run in group.runs]
     placed += [(found, "") for found in every if not found.run]
-    return [Entry(found, label, order) for order, (found, label) in enumerate(placed)]
+    return [Entry(found, _record(found, label), order) for order, (found, label) in enumerate(placed)]
 
 
 def select(
@@ -123,36 +69,36 @@ def select(
     if unknown := [word for word in statuses if word not in STATUSES]:
         raise FedpflError(f"--status {unknown[0]}: no such status; choose of: {', '.join(STATUSES)}")
     kept = [entry for entry in listed if not statuses or entry.state.status in statuses]
-    for option, words, names in (("--method", methods, _methods), ("--dataset", datasets, _datasets)):
-        there = {plain(name) for entry in listed for name in names(entry)}
+    for group, words, known in (("method", methods, METHODS), ("dataset", datasets, DATASETS)):
+        names = {}
+        for entry in listed:
+            if entry.state.run:
+                name = str(entry.state.run.config[group]["name"])
+                told = entry.record["label" if group == "method" else "dataset"]
+                names[id(entry)] = name, {plain(one) for one in (name, known.get(name, name), told)}
         for word in words:
-            if plain(word) not in there:
-                known = ", ".join(sorted({names(entry)[0] for entry in listed if entry.state.run})) or "none at all"
-                raise FedpflError(f"{option} {word}: no such run here; there are: {known}")
+            if not any(plain(word) in own for _, own in names.values()):
+                there = ", ".join(sorted({name for name, _ in names.values()})) or "none at all"
+                raise FedpflError(f"--{group} {word}: no such run here; there are: {there}")
         wanted = {plain(word) for word in words}
-        kept = [entry for entry in kept if not words or not wanted.isdisjoint(map(plain, names(entry)))]
+        kept = [one for one in kept if not words or (id(one) in names and wanted & names[id(one)][1])]
     return kept
 
 
 def ordered(listed: Iterable[Entry], key: str = "run", reverse: bool = False) -> list[Entry]:
-    """Sort by a key of SORTS; where it has no value an entry comes last, in whatever direction."""
-    value, largest = SORTS[key]
+    """Sort by one of SORTS; where it has no value an entry comes last, in whatever direction."""
     every = sorted(listed, key=lambda entry: entry.order)
-    known = [entry for entry in every if value(entry) is not None]
-    known.sort(key=value, reverse=largest != reverse)
-    return known + [entry for entry in every if value(entry) is None]
+    known = [entry for entry in every if entry.value(key) is not None]
+    known.sort(key=lambda entry: entry.value(key), reverse=(key in _LARGEST_FIRST) != reverse)
+    return known + [entry for entry in every if entry.value(key) is None]
 
 
 def table(listed: Sequence[Entry]) -> Table:
     """Return the list as a table; the reasons of broken, failed and diverged runs are its first notes."""
     rows = []
     for entry in listed:
-        found, run = entry.state, entry.state.run
-        cells: list[Any] = [found.words, entry.experiment, entry.label]
-        cells += [run.dataset, run.partition, run.seed] if run else [None, None, None]
-        cells += [entry.number("accuracy"), entry.number("ft_accuracy"), time.time() - found.changed]
-        cells += [entry.number("hours"), entry.number("bits"), str(found.path)]
-        rows.append([Cell(value) for value in cells])
+        more = {"words": entry.state.words, "age": time.time() - entry.state.changed}
+        rows.append([Cell((entry.record | more)[key]) for key in COLUMNS])
     counts = [(status, sum(entry.state.status == status for entry in listed)) for status in STATUSES]
     told = ", ".join(f"{count} {status}" for status, count in counts if count)
     last = (
@@ -161,21 +107,41 @@ def table(listed: Sequence[Entry]) -> Table:
         "round. Age: since a file was last written."
     )
     reasons = [f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason]
-    frame = pd.DataFrame([entry.record() for entry in listed], dtype=object)
-    return Table("", COLUMNS, rows, frame, notes=(*reasons, last))
+    frame = pd.DataFrame([entry.record for entry in listed], dtype=object)
+    return Table("", tuple(COLUMNS.values()), rows, frame, notes=(*reasons, last))
 
 
 def as_json(listed: Sequence[Entry]) -> str:
     """Return the list as JSON."""
-    return json.dumps([entry.record() for entry in listed], indent=2) + "\n"
+    return json.dumps([entry.record for entry in listed], indent=2) + "\n"
 
 
-def _methods(entry: Entry) -> list[str]:
-    run = entry.state.run
-    return [run.method_name, METHODS.get(run.method_name, ""), entry.label] if run else []
+def _record(found: State, label: str) -> dict[str, Any]:
+    run, last, judged = found.run, found.last, found.judged
+    both = float(last.get("bits_down", math.nan)) + float(last.get("bits_up", math.nan))
+    numbers = {key: float(judged.get(key, math.nan)) for key in ("accuracy", "ft_accuracy")}
+    numbers |= {"hours": found.hours, "bits": both / run.participants[-1] if run and len(last) else math.nan}
+    return {
+        "status": found.status,
+        "round": run.reached if run else None,
+        "rounds": run.planned if run else None,
+        "experiment": _experiment(found) or None,
+        "method": run.method_name if run else None,
+        "label": label or None,
+        "dataset": run.dataset if run else None,
+        "partition": run.partition if run else None,
+        "seed": run.seed if run else None,
+        "evaluated": int(judged["round"]) if len(judged) else None,
+        **{key: None if math.isnan(value) else value for key, value in numbers.items()},
+        "changed": datetime.fromtimestamp(found.changed).astimezone().isoformat(timespec="seconds"),
+        "path": str(found.path),
+        "reason": found.reason or None,
+    }
 
 
-def _datasets(entry: Entry) -> list[str]:
-    run = entry.state.run
-    name = str(run.config["dataset"]["name"]) if run else ""
-    return [name, DATASETS.get(name, ""), run.dataset] if run else []
+def _experiment(found: State) -> str:
+    """The experiment's name, of a directory that lies where runs put themselves; else nothing."""
+    seed, _, method, place = (*found.path.absolute().parts[:-5:-1], "", "", "", "")[:4]
+    run = found.run
+    usual = run and seed == f"seed{run.seed}" and method == run.method_name
+    return place if usual and run and place != run.config["dataset"]["name"] else ""

@@ -415,15 +415,15 @@ def _told(members: Sequence[Run]) -> dict[str, Any]:
     return dict(flat(essence(members[0].config))) | ({"data": data[:8]} if data else {})
 
 
-def _value(value: Any) -> str:
-    """1 and 1.0 are the same choice, 1 and True are not."""
+def canonical(value: Any) -> str:
+    """Return text that is equal for the same choice: 1 and 1.0 are one, 1 and True are not."""
     return repr(float(value) if type(value) is int else value)
 
 
 def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
     """The keys in which the configurations are not all alike."""
     keys = sorted({key for config in configs for key in config})
-    return [key for key in keys if len({_value(config[key]) if key in config else None for config in configs}) > 1]
+    return [key for key in keys if len({canonical(config[key]) if key in config else None for config in configs}) > 1]
 
 
 def _apart(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -432,7 +432,7 @@ def _apart(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
     for key in _differing(configs):
         if key.startswith("method."):
             continue
-        values = [_value(config[key]) if key in config else None for config in configs]
+        values = [canonical(config[key]) if key in config else None for config in configs]
         if key == "data":  # not to have recorded it is no difference
             values = [value or next(filter(None, values)) for value in values]
         ranked = Counter(values).most_common(2)

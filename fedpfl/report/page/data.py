@@ -85,7 +85,7 @@ def _methods(gathered: Sequence[Group], judged: Sequence[float]) -> list[str]:
     """The labels, the best of each setting first: colours repeat, and the best shall not share one."""
     places: dict[str, int] = {}
     counts: dict[tuple[str, str], int] = {}
-    for accuracy, group in sorted(zip(judged, gathered, strict=True), key=lambda one: -one[0] if one[0] >= 0 else 1.0):
+    for _, group in sorted(zip(judged, gathered, strict=True), key=lambda one: -one[0] if one[0] >= 0 else 1.0):
         setting = (group.dataset, group.partition)
         counts[setting] = rank = counts.get(setting, -1) + 1
         places[group.method] = min(rank, places.get(group.method, rank))
