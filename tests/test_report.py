@@ -326,7 +326,7 @@ def test_a_run_without_evaluation_leaves_empty_cells(tmp_path: Path) -> None:
     write_run(tmp_path / "0", {}, status="running", reached=1)
     lines: list[str] = []
     table = accuracy_table(runs(tmp_path), warn=lines.append)
-    assert lines == ["FMNIST, Dir(0.1), FedAvg: no evaluation of all clients to judge"]
+    assert lines == ["FedAvg on FMNIST, Dir(0.1): no evaluation of all clients to judge"]
     for form in ("terminal", "markdown", "csv", "latex"):
         text = render(table, form)
         assert "FedAvg" in text
@@ -400,7 +400,7 @@ def test_what_the_table_shows(root: Path) -> None:
     assert "| FedOBP (q=0.99993) | **95.00(1.41)** | **96.00(1.41)** |" in lines[3]
     assert "| 700 | 1k | 22.4k | 32k | 2 | 4 | 2 | finished |" in lines[3]
     assert lines[5].startswith("Test accuracy in percent over all clients at the last evaluation of each run")
-    assert "over different seeds: 0 (FedAvg on FMNIST, Dir(0.1)); 0, 1 (FedOBP (q=0.99993) on FMNIST" in lines[5]
+    assert "over different seeds: 0 (FedAvg); 0, 1 (FedOBP (q=0.99993))" in lines[5]
 
 
 def test_unfinished_runs_do_not_compete(tmp_path: Path) -> None:

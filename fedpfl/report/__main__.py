@@ -15,7 +15,7 @@ from typing import Any
 from fedpfl.errors import FedpflError
 from fedpfl.report import cleaning, listing, state
 from fedpfl.report.compare import LEAST, compare, side
-from fedpfl.report.load import Group, Run, directories, groups, runs, to_stderr
+from fedpfl.report.load import Group, Run, directories, groups, nothing_below, runs, to_stderr
 from fedpfl.report.table import FORMATS, Table, render, screen
 from fedpfl.report.tables import ACCURACIES, METRICS, SELECTIONS, accuracy_table, curve_table
 
@@ -48,7 +48,7 @@ def _show(tables: bool, figures: bool) -> Callable[[Namespace], None]:
     def act(options: Namespace) -> None:
         found = runs(*options.roots)
         if not found:
-            raise _nothing(options.roots)
+            raise nothing_below(options.roots)
         if tables:
             _tables(options, found)
         if figures:
@@ -139,7 +139,7 @@ def _html(options: Namespace) -> None:
 def _list(options: Namespace) -> None:
     listed = listing.entries(map(state.read, directories(*options.roots)))
     if not listed:
-        raise _nothing(options.roots)
+        raise nothing_below(options.roots)
     listed = listing.select(listed, options.status, options.method, options.dataset)
     listed = listing.ordered(listed, options.sort, options.reverse)
     text = listing.as_json(listed) if options.format == "json" else _text(listing.table(listed), options.format)
@@ -164,11 +164,6 @@ def _compare(options: Namespace) -> None:
 
 def _clean(options: Namespace) -> int:
     return cleaning.clean(cleaning.found(options.roots, options.status), options.roots, options.yes)
-
-
-def _nothing(roots: Sequence[Path]) -> FedpflError:
-    below = ", ".join(map(str, roots))
-    return FedpflError(f"no runs found below {below}; run `python -m fedpfl.train` first or name another folder")
 
 
 def _text(tables: Table | Sequence[Table], form: str | None) -> str:

@@ -15,7 +15,7 @@ from fedpfl.errors import FedpflError
 from fedpfl.identity import essence
 from fedpfl.report.load import Group, Run, canonical, flat, groups, runs
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
-from fedpfl.report.tables import METRICS, TRAFFIC
+from fedpfl.report.tables import METRICS, TRAFFIC, title
 
 LEAST = {"wilcoxon": 6, "t": 3}
 """Pairs from which a test is made: with five, Wilcoxon's smallest two-sided p is 2/2^5 = 0.06."""
@@ -102,7 +102,7 @@ def side(path: Path) -> Group:
     if not found:
         raise FedpflError(f"no readable run below {path}; name a run directory or the folder of a configuration")
     if len(found) > 1:
-        shown = [f"{group.method} on {group.dataset}, {group.partition} ({_place(group.runs)})" for group in found]
+        shown = [f"{title(group)} ({_place(group.runs)})" for group in found]
         told = "; ".join(shown[:4]) + (f"; and {len(shown) - 4} more" if len(shown) > 4 else "")
         raise FedpflError(f"{path} holds {len(found)} configurations, name one of them: {told}")
     return found[0]
@@ -118,11 +118,11 @@ def compare(a: Group, b: Group, test: str = "t", metric: str = "accuracy") -> li
     test = "" if test == "none" else test
     a, b = labelled(a, b)
     clients, strange = _clients(a, b)
-    final = {title: _final(a, b, words, title != COST) for title, words in FINAL.items()}
+    final = {heading: _final(a, b, words, heading != COST) for heading, words in FINAL.items()}
     tables = [_runs(a, b), _different("setting", a.used, b.used, lambda run: run.config)]
     tables.append(_different("environment", a.used, b.used, lambda run: run.environment))
-    for title, measures in final.items():
-        tables.append(_measured(a, b, title, Column(""), measures, test, "final"))
+    for heading, measures in final.items():
+        tables.append(_measured(a, b, heading, Column(""), measures, test, "final"))
     curve = _curve(a, b, metric)
     tables.append(_measured(a, b, f"Over rounds: {METRICS[metric]}", Column("round", "whole"), curve, "", "curve"))
     tables = [table for table in (*tables, clients) if table.rows]
@@ -139,11 +139,6 @@ def labelled(a: Group, b: Group) -> tuple[Group, Group]:
         return a, b
     own = {id(run): group for group in found for run in group.runs}
     return own[id(a.runs[0])], own[id(b.runs[0])]
-
-
-def title(group: Group) -> str:
-    """Return a group's method, data set and partition."""
-    return f"{group.method}, {group.dataset}, {group.partition}"
 
 
 def _runs(a: Group, b: Group) -> Table:
@@ -215,7 +210,7 @@ def _curve(a: Group, b: Group, metric: str) -> list[Measure]:
 
 
 def _measured(
-    a: Group, b: Group, title: str, first: Column, measures: Sequence[Measure], test: str, section: str
+    a: Group, b: Group, heading: str, first: Column, measures: Sequence[Measure], test: str, section: str
 ) -> Table:
     """A row per measure."""
     alike = {run.seed for run in a.used} == {run.seed for run in b.used}  # then the paired difference is that of means
@@ -233,7 +228,7 @@ def _measured(
         if len(one.pairs) < 2:
             rows[-1][4] = Cell()
         records.append({"section": section} | told | ({"at": int(one.words)} if section == "curve" else {}))
-    return Table(title, columns, rows, pd.DataFrame(records))
+    return Table(heading, columns, rows, pd.DataFrame(records))
 
 
 def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pandas as pd
 
 from fedpfl.errors import FedpflError
-from fedpfl.report.compare import labelled, title
+from fedpfl.report.compare import labelled
 from fedpfl.report.load import Group, Run, groups
-from fedpfl.report.tables import METRICS, read_reference, reference_for
-from fedpfl.report.text import clip
+from fedpfl.report.tables import METRICS, read_reference, reference_for, title
+from fedpfl.report.text import clip, whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -232,16 +231,12 @@ def _legend(figure: Figure, axes: Iterable[Axes], note: str) -> None:
 
 
 def _save(figure: Figure, path: Path) -> list[Path]:
-    """Write each file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     one = path.suffix in SUFFIXES
     written = [path] if one else [path.with_name(path.name + suffix) for suffix in SUFFIXES]
     for target in written:
-        temporary = target.with_name(f".{os.getpid()}-{target.name}")
-        try:
-            # No date inside, so that equal runs give equal files.
-            figure.savefig(temporary, metadata={"CreationDate": None} if target.suffix == ".pdf" else None)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        # No date inside, so that equal runs give equal files.
+        metadata = {"CreationDate": None} if target.suffix == ".pdf" else None
+        with whole(target) as file:
+            figure.savefig(file, metadata=metadata)
     return written

@@ -18,12 +18,12 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from fedpfl.errors import FedpflError
-from fedpfl.report.load import STATUSES, Group, Run, directories, groups, runs, to_stderr
+from fedpfl.report.load import STATUSES, Group, Run, directories, groups, nothing_below, runs, to_stderr
 from fedpfl.report.page.data import page_data
 from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
 from fedpfl.report.tables import TRAFFIC, accuracy_table
 from fedpfl.report.text import html as escape
+from fedpfl.report.text import whole
 
 SETUP = {
     **{"model": "model.name", "clients": "clients", "participation": "participation"},
@@ -78,13 +78,14 @@ def write(
     found = experiments(roots, warn)
     shown = [experiment for experiment in found if experiment.runs]
     if not shown:
-        below = ", ".join(map(str, roots))
-        raise FedpflError(f"no runs found below {below}; run `python -m fedpfl.train` first or name another folder")
+        raise nothing_below(roots)
     out.mkdir(parents=True, exist_ok=True)
-    written = [_replace(out / f"{experiment.name}.html", page(experiment, out, select, every)) for experiment in shown]
-    if len(found) > 1:
-        written.append(_replace(out / "index.html", index(found, select, every)))
-    return written
+    pages = {experiment.name: page(experiment, out, select, every) for experiment in shown}
+    pages |= {"index": index(found, select, every)} if len(found) > 1 else {}
+    for name, text in pages.items():
+        with whole(out / f"{name}.html") as file:
+            file.write_text(text, encoding="utf-8")
+    return [out / f"{name}.html" for name in pages]
 
 
 def experiments(roots: Iterable[Path], warn: Callable[[str], None] = to_stderr) -> list[Experiment]:
@@ -394,14 +395,3 @@ def _below(path: Path, base: Path) -> str:
         return path.resolve().relative_to(base.resolve()).as_posix()
     except ValueError:
         return str(path)
-
-
-def _replace(target: Path, text: str) -> Path:
-    """Write a file whole or not at all."""
-    temporary = target.with_name(f".{os.getpid()}-{target.name}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return target

@@ -271,6 +271,12 @@ def to_stderr(line: str) -> None:
     print(plain(line), file=sys.stderr)
 
 
+def nothing_below(roots: Iterable[Path]) -> FedpflError:
+    """Return the error of a command that found no runs."""
+    below = ", ".join(map(str, roots))
+    return FedpflError(f"no runs found below {below}; run `python -m fedpfl.train` first or name another folder")
+
+
 def runs(*roots: str | Path, warn: Callable[[str], None] = to_stderr) -> list[Run]:
     """Read all readable runs below the roots, ordered by path; one call of `warn` for each directory that is skipped.
 
@@ -320,7 +326,7 @@ def read(path: Path) -> Run:
 
 def begun(path: Path) -> Run:
     """Read configuration and summary of one run directory, which need not hold a round. Raises as `read`."""
-    config, summary = _yaml(path / "config.yaml"), _json(path / "summary.json")
+    config, summary = _parsed(path / "config.yaml", _yaml), _parsed(path / "summary.json", json.loads)
     if not isinstance(config, dict) or not isinstance(summary, dict):
         raise FedpflError(f"{path}: config.yaml and summary.json must hold keys and values")
     for key in ("dataset", "partition", "method"):
@@ -339,7 +345,7 @@ def begun(path: Path) -> Run:
 def summary_of(path: Path) -> dict[str, Any]:
     """Return what a summary.json holds, whatever else is wrong with the directory; nothing where it is broken."""
     try:
-        found = _json(path / "summary.json")
+        found = _parsed(path / "summary.json", json.loads)
     except FedpflError:
         return {}
     return found if isinstance(found, dict) else {}
@@ -477,28 +483,25 @@ def _text(path: Path, most: int | None = None) -> str:
         raise FedpflError(f"{path.parent}: {path.name} cannot be read: {_one_line(error)}") from None
 
 
-def _yaml(path: Path) -> Any:
-    text, depth = _text(path, _LARGEST), 0
+def _yaml(text: str) -> Any:
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        # A few aliases of aliases are billions of values; fedpfl writes none.
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise ValueError("it holds anchors or aliases, which no run writes")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError("it is nested deeper than any run writes it")
+    return yaml.load(text, _Loader)
+
+
+def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
-        for event in yaml.parse(text, _Loader):
-            # A few aliases of aliases are billions of values; fedpfl writes none.
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                raise FedpflError(f"{path.parent}: {path.name} holds YAML anchors or aliases, which no run writes")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise FedpflError(f"{path.parent}: {path.name} is nested deeper than any run writes it")
-        return yaml.load(text, _Loader)
+        return parse(_text(path, _LARGEST))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
         raise FedpflError(f"{path.parent}: {path.name} is not valid YAML{where}") from None
-    except _UNUSABLE as error:
-        raise FedpflError(f"{path.parent}: {path.name} cannot be read: {_one_line(error)}") from None
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(_text(path, _LARGEST))
     except json.JSONDecodeError as error:
         raise FedpflError(f"{path.parent}: {path.name} is not valid JSON (line {error.lineno})") from None
     except _UNUSABLE as error:

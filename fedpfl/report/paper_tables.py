@@ -18,7 +18,7 @@ from fedpfl.errors import FedpflError
 from fedpfl.report import published
 from fedpfl.report.load import DATASETS, METHODS, Group, Run, unlike
 from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
-from fedpfl.report.tables import departures, emptiness, few, judged, over_which, setup_differences
+from fedpfl.report.tables import departures, emptiness, few, judged, over_which, setup_differences, title
 
 LARGE = ("cifar10", "cifar100", "emnist", "svhn")
 SMALL = ("mnist", "fmnist", "organamnist", "organcmnist")
@@ -188,7 +188,7 @@ def fill(
         if own:
             speaking[i, j] = own[0]
         if len(own) > 1 and line.measure not in (_tuned, _quantile):
-            ambiguous[f"{own[0].method} on {own[0].dataset}, {own[0].partition}"] = None
+            ambiguous[title(own[0])] = None
     values = {place: _values(group, plan.lines[place[0]], rule) for place, group in speaking.items()}
     hollow = {place for place, group in speaking.items() if emptiness([group], rule.select, rule.every)}
     notes = [*departures(_once(group for place, group in speaking.items() if values[place])), *_mixed(plan, speaking)]

@@ -71,10 +71,9 @@ def accuracy_table(
         raise FedpflError(f"unknown selection {select!r}; choose one of: {', '.join(SELECTIONS)}")
     gathered = groups(runs)
     records = [_record(group, select, every) for group in gathered]
-    for record in records:
+    for record, group in zip(records, gathered, strict=True):
         if not record["round"]:
-            place = f"{record['dataset']}, {record['partition']}, {record['method']}"
-            warn(f"{place}: no evaluation of all clients to judge")
+            warn(f"{title(group)}: no evaluation of all clients to judge")
     rows = _cells(records, ACCURACY_COLUMNS)
     settings: dict[tuple[str, str], list[int]] = {}
     for at, group in enumerate(gathered):
@@ -173,7 +172,7 @@ def judged(group: Group, select: str = "last", every: int = 1) -> dict[Run, pd.S
 def emptiness(gathered: Sequence[Group], select: str, every: int) -> tuple[str, ...]:
     """Say which judged evaluations hold no accuracy, which leaves cells empty."""
     told = [
-        f"{group.method} on {group.dataset}, {group.partition} (seed {run.seed}, round {int(row['round'])})"
+        f"{title(group)} (seed {run.seed}, round {int(row['round'])})"
         for group in gathered
         for run, row in judged(group, select, every).items()
         if math.isnan(row["accuracy"])
@@ -213,6 +212,11 @@ def departures(gathered: Sequence[Group]) -> tuple[str, ...]:
         told.append(text)
     lines = [f"Set-up that differs from the published one: {'; '.join(told)}."] if told else []
     return (*lines, *(f"{', '.join(names)}: {note}." for note, names in behind.items()))
+
+
+def title(group: Group) -> str:
+    """Return a group's method, data set and partition."""
+    return f"{group.method} on {group.dataset}, {group.partition}"
 
 
 def few(words: Iterable[str]) -> str:
@@ -269,10 +273,9 @@ def _caption(gathered: list[Group], frame: pd.DataFrame, select: str, every: int
     if select == "best-checkpoint":
         among = "its evaluations" if every == 1 else f"its evaluations after multiples of {every} rounds"
         which = f"the best of {among}, chosen on test data as the published tables do,"
-    seeds = {
-        f"{row['method']} on {row['dataset']}, {row['partition']}": [*map(int, row["seed_list"].split())]
-        for row in frame.to_dict("records")
-    }
+    settings = {(group.dataset, group.partition) for group in gathered}
+    rows = [group.method if len(settings) == 1 else title(group) for group in gathered]
+    seeds = dict(zip(rows, ([int(seed) for seed in told.split()] for told in frame["seed_list"]), strict=True))
     parts = [
         f"Test accuracy in percent over all clients at {which} (column round); {over_which(seeds)}.",
         "Mean: over clients; pooled: over all their test samples; worst 10%: the clients' worst decile.",
