@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -364,3 +365,55 @@ def test_clients_without_an_accuracy_are_told(tmp_path: Path, capsys: pytest.Cap
     assert main(["html", str(tmp_path)]) == 0
     page = next((tmp_path / "report").glob("*.html")).read_text()
     assert "b: 1 clients with test samples have no accuracy; they are not among the clients shown" in page
+
+
+STRANGE = (
+    *(None, [], {}, "x", -1, 0, float("inf"), float("nan"), 10**400, True, EVIL, "=1", [1, [2]], {"name": 3}, 1.5),
+    "a" * 3000,
+)
+CELLS = ("", "nan", "inf", "-inf", "x", "1e400", "-5", "9" * 400, "1.5", '"', "\x00")
+
+
+def keys(values: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Where every value of nested mappings is."""
+    if not isinstance(values, dict):
+        return []
+    return [place for key, inner in values.items() for place in ((*above, key), *keys(inner, (*above, key)))]
+
+
+def spoil(chance: random.Random, run: Path) -> None:
+    """Damage one file: flip bytes, cut it, or put something strange in the place of a value."""
+    path = run / chance.choice(("config.yaml", "summary.json", "rounds.csv", "clients.csv"))
+    data, kind = path.read_bytes(), chance.randrange(4)
+    if kind == 0:
+        at = chance.randrange(len(data))
+        path.write_bytes(data[:at] + chance.randbytes(3) + data[at + 3 :])
+    elif kind == 1:
+        path.write_bytes(data[: chance.randrange(len(data))])
+    elif path.suffix == ".csv":
+        rows = [line.split(",") for line in data.decode().splitlines()]
+        row = chance.choice(rows)
+        row[chance.randrange(len(row))] = chance.choice(CELLS)
+        path.write_text("".join(",".join(cells) + "\n" for cells in rows))
+    else:
+        more = {"hours": 1.0, "environment": {"gpu": "x", "commit": "abc", "cores": 2}, "error": "e"}
+        values = yaml.safe_load(data) if path.suffix == ".yaml" else json.loads(data) | more
+        *above, last = chance.choice(keys(values))
+        inner = values
+        for key in above:
+            inner = inner[key]
+        inner[last] = chance.choice(STRANGE)
+        path.write_text(yaml.safe_dump(values) if path.suffix == ".yaml" else json.dumps(values))
+
+
+def test_whatever_is_damaged_is_a_line_or_a_label(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    whole = write_run(tmp_path / "x" / "whole", seed=1000)
+    for seed in range(60):
+        method = {"name": "fedobp", "q": 0.5, "norm": "global"} if seed % 2 else {"name": "fedavg"}
+        spoil(random.Random(seed), write_run(tmp_path / "x" / str(seed), seed=seed, method=method))
+    for words in (["tables"], ["ls"], ["ls", "--format", "json"], ["html"], ["paper", "table4"]):
+        out, _ = shown(capsys, words[0], tmp_path, *words[1:])
+        assert "FMNIST" in out or words == ["html"]
+    for seed in range(60):
+        main(["compare", str(whole), str(tmp_path / "x" / str(seed))])
+        assert not re.search(r"\bnan\b", re.sub(r"(?m)^.*(=|  )nan.*$", "", capsys.readouterr().out))

@@ -219,7 +219,11 @@ class Run:
     def fact(self, key: str) -> float:
         """Return a number of summary.json, nan where there is none."""
         value = self.summary.get(key)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        try:
+            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        except OverflowError:
+            return math.nan
+        return number if math.isfinite(number) else math.nan
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -423,7 +427,7 @@ def _told(members: Sequence[Run]) -> dict[str, Any]:
 
 def canonical(value: Any) -> str:
     """Return text that is equal for the same choice: 1 and 1.0 are one, 1 and True are not."""
-    return repr(float(value) if type(value) is int else value)
+    return repr(float(value) if type(value) is int and abs(value) < 1 << 53 else value)
 
 
 def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:

@@ -68,7 +68,7 @@ class Cell:
         if self.value is None or isinstance(self.value, str):
             return plain(self.value or "") if kind == "long" else clip(self.value or "", 160)
         spread = f"({number(kind, self.std, 2)})" if kind == "percent" or self.std > 0 else "()"
-        if math.isnan(self.value):
+        if not math.isfinite(self.value):
             return "-" if self.below else ""
         return number(kind, self.value) + (spread + self.flag).removeprefix("()")
 
@@ -129,7 +129,7 @@ def number(kind: str, value: float, digits: int = 4) -> str:
     kind: percent, difference (of percents), short (so many digits and a unit: `22.4k`), change (short, with a sign),
     whole, entries, exact, size (of bytes), age (of seconds), p, or number (three digits).
     """
-    if math.isnan(value):
+    if not math.isfinite(value):
         return ""
     if kind == "difference":
         return f"{round(value, 2) + 0.0:+.2f}"  # no negative zero

@@ -268,7 +268,8 @@ def _cells(records: Sequence[dict[str, Any]], columns: Mapping[str, Column]) -> 
 
 
 def _caption(gathered: list[Group], frame: pd.DataFrame, select: str, every: int) -> str:
-    tuning = {int(epochs) for group in gathered for run in group.used if (epochs := run.get("eval.finetune_epochs"))}
+    told = [run.get("eval.finetune_epochs") for group in gathered for run in group.used]
+    tuning = {epochs for epochs in told if isinstance(epochs, int) and epochs > 0} or {0}
     which = "the last evaluation of each run"
     if select == "best-checkpoint":
         among = "its evaluations" if every == 1 else f"its evaluations after multiples of {every} rounds"

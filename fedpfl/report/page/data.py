@@ -211,7 +211,12 @@ def _partitions(
         setting = settings.index((group.dataset, group.partition))
         for run in group.runs:
             frame = tables[run.path]
-            if frame is None or not (labels := _labels(frame)) or frame[list(labels.values())].isna().any(axis=None):
+            if (
+                frame is None
+                or frame.empty
+                or not (labels := _labels(frame))
+                or frame[list(labels.values())].isna().any(axis=None)
+            ):
                 continue
             counts = frame[list(labels.values())].to_numpy().astype(int)
             new = {"setting": setting, "seeds": set(), "runs": 0, "classes": list(labels), "counts": counts}
