@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpfl.errors import FedpflError
-from fedpfl.report import layout, listing, load, state
+from fedpfl.report import listing, load, state
 from fedpfl.report.__main__ import main
-from fedpfl.report.layout import Field
 from fedpfl.report.listing import Entry
 from fedpfl.report.state import State
+from fedpfl.report.table import render
 from tests.conftest import ROOT
 from tests.test_report import BROKEN, write_run
 
@@ -65,7 +65,7 @@ def names(found: list[Entry]) -> list[str]:
 
 
 def look(*roots: Path) -> list[Entry]:
-    return listing.entries(map(state.read, state.directories(*roots)))
+    return listing.entries(map(state.read, load.directories(*roots)))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_verdict(told: str | None, held: bool | None, quiet: bool, status: str) 
 
 def test_without_a_lock_the_age_decides(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", status="running", reached=3)
-    assert state.lock(run) is None
+    assert state.living(run) is None
     assert state.read(run).words == "running 3/4"
     assert state.read(age(run, HOUR)).words == "interrupted 3/4"
 
@@ -108,20 +108,20 @@ def test_the_lock_decides_at_once(tmp_path: Path) -> None:
     holder = hold(run)
     try:
         age(run, 9 * HOUR)
-        assert state.lock(run) is True
+        assert state.living(run) is True
         assert state.read(run).status == "running"
     finally:
         holder.kill()
         holder.communicate()
-    assert state.lock(run) is False
+    assert state.living(run) is False
     assert state.read(run).status == "interrupted"
 
 
-def test_looking_at_a_lock_takes_none(tmp_path: Path) -> None:
+def test_looking_at_a_lock_gives_it_back(tmp_path: Path) -> None:
     (tmp_path / "run.lock").write_text("1\n")
-    assert state.lock(tmp_path) is False
+    assert state.living(tmp_path) is False
     holder = hold(tmp_path)  # would wait for us
-    assert state.lock(tmp_path) is True
+    assert state.living(tmp_path) is True
     holder.communicate("")
 
 
@@ -164,38 +164,12 @@ def test_an_unknown_status_is_broken(tmp_path: Path) -> None:
     assert (found.status, found.reason) == ("broken", "summary.json holds an unknown status, 'sleeping'")
 
 
-cells = st.one_of(st.none(), st.floats(0, 100), st.just(float("nan")))
-
-
-@given(st.lists(st.tuples(cells, st.text("0123456789.", max_size=40)), max_size=60), st.integers(1, 300), st.booleans())
-def test_the_tail_is_what_the_whole_file_says(tmp_path_factory, rows, block, torn) -> None:
-    path = tmp_path_factory.mktemp("tail") / "rounds.csv"
-    lines = [f"{at},,{'' if value is None else value},{junk}x" for at, (value, junk) in enumerate(rows, 1)]
-    path.write_text("\n".join(["round,seconds,accuracy,junk", *lines, "99,1.0,50" if torn else ""]))
-    last, judged = state.tail(path, block)
-    measured = [(at, value) for at, (value, _) in enumerate(rows, 1) if value is not None and value == value]
-    assert last.get("round", 0) == len(rows)
-    assert (judged.get("round"), judged.get("accuracy")) == (measured[-1] if measured else (None, None))
-    assert "junk" not in last
-
-
-def test_only_the_end_of_a_finished_run_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = amend(write_run(tmp_path / "run"), hours=1.5)
-
-    def whole(path: Path) -> None:
-        raise AssertionError("read from front to back")
-
-    monkeypatch.setattr(load, "_read_csv", whole)
-    monkeypatch.setattr(state, "_recorded", whole)
-    assert look(run)[0].record()["hours"] == 1.5
-
-
 def test_what_a_line_says(tmp_path: Path) -> None:
     place = tmp_path / "table3" / "fedavg" / "0123456789" / "seed7"
     write_run(place, status="running", reached=3, seed=7)
     age(place, 2 * HOUR + 60)
     (found,) = look(tmp_path)
-    record = found.record()
+    record = dict(found.record)
     changed = record.pop("changed")
     assert record == {
         "status": "interrupted",
@@ -216,9 +190,10 @@ def test_what_a_line_says(tmp_path: Path) -> None:
         "reason": None,
     }
     assert time.time() - time.mktime(time.strptime(changed[:19], "%Y-%m-%dT%H:%M:%S")) == pytest.approx(7260, abs=20)
-    assert found.cells() == [
+    shown = listing.table([found])
+    assert [cell.text(column) for cell, column in zip(shown.rows[0], shown.columns, strict=True)] == [
         *("interrupted 3/4", "table3", "FedAvg", "FMNIST", "Dir(0.1)", "7"),
-        *("80.00", "82.00", "0.00", "51.2k", "2 h", str(place)),
+        *("80.00", "82.00", "2 h", "0.00333", "51.2k", str(place)),
     ]
 
 
@@ -233,7 +208,7 @@ def test_what_a_line_says(tmp_path: Path) -> None:
 )
 def test_the_experiment_is_where_runs_put_themselves(tmp_path: Path, place: str, experiment: str) -> None:
     write_run(tmp_path / place)
-    assert [entry.experiment for entry in look(tmp_path)] == [experiment]
+    assert [entry.record["experiment"] or "" for entry in look(tmp_path)] == [experiment]
 
 
 @pytest.fixture
@@ -253,7 +228,7 @@ def several(tmp_path: Path) -> Path:
 def test_the_order_is_that_of_tables(several: Path) -> None:
     found = listing.ordered(look(several))
     assert names(found) == ["avg0", "avg1", "obp", "layer", "mnist", "broken"]
-    assert [entry.label for entry in found] == [
+    assert [entry.record["label"] or "" for entry in found] == [
         *("FedAvg", "FedAvg", "FedOBP (q=0.99993, norm=global)", "FedOBP (q=0.99993, norm=layer)", "FedAvg", "")
     ]
 
@@ -271,6 +246,9 @@ def test_sorted(several: Path, key: str, order: list[str]) -> None:
     assert names(listing.ordered(look(several), key)) == order
 
 
+KEYS = ("accuracy", "ft_accuracy", "hours", "bits", "seed")
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(state.STATUSES), st.none() | st.floats(0, 100), st.floats(0, 1e9)), max_size=20),
     st.sampled_from(sorted(listing.SORTS)),
@@ -279,18 +257,17 @@ def test_sorted(several: Path, key: str, order: list[str]) -> None:
 )
 def test_sorting_loses_nothing_and_puts_the_unknown_last(rows, key: str, reverse: bool, chance: random.Random) -> None:
     every = [
-        Entry(State(Path(str(at)), status, changed, judged={} if value is None else {"accuracy": value}), order=at)
+        Entry(State(Path(str(at)), status, changed), dict.fromkeys(KEYS, value) | {"path": str(at)}, at)
         for at, (status, value, changed) in enumerate(rows)
     ]
     mixed = every[:]
     chance.shuffle(mixed)
     found = listing.ordered(mixed, key, reverse)
     assert sorted(entry.order for entry in found) == list(range(len(every)))
-    value, largest = listing.SORTS[key]
-    values = [value(entry) for entry in found]
+    values = [entry.value(key) for entry in found]
     known = [one for one in values if one is not None]
     assert values[: len(known)] == known
-    assert known == sorted(known, reverse=largest != reverse)
+    assert known == sorted(known, reverse=(key in listing._LARGEST_FIRST) != reverse)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +309,7 @@ def test_no_runs_at_all(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 
 
 def test_csv_has_a_line_for_each(several: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(listing.render(look(several), "csv"))))
+    rows = list(csv.DictReader(io.StringIO(render(listing.table(look(several)), "csv"))))
     assert len(rows) == 6
     assert (rows[1]["accuracy"], rows[1]["bits"]) == ("87.0", "51200.0")
     assert (rows[0]["accuracy"], rows[-1]["method"]) == ("", "")
@@ -349,56 +326,13 @@ def test_a_pipe_gets_one_whole_line_for_each(several: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("width", [60, 80, 110, 130])
 def test_a_window_is_not_exceeded(several: Path, width: int) -> None:
-    text = listing.render(look(several), "terminal", width)
+    text = render(listing.table(look(several)), "terminal", width)
     lines = [line for line in text.splitlines() if str(several) not in line]
     assert max(map(len, lines)) <= width
     for name in ("avg0", "avg1", "obp", "layer", "mnist", "broken"):
         assert f"    {several / name}" in text.splitlines()
-    told = {60: "Left out for room: fine-tuned, hours, bits, age.", 80: "Left out for room: hours, bits."}
-    assert " ".join(text.split()).endswith(told.get(width, "Age: since a file was last written."))
-
-
-texts = st.text("ab cd-e", max_size=30)
-
-
-@given(st.lists(st.tuples(texts, texts, st.integers(0, 10**6)), min_size=1, max_size=8), st.integers(30, 90))
-def test_folding_keeps_every_word_and_the_width(rows: list[tuple[str, str, int]], width: int) -> None:
-    fields = (Field("first"), Field("second"), Field("number", True))
-    table = [[one, two, str(number)] for one, two, number in rows]
-    lines = layout.terminal(fields, table, width=width).splitlines()
-    assert max(map(len, lines)) <= width
-    letters = "".join(sorted("".join(lines[2:]).replace(" ", "")))
-    assert letters == "".join(sorted("".join(cell for row in table for cell in row).replace(" ", "")))
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0, "0"),
-        (-1500, "-1.5k"),
-        (51_200, "51.2k"),
-        (999.99, "1k"),
-        (999_960, "1M"),
-        (37_249_664, "37.25M"),
-        (2.5e12, "2.5T"),
-    ],
-)
-def test_short_numbers(number: float, text: str) -> None:
-    assert layout.short(number) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(0, "0 B"), (999, "999 B"), (12_345_678, "12.3 MB"), (999_960, "1.0 MB"), (5e15, "5000.0 TB")]
-)
-def test_sizes(number: int, text: str) -> None:
-    assert layout.size(int(number)) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(-3, "0 s"), (59.9, "59 s"), (60, "1 min"), (7199, "1 h"), (86_400 * 2, "2 d")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert layout.duration(seconds) == text
+    left_out = " ".join(text.split()).partition("Left out for room: ")[2]
+    assert left_out == {60: "fine-tuned, age, hours, bits.", 80: "hours, bits."}.get(width, "")
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -14,9 +16,9 @@ import yaml
 from fedpfl.errors import FedpflError
 from fedpfl.report import groups, published, runs
 from fedpfl.report.__main__ import main
-from fedpfl.report.grid import render
 from fedpfl.report.paper_figures import FIGURES, layer_shares
 from fedpfl.report.paper_tables import COMPARED, PLANS, Rule, fill
+from fedpfl.report.table import render
 from tests.test_report import write_run
 
 ROOT = Path(__file__).parent.parent
@@ -40,9 +42,12 @@ def root(tmp_path: Path) -> Path:
 
 
 def cell(root: Path, row: str, table: str = "table4", dataset: str = "fmnist", alpha: float = 0.1, **options: Any):
-    grid = fill(table, groups(runs(root)), **options)
-    place = PLANS[table].columns.index((dataset, alpha))
-    return grid.cells[[name for name, _ in grid.rows].index(row), place]
+    """A cell's own values' mean, seeds, and what else is known of it."""
+    shown = fill(table, groups(runs(root)), **options)
+    place = 1 + PLANS[table].columns.index((dataset, alpha))
+    (own,) = (cells[place] for cells in shown.rows if cells[0].value == row)
+    record = shown.frame[(shown.frame["row"] == row)].iloc[place - 1]
+    return SimpleNamespace(**record, mark=own.mark, flag=own.flag, mean=None if math.isnan(own.value) else own.value)
 
 
 # Tables
@@ -50,27 +55,30 @@ def cell(root: Path, row: str, table: str = "table4", dataset: str = "fmnist", a
 
 def test_own_beside_published(root: Path) -> None:
     obp = cell(root, "FedOBP")
-    assert obp.values == {1: 96.0, 2: 97.0}
-    assert obp.own == (96.5, pytest.approx(math.sqrt(0.5)))
-    assert obp.published.value == 96.89
-    assert obp.difference == pytest.approx(96.5 - 96.89)
-    assert cell(root, "FedAvg").published.value == 87.29
-    assert cell(root, "FedAvg+FT").values == {1: 88.0}  # two more than before fine-tuning
-    assert cell(root, "FedAvg+FT").published is None
-    assert not cell(root, "FedAvg", alpha=0.5).values
-    assert not cell(root, "FedAvg", dataset="mnist").values
+    assert (obp.own, obp.own_seed_std, obp.seeds) == (96.5, pytest.approx(math.sqrt(0.5)), "1 2")
+    assert (obp.published, obp.difference) == (96.89, pytest.approx(96.5 - 96.89))
+    assert cell(root, "FedAvg").published == 87.29
+    assert cell(root, "FedAvg+FT").own == 88.0  # two more than before fine-tuning
+    assert math.isnan(cell(root, "FedAvg+FT").published)
+    assert cell(root, "FedAvg", alpha=0.5).seeds == ""
+    assert cell(root, "FedAvg", dataset="mnist").mean is None
 
 
 def test_best_and_second_by_what_is_shown(root: Path) -> None:
     marks = {name: cell(root, name).mark for name in ("FedOBP", "FedPer", "FedAvg", "FedAvg+FT")}
-    assert marks == {"FedOBP": "best", "FedPer": "best", "FedAvg": "", "FedAvg+FT": "second"}  # 96.50 both
+    assert marks == {
+        "FedOBP": "best",
+        "FedPer": "best",
+        "FedAvg": "",
+        "FedAvg+FT": "",
+    }  # 96.50 both: there is no second
 
 
 def test_which_accuracy_and_round(root: Path) -> None:
-    assert cell(root, "FedAvg", rule=Rule("accuracy_pooled")).values == {1: 87.0}
-    assert cell(root, "FedAvg+FT", rule=Rule("accuracy_pooled")).values == {1: 89.0}
-    assert cell(root, "FedAvg", rule=Rule(select="best-checkpoint", every=2)).values == {1: 91.0}
-    assert cell(root, "FedAvg", rule=Rule(select="best-checkpoint", every=4)).values == {1: 86.0}
+    assert cell(root, "FedAvg", rule=Rule("accuracy_pooled")).mean == 87.0
+    assert cell(root, "FedAvg+FT", rule=Rule("accuracy_pooled")).mean == 89.0
+    assert cell(root, "FedAvg", rule=Rule(select="best-checkpoint", every=2)).mean == 91.0
+    assert cell(root, "FedAvg", rule=Rule(select="best-checkpoint", every=4)).mean == 86.0
 
 
 def test_ablations_and_other_quantiles_are_no_row_of_the_main_table(root: Path) -> None:
@@ -82,7 +90,7 @@ def test_ablations_and_other_quantiles_are_no_row_of_the_main_table(root: Path) 
     }.items():
         add(root, name, 99.0, OBP | changes, seed=1)
     add(root, "q", 99.5, OBP | {"q": 0.9}, seed=1)
-    assert cell(root, "FedOBP").values == {1: 96.0, 2: 97.0}
+    assert cell(root, "FedOBP").mean == 96.5
     assert any("Several configurations fit FedOBP" in note for note in fill("table4", groups(runs(root))).notes)
 
 
@@ -90,16 +98,16 @@ def test_the_run_nearest_to_the_papers_settings_is_shown(root: Path) -> None:
     other = {"epochs": 5, "batch_size": 32, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0}
     add(root, "slow", 50.0, {"name": "fedavg"}, seed=1, local=other)
     add(root, "ours", 60.0, {"name": "fedavg"}, seed=1, partition={"name": "dirichlet", "alpha": 0.1})
-    assert cell(root, "FedAvg").values == {1: 86.0}
+    assert cell(root, "FedAvg").mean == 86.0
 
 
 def test_unfinished_runs_are_marked(root: Path) -> None:
     add(root, "e", 90.0, {"name": "ditto"}, seed=1)  # no row of the table
     write_run(root / "f", {2: 91.0}, "running", 3, method={"name": "apfl"}, partition=FMNIST)
-    assert cell(root, "APFL").reached == "running 3/4"
+    assert cell(root, "APFL").unfinished == "running 3/4"
     text = render(fill("table4", groups(runs(root))))
     assert "91.00°" in text
-    assert "° not finished" in text
+    assert "° not all planned rounds: the last evaluation that there is (running 3/4)" in text
     assert "Ditto" not in text
 
 
@@ -107,35 +115,36 @@ def test_faulty_normalisation_has_a_table_of_its_own(root: Path) -> None:
     faulty = {"name": "organamnist", "mean": [118.7546], "std": [62.3489]}
     add(root, "sound", 95.0, {"name": "fedper"}, dataset={"name": "organamnist", "mean": [0.46], "std": [0.24]})
     add(root, "faulty", 67.0, {"name": "fedper"}, dataset=faulty)
-    assert cell(root, "FedPer", dataset="organamnist").values == {0: 95.0}
+    assert cell(root, "FedPer", dataset="organamnist").mean == 95.0
     shown = cell(root, "FedPer", "table4_as_published", "organamnist")
-    assert (shown.values, shown.published.value) == ({0: 67.0}, 67.44)
+    assert (shown.mean, shown.published) == (67.0, 67.44)
 
 
 def test_table_2_counts_entries(root: Path) -> None:
-    rows = pd.read_csv(root / "a/rounds.csv")
-    rows["personal/conv1.weight"], rows["personal/fc.bias"] = [0, 30, 20, 11], [0, 11, 21, 30]
-    rows.to_csv(root / "a/rounds.csv", index=False)
-    assert cell(root, "q", "table2").own[0] == 0.99993
+    for name in "ab":
+        rows = pd.read_csv(root / name / "rounds.csv")
+        rows["personal/conv1.weight"], rows["personal/fc.bias"] = [0, 30, 20, 11], [0, 11, 21, 30]
+        rows.to_csv(root / name / "rounds.csv", index=False)
+    assert cell(root, "q", "table2").own == 0.99993
     entries = cell(root, "personal entries", "table2")
-    assert (entries.values, entries.published.value) == ({1: 41.0}, 41)
-    assert "41 +0" in render(fill("table2", groups(runs(root))))
+    assert (entries.own, entries.seeds, entries.published) == (41.0, "1 2", 41)
+    assert "41 0" in render(fill("table2", groups(runs(root))))
 
 
 def test_table_5_tells_normalisations_apart(root: Path) -> None:
     add(root, "layer", 90.0, OBP | {"norm": "layer"}, seed=1)
     add(root, "cls", 91.0, OBP | {"classifier_only": True, "q": 0.9921}, seed=1)
-    own = {row: cell(root, row, "table5").values for row in ("none", "layer", "global", "global, CLS")}
-    assert own == {"none": {}, "layer": {1: 90.0}, "global": {1: 96.0, 2: 97.0}, "global, CLS": {1: 91.0}}
-    assert cell(root, "layer", "table5").published.value == 96.31
-    assert cell(root, "global, CLS", "table5").published.value == 96.81
+    own = {row: cell(root, row, "table5").mean for row in ("none", "layer", "global", "global, CLS")}
+    assert own == {"none": None, "layer": 90.0, "global": 96.5, "global, CLS": 91.0}
+    assert cell(root, "layer", "table5").published == 96.31
+    assert cell(root, "global, CLS", "table5").published == 96.81
 
 
 def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_path: Path) -> None:
     add(tmp_path, "a", 95.0, {"name": "fedavg"}, dataset={"name": "digits"})
     grid = fill("table3", groups(runs(tmp_path)))
-    assert grid.columns == (("Digits", "Dir(0.1)"), ("Digits", "Dir(0.5)"))
-    assert grid.cells[1, 0].values == {0: 95.0}
+    assert [(one.group, one.heading) for one in grid.columns[1:]] == [("Digits", f"Dir({a})") for a in (0.1, 0.5)]
+    assert grid.rows[1][1].value == 95.0
 
 
 def test_an_unknown_table_is_one_line(root: Path) -> None:
@@ -167,14 +176,19 @@ def filled(commands: tuple[str, ...], plan: str) -> set[tuple[str, str, float]]:
 def test_commands_fill_exactly_what_is_missing(plan: str, root: Path) -> None:
     grid = fill(plan, groups(runs(root)))
     lines, columns = PLANS[plan].lines, PLANS[plan].columns
-    empty = {(lines[i].method, *columns[j]) for (i, j), own in grid.cells.items() if not own.values}
-    assert filled(grid.missing, plan) == empty
-    assert len(grid.missing) <= 4
+    empty = {
+        (line.method, *column)
+        for line, row in zip(lines, grid.rows, strict=True)
+        for column, own in zip(columns, row[1:], strict=True)
+        if math.isnan(own.value)
+    }
+    assert filled(grid.commands, plan) == empty
+    assert len(grid.commands) <= 4
 
 
 def test_an_empty_table_is_one_command() -> None:
-    assert fill("table3", []).missing == ("python -m fedpfl.train experiment=table3",)
-    assert fill("table5", []).missing == (
+    assert fill("table3", []).commands == ("python -m fedpfl.train experiment=table3",)
+    assert fill("table5", []).commands == (
         "python -m fedpfl.train experiment=table5",
         "python -m fedpfl.train experiment=table5_cls",
     )
@@ -198,7 +212,7 @@ def test_every_published_number_of_tables_2_to_5_has_its_cell() -> None:
     found = 0
     for name in PLANS:
         if name != "table4_as_published":
-            found += sum(own.published is not None for own in fill(name, []).cells.values())
+            found += int(fill(name, []).frame["published"].notna().sum())
     assert found == 32 + 104 + 104 + 32
     assert len(published._numbers()) == found
 
@@ -211,9 +225,9 @@ def test_paired_tests_mark_what_differs(tmp_path: Path) -> None:
         for name, value in (("fedobp", obp), ("fedavg", avg), ("fedper", per)):
             method = OBP if name == "fedobp" else {"name": name}
             add(tmp_path, f"{name}{seed}", float(value), method, seed=seed)
-    assert cell(tmp_path, "FedAvg", test="t").differs
-    assert not cell(tmp_path, "FedPer", test="t").differs
-    assert not cell(tmp_path, "FedAvg", test="wilcoxon").differs  # four pairs cannot
+    assert cell(tmp_path, "FedAvg", test="t").flag == "†"
+    assert not cell(tmp_path, "FedPer", test="t").flag
+    assert not cell(tmp_path, "FedAvg", test="wilcoxon").flag  # four pairs cannot
     grid = fill("table4", groups(runs(tmp_path)), test="wilcoxon")
     assert "Wilcoxon signed-rank test over 4 seeds, p < 0.05 (never met with fewer than 6)" in grid.notes[-1]
     assert "81.62(1.11)†" in render(fill("table4", groups(runs(tmp_path)), test="t"))
@@ -226,26 +240,21 @@ def test_without_common_seeds_there_is_no_test(root: Path) -> None:
 # Forms
 
 
-def test_terminal_keeps_to_the_width(root: Path) -> None:
+def test_what_the_forms_show(root: Path) -> None:
+    add(root, "per", 96.0, {"name": "fedrep"}, seed=1)
     grid = fill("table4", groups(runs(root)))
     for width in (60, 100, 200):
         table = render(grid, "terminal", width).split("Missing cells")[0]
         assert max(map(len, table.splitlines())) <= width
-    assert "96.50(0.71)*" in render(grid)
-
-
-def test_markdown_and_latex_style_best_and_second(root: Path) -> None:
-    grid = fill("table4", groups(runs(root)))
     markdown, latex = render(grid, "markdown"), render(grid, "latex")
     assert "**96.50(0.71)**<br>96.89 -0.39" in markdown
-    assert "<u>88.00</u>" in markdown
+    assert re.search(r"\| Local-Only \| -<br>[\d.]+ \|", markdown)  # published, and not run
     assert r"\textbf{96.50(0.71)}" in latex
-    assert r"\underline{88.00}" in latex
     assert r"\multicolumn{2}{c}{FMNIST}" in latex
     assert r"\cmidrule(lr){4-5}" in latex
     body = [line for line in latex.splitlines() if line.startswith(("FedOBP", "FedAvg", "{\\scriptsize"))]
     assert {line.count("&") for line in body} == {8}
-    for command in grid.missing:
+    for command in grid.commands:
         assert command in markdown
         assert f"% missing: {command}" in latex
 
@@ -256,11 +265,6 @@ def test_csv_is_unrounded_and_long(root: Path) -> None:
     row = frame[(frame["row"] == "FedOBP") & (frame["dataset"] == "FMNIST") & (frame["setting"] == "Dir(0.1)")].iloc[0]
     assert (row["own"], row["published"], row["rank"], row["seeds"]) == (96.5, 96.89, 1, "1 2")
     assert row["own_seed_std"] == math.sqrt(0.5)
-
-
-def test_an_unknown_form_is_one_line(root: Path) -> None:
-    with pytest.raises(FedpflError, match="unknown format 'html'"):
-        render(fill("table4", []), "html")
 
 
 # Figures

@@ -20,7 +20,9 @@ from fedpfl.errors import FedpflError
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import read
-from fedpfl.report.tables import accuracy_table, curve_table, published, render
+from fedpfl.report.published import of_run
+from fedpfl.report.table import render
+from fedpfl.report.tables import accuracy_table, curve_table
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -54,7 +56,9 @@ def write_run(
     folder.mkdir(parents=True)
     values = config(**changes)
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
-    (folder / "summary.json").write_text(json.dumps({"status": status, "cohort": 10, "parameters": 1000}))
+    (folder / "summary.json").write_text(
+        json.dumps({"identity": f"0123456789-seed{values['seed']}", "status": status, "cohort": 10, "parameters": 1000})
+    )
     rows = []
     for number in range(1, reached + 1):
         row: dict[str, Any] = {"round": number, "seconds": [1.0, 9.0, 2.0, 2.0][(number - 1) % 4]}
@@ -185,7 +189,7 @@ def test_one_seed_has_no_spread(root: Path) -> None:
     row = row_of(table, "FedAvg")
     assert row["accuracy"] == 87.0
     assert row["accuracy_seed_std"] != row["accuracy_seed_std"]
-    assert "| 87.00 |" in render(table, "markdown")
+    assert "<u>87.00</u> |" in render(table, "markdown")
 
 
 def test_best_checkpoint_only_when_asked_for(root: Path) -> None:
@@ -236,7 +240,7 @@ def test_published_values_match_by_method_data_set_and_setting(
     tmp_path: Path, changes: dict[str, Any], value: str | None
 ) -> None:
     (group,) = groups([read(write_run(tmp_path / "run", **changes))])
-    known = published(group)
+    known = of_run(group.runs[0])
     assert (known is None) == (value is None)
     if known:
         table = "III" if value == "CIFAR10" else "IV"
@@ -322,7 +326,7 @@ def test_a_run_without_evaluation_leaves_empty_cells(tmp_path: Path) -> None:
     write_run(tmp_path / "0", {}, status="running", reached=1)
     lines: list[str] = []
     table = accuracy_table(runs(tmp_path), warn=lines.append)
-    assert lines == ["FMNIST, Dir(0.1), FedAvg: no evaluation of all clients to judge"]
+    assert lines == ["FedAvg on FMNIST, Dir(0.1): no evaluation of all clients to judge"]
     for form in ("terminal", "markdown", "csv", "latex"):
         text = render(table, form)
         assert "FedAvg" in text
@@ -388,52 +392,29 @@ def test_a_round_written_twice_counts_as_last_written(root: Path) -> None:
     assert rounds["accuracy"].iloc[-1] == 88.0
 
 
-def test_markdown(root: Path) -> None:
+def test_what_the_table_shows(root: Path) -> None:
     lines = render(accuracy_table(runs(root)), "markdown").splitlines()
     assert lines[0].startswith("| data set | partition | method | before mean | before pooled | before worst 10% |")
-    assert lines[2].startswith(
-        "| FMNIST | Dir(0.1) | FedAvg | 87.00 | 88.00 | 67.00 | 89.00 | 90.00 | 87.29(0.45) | -0.29 |"
-    )
-    assert "| FedOBP (q=0.99993) | 95.00(1.41) | 96.00(1.41) |" in lines[3]
+    shown = r"| FMNIST | Dir(0.1) | FedAvg | <u>87.00</u> | <u>88.00</u> | <u>67.00</u> | <u>89.00</u> | <u>90.00</u> |"
+    assert lines[2].startswith(f"{shown} 87.29(0.45) | -0.29 |")
+    assert "| FedOBP (q=0.99993) | **95.00(1.41)** | **96.00(1.41)** |" in lines[3]
     assert "| 700 | 1k | 22.4k | 32k | 2 | 4 | 2 | finished |" in lines[3]
     assert lines[5].startswith("Test accuracy in percent over all clients at the last evaluation of each run")
-    assert "over seeds 0, 1." in lines[5]
-    assert len({line.count("|") for line in lines[:4]}) == 1
+    assert "over different seeds: 0 (FedAvg); 0, 1 (FedOBP (q=0.99993))" in lines[5]
+
+
+def test_unfinished_runs_do_not_compete(tmp_path: Path) -> None:
+    for number, (accuracy, status) in enumerate([(90.0, "finished"), (95.0, "running"), (80.0, "finished")]):
+        write_run(tmp_path / str(number), {4: accuracy}, status, method={"name": f"m{number}"})
+    marks = {row[2].value: row[3].mark for row in accuracy_table(runs(tmp_path)).rows}
+    assert marks == {"m0": "best", "m1": "", "m2": "second"}
 
 
 def test_csv_holds_exact_numbers(root: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(render(accuracy_table(runs(root)), "csv"))))
     assert [row["method"] for row in rows] == ["FedAvg", "FedOBP (q=0.99993)"]
     assert float(rows[1]["accuracy_seed_std"]) == pytest.approx(2**0.5, abs=1e-12)
-    assert rows[0]["accuracy_seed_std"] == ""
-    assert rows[0]["values_down"] == "700.0"
-    assert rows[1]["seed_list"] == "0 1"
-
-
-def test_latex(root: Path) -> None:
-    text = render(accuracy_table(runs(root)), "latex")
-    for part in (r"\toprule", r"\midrule", r"\bottomrule", r"\multicolumn{3}{c}{before} &", r"\cmidrule(lr){4-6}"):
-        assert part in text
-    assert r"FMNIST & Dir(0.1) & FedAvg & 87.00 & 88.00 & 67.00 &" in text
-    assert r"worst 10\%" in text
-    assert r"$\Delta$ mean" in text
-    body = [line for line in text.splitlines() if line.startswith(("FMNIST", "data set"))]
-    assert len({line.count(" & ") for line in body}) == 1
-    assert text.count("{") == text.count("}")
-
-
-def test_terminal_fits_the_data_and_folds_to_a_width(root: Path) -> None:
-    table = accuracy_table(runs(root))
-    text = render(table)
-    assert "FMNIST, Dir(0.1)" in text
-    assert "95.00(1.41)" in text
-    assert "…" not in text
-    for width in (80, 120):
-        folded = render(table, "terminal", width)
-        assert max(map(len, folded.splitlines())) <= width
-        assert "95.00(1.41)" in folded
-        assert "finished" in folded
-        assert "…" not in folded
+    assert (rows[0]["accuracy_seed_std"], rows[0]["values_down"], rows[1]["seed_list"]) == ("", "700.0", "0 1")
 
 
 def test_best_checkpoint_is_said_in_the_caption(root: Path) -> None:
@@ -547,17 +528,6 @@ def test_report_needs_no_torch_and_loads_matplotlib_late() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[] ['fedpfl.errors', 'fedpfl.identity']"
-
-
-@pytest.mark.parametrize("script", ["tables", "figures"])
-def test_scripts_run(root: Path, script: str) -> None:
-    home = Path(__file__).parent.parent
-    command = [sys.executable, home / "scripts" / f"{script}.py", root]
-    # The path stands for an installed package, so that the test also runs in a bare checkout.
-    env = os.environ | {"PYTHONPATH": str(home)}
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    assert ("FedOBP" in shown.stdout) == (script == "tables")
-    assert ("wrote" in shown.stderr) == (script == "figures")
 
 
 def test_the_speed_of_many_runs_is_measured() -> None:

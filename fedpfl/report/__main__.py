@@ -1,101 +1,73 @@
-"""Tables and figures from run directories: `python -m fedpfl.report [tables|figures] [ROOT ...]`; see `--help`."""
+"""Tables and figures from run directories: `python -m fedpfl.report [COMMAND] [ROOT ...]`; see `--help`."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import hashlib
+import os
 import re
 import sys
-from collections.abc import Sequence
-from functools import partial
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedpfl.errors import FedpflError
-from fedpfl.report.load import Run, runs, to_stderr
-from fedpfl.report.output import positive, write
-from fedpfl.report.tables import FORMATS, SELECTIONS, Table, accuracy_table, curve_table, render
+from fedpfl.report import cleaning, listing, state
+from fedpfl.report.compare import LEAST, compare, side
+from fedpfl.report.load import Group, Run, directories, groups, nothing_below, runs, to_stderr
+from fedpfl.report.table import FORMATS, Table, render, screen
+from fedpfl.report.tables import ACCURACIES, METRICS, SELECTIONS, accuracy_table, curve_table
 
-COMMANDS = ("tables", "figures")
-OWN = {"paper": "paper", "compare": "compare", "html": "html", "ls": "listing", "clean": "cleaning"}
-"""Commands with a module of their own, which has a `main`."""
+EVERY = "all_methods"
+"""The paper's table that it lacks: every method before and after fine-tuning, with its cost."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0, or 2 for a mistake of the user's."""
+    """Run the command; returns the exit code: 0, 2 for a mistake of the user's, or 1 where `clean` left something."""
     words = list(sys.argv[1:] if argv is None else argv)
+    name = words.pop(0) if words and words[0] in COMMANDS else ""
+    act, text, options = COMMANDS[name]
+    parser = argparse.ArgumentParser(
+        prog=f"python -m fedpfl.report {name}".strip(),
+        description=text,
+        epilog="" if name else f"Other commands, each with its own --help: {', '.join(filter(None, COMMANDS))}.",
+    )
+    for names, settings in options:
+        parser.add_argument(*names.split(), **settings)
     try:
-        if words and words[0] in OWN:
-            return importlib.import_module(f"fedpfl.report.{OWN[words[0]]}").main(words[1:])
-        return _tables_and_figures(words)
+        return act(parser.parse_args(words)) or 0
     except FedpflError as error:
-        print(f"error: {error}", file=sys.stderr)
+        to_stderr(f"error: {error}")
         return 2
 
 
-def _tables_and_figures(words: list[str]) -> int:
-    wanted = (words.pop(0),) if words and words[0] in COMMANDS else COMMANDS
-    options = _parser().parse_args(words)
-    found = runs(*options.roots)
-    if not found:
-        raise FedpflError(
-            f"no runs found below {', '.join(map(str, options.roots))}; "
-            "run `python -m fedpfl.train` first or name another folder"
-        )
-    if "tables" in wanted:
-        _tables(found, options)
-    if "figures" in wanted:
-        _figures(found, options)
-    if options.paper:
-        from fedpfl.report import paper
+def _show(tables: bool, figures: bool) -> Callable[[Namespace], None]:
+    """Make the command that shows tables or figures of all runs, or both, and the paper's if asked for."""
 
-        only = ("--only", *wanted) if len(wanted) == 1 else ()
-        every = options.every if options.every > 1 else None  # else the paper's own
-        names = {"--format": options.format, "--out": options.out, "--select": options.select, "--every": every}
-        given = [str(word) for name, value in names.items() if value is not None for word in (name, value)]
-        paper.show([*map(str, options.roots), *only, *given], found)
-    return 0
+    def act(options: Namespace) -> None:
+        found = runs(*options.roots)
+        if not found:
+            raise nothing_below(options.roots)
+        if tables:
+            _tables(options, found)
+        if figures:
+            _figures(options, found)
+        if options.paper:
+            only = "" if tables and figures else "tables" if tables else "figures"
+            more = {"only": only, "dataset": [], "accuracy": "accuracy", "test": ""}
+            _show_paper(Namespace(**vars(options) | more), [], options.roots, found)
+
+    return act
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m fedpfl.report",
-        usage="%(prog)s [tables|figures] [ROOT ...] [options]",
-        description="Tables and figures from run directories. Without a word of what: both.",
-    )
-    parser.add_argument(
-        "roots", nargs="*", metavar="ROOT", type=Path, default=[Path("outputs")], help="default: outputs"
-    )
-    parser.add_argument("--format", choices=FORMATS, help="of tables; default: terminal, with --out all others")
-    parser.add_argument(
-        "--select",
-        choices=SELECTIONS,
-        default="last",
-        help="which evaluation is judged; best-checkpoint looks at test data, as the published tables do",
-    )
-    parser.add_argument(
-        "--every",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="best-checkpoint: of every N rounds only (published: 100)",
-    )
-    parser.add_argument(
-        "--reference", type=Path, metavar="CSV", help="published curves (method,round,accuracy_before,accuracy_after)"
-    )
-    parser.add_argument("--paper", action="store_true", help="also the FedOBP paper's, as far as there are runs")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write there; figures default to ROOT/figures")
-    return parser
-
-
-def _tables(found: list[Run], options: argparse.Namespace) -> None:
-    tables: dict[str, Table] = {"accuracy": accuracy_table(found, options.select, options.every)}
+def _tables(options: Namespace, found: list[Run]) -> None:
+    _write("accuracy", accuracy_table(found, options.select, options.every or 1), options)
     if options.reference:
-        tables["curves"] = curve_table(found, options.reference)
-    for name, table in tables.items():
-        write(name, partial(render, table), options)
+        _write("curves", curve_table(found, options.reference), options)
 
 
-def _figures(found: list[Run], options: argparse.Namespace) -> None:
+def _figures(options: Namespace, found: list[Run]) -> None:
     from fedpfl.report.figures import accuracy_figure, curves  # matplotlib is slow to load
 
     folder = options.out or options.roots[0] / "figures"
@@ -110,8 +82,203 @@ def _figures(found: list[Run], options: argparse.Namespace) -> None:
             to_stderr(f"wrote {target}")
 
 
+def _paper(options: Namespace) -> None:
+    from fedpfl.report.paper_figures import FIGURES
+    from fedpfl.report.paper_tables import PLANS
+
+    known = (*PLANS, EVERY, *FIGURES)
+    roots = [Path(word) for word in options.words if word not in known] or [Path("outputs")]
+    if absent := [root for root in roots if not root.is_dir()]:
+        raise FedpflError(f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(known)}")
+    _show_paper(options, [word for word in options.words if word in known], roots, runs(*roots))
+
+
+def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path], found: Sequence[Run]) -> None:
+    from fedpfl.report.paper_figures import FIGURES
+    from fedpfl.report.paper_tables import LARGE, PLANS, SMALL, Rule, fill, one_each
+
+    def dataset(group: Group) -> str:
+        return str(group.runs[0].config["dataset"]["name"])
+
+    gathered = [group for group in groups(found) if not options.dataset or dataset(group) in options.dataset]
+    own = [group for group in gathered if dataset(group) in (*LARGE, *SMALL)]
+
+    def has_runs(name: str) -> bool:
+        """Whether there is something to show of what was not asked for by name."""
+        if name in PLANS:
+            return bool(own) and bool(fill(name, own).frame["seeds"].any())
+        return bool(FIGURES[name].of(own) if name in FIGURES else own)
+
+    chosen = names or [name for name in (*PLANS, EVERY, *FIGURES) if has_runs(name)]
+    if options.only:
+        chosen = [name for name in chosen if (name in FIGURES) == (options.only == "figures")]
+    if not chosen:
+        to_stderr(
+            f"nothing of the paper's can be filled from the runs below {', '.join(map(str, roots))}; name a table "
+            f"({', '.join(PLANS)}) to see the commands that fill it"
+        )
+    rule = Rule(options.accuracy, options.select, options.every or 100)
+    for name in chosen:
+        if name in FIGURES:
+            for target in FIGURES[name].draw(gathered, (options.out or roots[0] / "figures") / name, rule):
+                to_stderr(f"wrote {target}")
+        elif name == EVERY:
+            members = [run for group in one_each(gathered) for run in group.runs]
+            _write(name, accuracy_table(members, rule.select, rule.every), options)
+        else:
+            _write(name, fill(name, gathered, rule, options.dataset, options.test or ""), options)
+
+
+def _html(options: Namespace) -> None:
+    from fedpfl.report.html import write
+
+    for target in write(options.roots, options.out or options.roots[0] / "report", options.select, options.every or 1):
+        to_stderr(f"wrote {target}")
+
+
+def _list(options: Namespace) -> None:
+    listed = listing.entries(map(state.read, directories(*options.roots)))
+    if not listed:
+        raise nothing_below(options.roots)
+    listed = listing.select(listed, options.status, options.method, options.dataset)
+    listed = listing.ordered(listed, options.sort, options.reverse)
+    text = listing.as_json(listed) if options.format == "json" else _text(listing.table(listed), options.format)
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        # `ls | head` has seen enough; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _compare(options: Namespace) -> None:
+    if options.out and options.out.suffix not in (".png", ".pdf"):
+        raise FedpflError(f"--out {options.out}: must end in .png or .pdf")
+    a, b = side(options.a), side(options.b)
+    print(_text(compare(a, b, options.test, options.metric), options.format), end="")
+    if options.out:
+        from fedpfl.report.figures import comparison
+
+        for target in comparison(a, b, options.metric, options.out):
+            to_stderr(f"wrote {target}")
+
+
+def _clean(options: Namespace) -> int:
+    return cleaning.clean(cleaning.found(options.roots, options.status), options.roots, options.yes)
+
+
+def _text(tables: Table | Sequence[Table], form: str | None) -> str:
+    return render(tables, form or "terminal", screen())
+
+
+def _write(name: str, table: Table, options: Namespace) -> None:
+    """Print a table, or write it below `options.out` in `options.format`, by default in all but the terminal's."""
+    if options.format in (None, "terminal") or not options.out:
+        print(_text(table, options.format), end="")
+    if not options.out:
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    for form in [options.format] if options.format else [form for form in FORMATS if form != "terminal"]:
+        target = options.out / f"{name}{FORMATS[form]}"
+        target.write_text(render(table, form), encoding="utf-8")
+        to_stderr(f"wrote {target}")
+
+
 def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "_", text.lower()).strip("_")
+    name = re.sub(r"[^a-z0-9.]+", "_", text.lower()).strip("_")
+    return name if len(name) <= 100 else f"{name[:90]}_{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _choice(name: str, choices: Iterable[str], default: str | None, text: str) -> Option:
+    return name, {"choices": tuple(choices), "default": default, "help": text}
+
+
+def _several(name: str, text: str, default: Iterable[str] = ()) -> Option:
+    return name, {"type": _words, "default": [*default], "metavar": "A,B", "help": text}
+
+
+def _switch(name: str, text: str) -> Option:
+    return name, {"action": "store_true", "help": text}
+
+
+def _path(name: str, metavar: str, text: str) -> Option:
+    return name, {"type": Path, "metavar": metavar, "help": text}
+
+
+Option = tuple[str, dict[str, Any]]
+ROOTS: Option = (
+    "roots",
+    {"nargs": "*", "metavar": "ROOT", "type": Path, "default": [Path("outputs")], "help": "default: outputs"},
+)
+FORMAT = _choice("--format", FORMATS, None, "of tables; default: terminal, with --out all others")
+JUDGED = (
+    _choice(
+        "--select", SELECTIONS, "last", "which evaluation is judged; best-checkpoint looks at test data, as published"
+    ),
+    ("--every", {"type": _positive, "metavar": "N", "help": "best-checkpoint: of every N rounds only; paper: 100"}),
+)
+OUT = _path("--out", "DIR", "write there; default of figures: ROOT/figures, of pages: ROOT/report")
+REFERENCE = _path("--reference", "CSV", "published curves (method,round,accuracy_before,accuracy_after)")
+USUAL = (ROOTS, FORMAT, *JUDGED, REFERENCE, _switch("--paper", "also the paper's, as far as there are runs"), OUT)
+DATASET = _several("--dataset", "only these, such as fmnist")
+STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)}"
+
+COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, tuple[Option, ...]]] = {
+    "": (_show(True, True), "Print the table of all runs and draw their figures.", USUAL),
+    "tables": (_show(True, False), "Print the table of all runs.", USUAL),
+    "figures": (_show(False, True), "Draw accuracy over rounds.", USUAL),
+    "paper": (
+        _paper,
+        "Show the FedOBP paper's tables and figures from own runs; without a NAME, all of which there are runs.",
+        (
+            ("words", {"nargs": "*", "metavar": "NAME|ROOT", "help": "table2 to table5, figure2 to figure7, ..."}),
+            _choice("--only", ("tables", "figures"), None, "of what there are runs"),
+            *(DATASET, _choice("--accuracy", ACCURACIES, "accuracy", "which; default: mean over clients"), *JUDGED),
+            _choice("--test", LEAST, None, "mark what differs from FedOBP, paired over seeds"),
+            *(FORMAT, OUT),
+        ),
+    ),
+    "html": (_html, "Write an HTML page per experiment, which loads nothing from anywhere.", (ROOTS, OUT, *JUDGED)),
+    "ls": (
+        _list,
+        "List runs, one line each: status, what, accuracy, cost, age and path. Broken ones too.",
+        (
+            *(ROOTS, _several("--status", f"only these: {', '.join(state.STATUSES)}"), DATASET),
+            _several("--method", "only these, such as fedobp,fedavg"),
+            _choice("--sort", listing.SORTS, "run", "default: run, as in tables"),
+            _switch("--reverse", "the other way round"),
+            _choice("--format", (*FORMATS, "json"), "terminal", "default: terminal"),
+        ),
+    ),
+    "compare": (
+        _compare,
+        "Compare two configurations: settings, final numbers over seeds, curves, clients.",
+        (
+            ("a", {"metavar": "A", "type": Path, "help": "a run directory, or a folder that holds the seeds of one"}),
+            ("b", {"metavar": "B", "type": Path, "help": "the same"}),
+            _choice("--test", (*LEAST, "none"), "t", "paired over seeds, two-sided; default: t"),
+            _choice("--metric", METRICS, "accuracy", "of the curves; default: accuracy"),
+            *(
+                _choice("--format", FORMATS, "terminal", "default: terminal"),
+                _path("--out", "FILE", "curves: .png or .pdf"),
+            ),
+        ),
+    ),
+    "clean": (
+        _clean,
+        "Remove runs that came to nothing, after asking. Never a finished one, nor one being written.",
+        (ROOTS, _switch("--yes", "do not ask"), _several("--status", STATUS, cleaning.USUAL)),
+    ),
+}
 
 
 if __name__ == "__main__":

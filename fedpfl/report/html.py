@@ -1,154 +1,38 @@
-"""One self-contained HTML page per experiment: `python -m fedpfl.report html [ROOT ...] [--out DIR]`."""
+"""One self-contained HTML page per experiment: `python -m fedpfl.report html [ROOT ...]`."""
 
 from __future__ import annotations
 
-import argparse
+import base64
+import hashlib
+import json
+import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import resources
 from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from fedpfl.errors import FedpflError
-from fedpfl.report.load import Group, Run, groups, run_directories, runs, to_stderr
-from fedpfl.report.output import positive
-from fedpfl.report.page import parts
+import pandas as pd
+
+from fedpfl.report.load import STATUSES, Group, Run, directories, groups, nothing_below, runs, to_stderr
 from fedpfl.report.page.data import page_data
-from fedpfl.report.tables import SELECTIONS, accuracy_table
+from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
+from fedpfl.report.tables import TRAFFIC, accuracy_table
+from fedpfl.report.text import html as escape
+from fedpfl.report.text import whole
 
-
-@dataclass(frozen=True, eq=False)
-class Experiment:
-    """What one page shows. name: of its file. base: the folder that holds its runs.
-
-    skipped: one line for each directory that could not be read.
-    """
-
-    name: str
-    base: Path
-    runs: tuple[Run, ...]
-    skipped: tuple[str, ...]
-
-
-def main(words: Sequence[str]) -> int:
-    """Write the pages and name them on the error stream; returns 0. Raises FedpflError where there are no runs."""
-    options = _parser().parse_args(words)
-    out = options.out or options.roots[0] / "report"
-    for target in write(options.roots, out, options.select, options.every):
-        to_stderr(f"wrote {target}")
-    return 0
-
-
-def write(
-    roots: Sequence[Path],
-    out: Path,
-    select: str = "last",
-    every: int = 1,
-    warn: Callable[[str], None] = to_stderr,
-) -> list[Path]:
-    """Write a page per experiment into `out`, and `index.html` where there are several; returns the files.
-
-    select, every: as in `accuracy_table`. Raises FedpflError where a root does not exist or nothing can be read.
-    """
-    found = experiments(roots, warn)
-    shown = [experiment for experiment in found if experiment.runs]
-    if not shown:
-        raise FedpflError(
-            f"no runs found below {', '.join(map(str, roots))}; "
-            "run `python -m fedpfl.train` first or name another folder"
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    written = [_replace(out / f"{experiment.name}.html", page(experiment, out, select, every)) for experiment in shown]
-    if len(found) > 1:
-        written.append(_replace(out / "index.html", index(found, select, every)))
-    return written
-
-
-def experiments(roots: Iterable[Path], warn: Callable[[str], None] = to_stderr) -> list[Experiment]:
-    """The runs below the roots by experiment: the first folder below a root, or the root if it is one or lies in one.
-
-    Of one configuration that ran in two experiments each keeps its own.
-    """
-    folders: dict[Path, list[Path]] = {}
-    taken: set[Path] = set()
-    for root in roots:
-        if not root.is_dir():
-            raise FedpflError(f"no such directory: {root}; give the folder that holds the runs, such as outputs")
-        for path in run_directories(root):
-            if path.resolve() not in taken:
-                taken.add(path.resolve())
-                folders.setdefault(_base(path, root), []).append(path)
-    found = []
-    names = {"index"}
-    for base, paths in folders.items():
-        skipped: list[str] = []
-        members = runs(*paths, warn=skipped.append)
-        for line in skipped:
-            warn(line)
-        name = _free(_name(base.resolve()), names)
-        found.append(Experiment(name, base, tuple(members), tuple(line.removeprefix("skipped ") for line in skipped)))
-    return found
-
-
-def page(experiment: Experiment, out: Path, select: str = "last", every: int = 1) -> str:
-    """The experiment's page. out: the folder it is written to, which its links start from."""
-    notes: list[str] = []
-    table = accuracy_table(experiment.runs, select, every, warn=notes.append)
-    gathered = groups(experiment.runs)
-    judged = [float(value) for value in table.frame["accuracy"]]
-    data = page_data(gathered, judged, notes.append)
-    has = {
-        "curves": bool(data["metrics"]),
-        "clients": any("clients" in record for record in data["groups"]),
-        "partition": bool(data["partitions"]),
-        "masks": any("mask" in record for record in data["groups"]),
-    }
-    accuracies = parts.accuracies(table)
-    compared = [_MARKS] if "<b>" in accuracies else []
-    sections = {
-        "runs": (
-            "Runs",
-            parts.tiles(parts.summary(gathered)),
-            parts.overview(gathered, out, experiment.base),
-            parts.listed("Skipped, not in any table or chart:", experiment.skipped),
-            parts.listed("Shown in part:", notes),
-        ),
-        "accuracy": ("Accuracy", accuracies, parts.lines([table.caption, *compared, *table.notes])),
-        **{name: (heading, parts.lines([text]), _HOST) for name, (heading, text) in _CHARTS.items() if has[name]},
-        "cost": ("Cost", parts.lines([_COST]), _HOST, parts.costs(gathered, judged)),
-    }
-    body = "\n".join(parts.section(name, heading, *content) for name, (heading, *content) in sections.items())
-    body += f"\n<footer>{parts.lines([f'{experiment.base}; newest round {parts.newest(experiment.runs)}'])}</footer>"
-    navigation = {name: heading for name, (heading, *_) in sections.items()}
-    return parts.document(experiment.name, navigation, body, data)
-
-
-def index(found: Sequence[Experiment], select: str = "last", every: int = 1) -> str:
-    """A page that names all experiments and links to theirs."""
-    heads = [("", "experiment", False), ("", "configurations", True), ("", "runs", True)]
-    heads += [("", "status", False), ("", "best mean accuracy by data set and partition", False), ("", "hours", True)]
-    rows: list[str] = []
-    skipped: list[str] = []
-    for experiment in found:
-        skipped += experiment.skipped
-        if not experiment.runs:
-            continue
-        gathered = groups(experiment.runs)
-        rows.append(parts.experiment_row(experiment.name, gathered, _best(gathered, experiment, select, every)))
-    body = parts.section(
-        "experiments",
-        "Experiments",
-        parts.grid("experiments", heads, rows, "bare"),
-        parts.listed("Skipped, not in any page:", skipped),
-    )
-    return parts.document("Experiments", {}, body)
-
-
+SETUP = {
+    **{"model": "model.name", "clients": "clients", "participation": "participation"},
+    **{"local epochs": "local.epochs", "batch size": "local.batch_size", "learning rate": "local.lr"},
+    **{"momentum": "local.momentum", "weight decay": "local.weight_decay", "evaluated every": "eval.every"},
+    **{"fine-tuning epochs": "eval.finetune_epochs", "precision": "engine.precision"},
+}
+"""What of the configuration the page tells in its head."""
 _HOST = '<noscript><p class="note">The chart needs JavaScript.</p></noscript><div class="chart"></div>'
-_MARKS = (
-    "Bold: best of the data set and partition; underlined: second. Runs that are not finished do not compete with "
-    "finished ones. A click on a heading sorts."
-)
 _CHARTS = {
     "curves": (
         "Convergence",
@@ -165,41 +49,319 @@ _CHARTS = {
         "Samples of each class that a client holds, training, validation and test together; the stronger the "
         "colour the more, logarithmic; empty is none.",
     ),
-    "masks": (
-        "Masks",
-        "Entries that are personalised, by tensor over rounds, mean over the cohort and over seeds.",
+    "masks": ("Masks", "Entries that are personalised, by tensor over rounds, mean over the cohort and over seeds."),
+    "cost": (
+        "Cost",
+        "Values and MB (megabytes, positions of masked entries included) per client that took part and round; GB over "
+        "all rounds and clients; s/round: median over rounds, training without evaluation; hours: the whole run. Means "
+        "over seeds.",
     ),
 }
-_COST = (
-    "Values and MB (megabytes, positions of masked entries included) per client of the cohort and round, mean over "
-    "rounds; GB over all rounds and clients of the cohort; s/round: median over rounds, training without evaluation; "
-    "hours: the whole run. Means over seeds."
-)
 
 
-def _best(gathered: Sequence[Group], experiment: Experiment, select: str, every: int) -> list[str]:
-    """By data set and partition the best configuration, of the finished ones if there are any."""
-    frame = accuracy_table(experiment.runs, select, every, warn=lambda _: None).frame
-    lines = []
-    for (dataset, partition), part in frame.groupby(["dataset", "partition"], sort=False):
-        part = part[part["accuracy"].notna()]
-        if part.empty:
-            lines.append(f"{dataset}, {partition}: not evaluated yet")
+class Experiment(NamedTuple):
+    """What one page shows. name: of its file. base: the folder that holds its runs. skipped: a line per directory."""
+
+    name: str
+    base: Path
+    runs: list[Run]
+    skipped: list[str]
+
+
+def write(
+    roots: Sequence[Path], out: Path, select: str = "last", every: int = 1, warn: Callable[[str], None] = to_stderr
+) -> list[Path]:
+    """Write a page per experiment into `out`, and `index.html` where there are several; returns the files.
+
+    select, every: as in `accuracy_table`. Raises FedpflError where a root does not exist or nothing can be read.
+    """
+    found = experiments(roots, warn)
+    shown = [experiment for experiment in found if experiment.runs]
+    if not shown:
+        raise nothing_below(roots)
+    out.mkdir(parents=True, exist_ok=True)
+    pages = {experiment.name: page(experiment, out, select, every) for experiment in shown}
+    pages |= {"index": index(found, select, every)} if len(found) > 1 else {}
+    for name, text in pages.items():
+        with whole(out / f"{name}.html") as file:
+            file.write_text(text, encoding="utf-8")
+    return [out / f"{name}.html" for name in pages]
+
+
+def experiments(roots: Iterable[Path], warn: Callable[[str], None] = to_stderr) -> list[Experiment]:
+    """Return the runs by experiment: the first folder below a root, or the root if it is one or lies in one.
+
+    Of one configuration that ran in two experiments each keeps its own.
+    """
+    folders: dict[Path, list[Path]] = {}
+    taken: set[Path] = set()
+    for root in roots:
+        for path in directories(root, warn=warn):
+            if path.resolve() not in taken:
+                taken.add(path.resolve())
+                folders.setdefault(_base(path, root), []).append(path)
+    found = []
+    names = {"index"}
+    for base, paths in folders.items():
+        skipped: list[str] = []
+        members = runs(*paths, warn=skipped.append)
+        for line in skipped:
+            warn(line)
+        skipped = [line.removeprefix("skipped ") for line in skipped]
+        found.append(Experiment(_free(_name(base.resolve()), names), base, members, skipped))
+    return found
+
+
+def page(experiment: Experiment, out: Path, select: str = "last", every: int = 1) -> str:
+    """Return the experiment's page. out: the folder it is written to, which its links start from."""
+    notes: list[str] = []
+    table = accuracy_table(experiment.runs, select, every, warn=notes.append)
+    gathered = groups(experiment.runs)
+    judged = [float(value) for value in table.frame["accuracy"]]
+    data = page_data(gathered, judged, notes.append)
+    has = {
+        "curves": bool(data["metrics"]),
+        "clients": any("clients" in record for record in data["groups"]),
+        "partition": bool(data["partitions"]),
+        "masks": any("mask" in record for record in data["groups"]),
+        "cost": True,
+    }
+    facts, overview = _overview(gathered, out, experiment.base)
+    sections = {
+        "runs": (
+            "Runs",
+            _pairs("tiles", _summary(gathered)),
+            _pairs("facts", facts),
+            as_html(overview, "bare"),
+            _listed("Skipped, not in any table or chart:", experiment.skipped),
+            _listed("Shown in part:", notes),
+        ),
+        "accuracy": ("Accuracy", as_html(table), _lines([*table.prose("html"), "A click on a heading sorts."])),
+        **{name: (heading, _lines([text]), _HOST) for name, (heading, text) in _CHARTS.items() if has[name]},
+    }
+    sections["cost"] += (as_html(_costs(gathered, judged), "bare"),)
+    body = "\n".join(_section(name, heading, *content) for name, (heading, *content) in sections.items())
+    stamp = max((run.path / "rounds.csv").stat().st_mtime for run in experiment.runs)
+    newest = datetime.fromtimestamp(stamp, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    body += f"\n<footer>{_lines([f'{experiment.base}; newest round {newest}'])}</footer>"
+    return _document(experiment.name, {name: heading for name, (heading, *_) in sections.items()}, body, data)
+
+
+def index(found: Sequence[Experiment], select: str = "last", every: int = 1) -> str:
+    """Return a page that names all experiments and links to theirs."""
+    rows = []
+    for experiment in found:
+        if not experiment.runs:
             continue
-        finished = part[part["status"].str.contains("finished")]
-        part = part if finished.empty else finished
-        row = part.loc[part["accuracy"].idxmax()]
-        lines.append(f"{dataset}, {partition}: {row['method']} {row['accuracy']:.2f}")
-    return lines
+        frame = accuracy_table(experiment.runs, select, every, warn=lambda _: None).frame
+        best = "; ".join(_best(part) for _, part in frame.groupby(["dataset", "partition"], sort=False))
+        name = Cell(experiment.name, link=f"./{quote(experiment.name)}.html")
+        counts = [Cell(len(frame)), Cell(len(experiment.runs)), Cell(_states(experiment.runs)), Cell(best)]
+        rows.append([name, *counts, Cell(_hours(experiment.runs))])
+    best_of = Column("best mean accuracy by data set and partition", "long")
+    numbers = [Column(name, "whole") for name in ("configurations", "runs")]
+    heads = (Column("experiment"), *numbers, Column("status"), best_of, Column("hours", "number"))
+    skipped = [line for experiment in found for line in experiment.skipped]
+    table = as_html(Table("experiments", heads, rows, pd.DataFrame()), "bare")
+    body = _section("experiments", "Experiments", table, _listed("Skipped, not in any page:", skipped))
+    return _document("Experiments", {}, body)
+
+
+def embedded(data: Any) -> str:
+    """Return JSON that can stand inside a script element, whatever its strings hold."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    for letter in "<>&":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def _document(title: str, navigation: Mapping[str, str], body: str, data: Any = None) -> str:
+    """A whole page that loads nothing. navigation: heading by id of its section. data: what the charts draw."""
+    style, script = (
+        resources.files("fedpfl.report.page").joinpath(name).read_text(encoding="utf-8")
+        for name in ("style.css", "charts.js")
+    )
+    own = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    # A label that slipped through would still not run: only this script may, by its hash, and nothing may be loaded.
+    policy = f"default-src 'none'; style-src 'sha256-{own[0]}'; script-src 'sha256-{own[1]}'; base-uri 'none'"
+    links = "".join(f'<a href="#{name}">{escape(heading)}</a>' for name, heading in navigation.items())
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)} · fedpfl</title>
+<style>{style}</style>
+</head>
+<body>
+<header><h1>{escape(title)}</h1><nav aria-label="sections">{links}</nav>
+<div id="settings" role="group" aria-label="data set and partition of the charts"></div>
+<button id="theme" type="button" hidden>dark</button></header>
+<main>
+{body}
+</main>
+<script type="application/json" id="data">{embedded(data)}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _section(name: str, heading: str, *content: str) -> str:
+    return f'<section id="{name}"><h2>{escape(heading)}</h2>\n' + "\n".join(content) + "\n</section>"
+
+
+def _pairs(kind: str, values: Mapping[str, str]) -> str:
+    pairs = "".join(f"<div><dt>{escape(word)}</dt><dd>{escape(value)}</dd></div>" for word, value in values.items())
+    return f'<dl class="{kind}">{pairs}</dl>' if pairs else ""
+
+
+def _lines(texts: Iterable[str]) -> str:
+    return "".join(f'<p class="note">{escape(text)}</p>' for text in texts)
+
+
+def _listed(heading: str, texts: Sequence[str]) -> str:
+    """A warning with a list, or nothing."""
+    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    return f'<div class="warning" role="note"><p>{escape(heading)}</p><ul>{items}</ul></div>' if texts else ""
+
+
+def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[str, str], Table]:
+    """What is alike in all runs, and every run, whatever its state."""
+    members = [(group, run) for group in gathered for run in group.runs]
+    told = {
+        "data set": [run.dataset for _, run in members],
+        "partition": [run.partition for _, run in members],
+        **{name: [tell(run) for _, run in members] for name, tell in _ENVIRONMENT.items()},
+    }
+    setup: dict[str, str] = {}
+    for name, key in SETUP.items():
+        values = [run.get(key) for _, run in members]
+        shown = list(
+            dict.fromkeys(f"{one:g}" if isinstance(one, float) else str(one) for one in values if one is not None)
+        )
+        setup |= {name: ", ".join(shown[:4]) + " …" * bool(shown[4:])} if shown else {}
+    alike = {name: values[0] for name, values in told.items() if len(set(values)) == 1 and values[0]}
+    differing = {name: values for name, values in told.items() if len(set(values)) > 1}
+    early = {name: values for name, values in differing.items() if name not in _ENVIRONMENT}
+    late = {name: values for name, values in differing.items() if name in _ENVIRONMENT}
+    heads = [
+        Column("method"),
+        *map(Column, early),
+        Column("seed", "whole"),
+        Column("status"),
+        Column("rounds", "whole"),
+    ]
+    heads += [Column("accuracy", "percent"), Column("hours", "number"), *map(Column, late), Column("directory", "long")]
+    rows = []
+    for place, (group, run) in enumerate(members):
+        last = run.evaluations.iloc[-1] if len(run.evaluations) else pd.Series({"round": run.reached})
+        stale = f"(round {int(last['round'])})" if last["round"] != run.reached else ""
+        word = "running or killed" if run.status == "running" else run.status
+        why = " ".join(str(run.summary.get("error") or "").split())[:300]
+        cells = [Cell(group.method), *(Cell(values[place]) for values in early.values()), Cell(run.seed)]
+        cells += [Cell(word, state=run.status, below=why), Cell(f"{run.reached}/{run.planned}", order=run.reached)]
+        cells += [Cell(float(last.get("accuracy", math.nan)), below=stale), Cell(run.fact("hours"))]
+        cells += [Cell(values[place]) for values in late.values()]
+        rows.append([*cells, Cell(_below(run.path, base), link=_link(run.path, out))])
+    return setup | alike, Table("runs", tuple(heads), rows, pd.DataFrame())
+
+
+def _summary(gathered: Sequence[Group]) -> dict[str, str]:
+    """The numbers at the head of the page."""
+    every = [run for group in gathered for run in group.runs]
+    seeds, hours = len({run.seed for run in every}), _hours(every)
+    bits = [_total(run, "bits_down") + _total(run, "bits_up") for run in every]
+    moved = math.fsum(value for value in bits if not math.isnan(value)) / 8
+    states = Counter(run.status for run in every)
+    return {
+        "run" if len(every) == 1 else "runs": str(len(every)),
+        **{state: str(states[state]) for state in STATUSES if state in states},
+        "configuration" if len(gathered) == 1 else "configurations": str(len(gathered)),
+        "seed" if seeds == 1 else "seeds": str(seeds),
+        **({} if math.isnan(hours) else {"hours of runs": number("number", hours)}),
+        **({"sent in all": number("size", moved, 3)} if moved else {}),
+    }
+
+
+def _costs(gathered: Sequence[Group], judged: Sequence[float]) -> Table:
+    """What travelled and how long it took, by configuration; means over seeds."""
+    several = len({(group.dataset, group.partition) for group in gathered}) > 1
+    heads = [Column("method"), *([Column("setting")] if several else []), Column("accuracy", "percent")]
+    each, whole = "per client and round", "whole run so far, all clients"
+    heads += [Column(way, "entries", f"values {each}") for way in ("down", "up")]
+    heads += [Column(way, "number", f"MB {each}") for way in ("down", "up")]
+    heads += [Column("GB down", "number", whole), Column("GB up", "number", whole), Column("rounds", "whole", whole)]
+    heads += [Column("s/round", "number", "time"), Column("hours", "number", "time")]
+    rows = []
+    for group, accuracy in zip(gathered, judged, strict=True):
+        parts = [
+            [
+                *(run.per_client(key) / (1 if key.startswith("values") else 8e6) for key in TRAFFIC),
+                *(_total(run, key) / 8e9 for key in ("bits_down", "bits_up")),
+                *(run.reached, run.seconds, run.fact("hours")),
+            ]
+            for run in group.used
+        ]
+        setting = [Cell(f"{group.dataset}, {group.partition}")] if several else []
+        means = [Cell(over_seeds(values)[0]) for values in zip(*parts, strict=True)]
+        rows.append([Cell(group.method), *setting, Cell(accuracy), *means])
+    return Table("cost", tuple(heads), rows, pd.DataFrame())
+
+
+def _total(run: Run, key: str) -> float:
+    """A traffic column summed over the rounds; nan where it was not recorded."""
+    return float(run.rounds[key].sum(skipna=False)) if key in run.rounds else math.nan
+
+
+def _hours(members: Iterable[Run]) -> float:
+    known = [hours for run in members if not math.isnan(hours := run.fact("hours"))]
+    return math.fsum(known) if known else math.nan
+
+
+def _states(members: Iterable[Run]) -> str:
+    states = Counter(run.status for run in members)
+    return ", ".join(f"{states[state]} {state}" for state in STATUSES if state in states)
+
+
+def _device(run: Run) -> str:
+    found = run.environment
+    cores = f", {found['cores']} cores" if found.get("cores") else ""
+    return str(found.get("gpu") or (f"{found['cpu']}{cores}" if found.get("cpu") else ""))
+
+
+def _versions(run: Run) -> str:
+    names = {"fedpfl": "fedpfl", "torch": "PyTorch", "cuda": "CUDA", "python": "Python"}
+    return ", ".join(f"{name} {run.environment[key]}" for key, name in names.items() if run.environment.get(key))
+
+
+def _commit(run: Run) -> str:
+    found = run.environment
+    return str(found["commit"])[:10] + " with changes" * bool(found.get("dirty")) if found.get("commit") else ""
+
+
+_ENVIRONMENT: dict[str, Callable[[Run], str]] = {"device": _device, "versions": _versions, "commit": _commit}
+
+
+def _best(part: pd.DataFrame) -> str:
+    """The best configuration of a data set and partition, of the finished ones if there are any."""
+    setting = f"{part['dataset'].iloc[0]}, {part['partition'].iloc[0]}"
+    part = part[part["accuracy"].notna()]
+    if part.empty:
+        return f"{setting}: not evaluated yet"
+    finished = part[part["status"].str.contains("finished")]
+    part = part if finished.empty else finished
+    row = part.loc[part["accuracy"].idxmax()]
+    return f"{setting}: {row['method']} {row['accuracy']:.2f}"
 
 
 def _base(path: Path, root: Path) -> Path:
     """The folder whose runs make one page, judged by where `seed<k>` lies: `<experiment>/<method>/<key>/seed<k>`."""
     path, top = path.resolve(), root.resolve()
     own = path.parents[2] if re.fullmatch(r"seed\d+", path.name) and len(path.parents) > 2 else path.parent
-    if top == own or own in top.parents:
-        return root
-    return root / path.relative_to(top).parts[0]
+    return root if top == own or own in top.parents else root / path.relative_to(top).parts[0]
 
 
 def _name(base: Path) -> str:
@@ -209,6 +371,7 @@ def _name(base: Path) -> str:
 
 def _free(name: str, names: set[str]) -> str:
     """The name, with a number where it is taken; file systems may not tell letters' case apart."""
+    name = name[:100]
     chosen, count = name, 1
     while chosen.casefold() in names:
         count += 1
@@ -217,28 +380,18 @@ def _free(name: str, names: set[str]) -> str:
     return chosen
 
 
-def _replace(target: Path, text: str) -> Path:
-    """Write a file whole or not at all."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+def _link(target: Path, out: Path) -> str:
+    """The address of a run directory, relative to the page's folder where that is possible."""
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return target
+        address = quote(os.fsencode(Path(os.path.relpath(target.resolve(), out.resolve())).as_posix()))
+    except ValueError:  # another drive
+        return target.resolve().as_uri() + "/"
+    # The leading dot keeps a name with a colon from being read as a scheme.
+    return f"{address}/" if address.startswith(".") else f"./{address}/"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m fedpfl.report html",
-        description="One HTML page per experiment, which loads nothing from anywhere: send it, open it.",
-    )
-    parser.add_argument(
-        "roots", nargs="*", metavar="ROOT", type=Path, default=[Path("outputs")], help="default: outputs"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write there; default: ROOT/report")
-    parser.add_argument("--select", choices=SELECTIONS, default="last", help="which evaluation the tables judge")
-    parser.add_argument(
-        "--every", type=positive, default=1, metavar="N", help="best-checkpoint: of every N rounds only"
-    )
-    return parser
+def _below(path: Path, base: Path) -> str:
+    try:
+        return path.resolve().relative_to(base.resolve()).as_posix()
+    except ValueError:
+        return str(path)

@@ -1,284 +1,147 @@
-"""Lists runs, one line each: `python -m fedpfl.report ls [ROOT ...]`; see `--help`."""
+"""The list of runs, one line each: `python -m fedpfl.report ls [ROOT ...]`."""
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
 import json
-import os
-import sys
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from fedpfl.errors import FedpflError
-from fedpfl.report import layout, state
-from fedpfl.report.layout import Field
 from fedpfl.report.load import DATASETS, METHODS, groups
+from fedpfl.report.published import plain
 from fedpfl.report.state import STATUSES, State
+from fedpfl.report.table import Cell, Column, Table
 
-FORMATS = ("terminal", "csv", "json")
+COLUMNS = {
+    "words": Column("status"),
+    "experiment": Column("experiment", spare=True),
+    "label": Column("method"),
+    "dataset": Column("data set"),
+    "partition": Column("partition"),
+    "seed": Column("seed", "whole"),
+    "accuracy": Column("accuracy", "percent"),
+    "ft_accuracy": Column("fine-tuned", "percent", spare=True),
+    "age": Column("age", "age", spare=True),
+    "hours": Column("hours", "number", spare=True),
+    "bits": Column("bits", "short", spare=True),
+    "path": Column("path", "long"),
+}
+SORTS = ("run", "status", "accuracy", "fine-tuned", "hours", "bits", "age", "seed", "path")
+_LARGEST_FIRST = ("accuracy", "fine-tuned", "hours", "bits")
 
-COLUMNS = (
-    Field("status"),
-    Field("experiment"),
-    Field("method"),
-    Field("data set"),
-    Field("partition"),
-    Field("seed", True),
-    Field("accuracy", True),
-    Field("fine-tuned", True),
-    Field("hours", True),
-    Field("bits", True),
-    Field("age", True),
-    Field("path"),
-)
 
-
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """One listed directory. label: its method, told apart from all others listed. order: its place in tables."""
+class Entry(NamedTuple):
+    """One listed directory. record: what CSV and JSON hold, None where unknown. order: its place in tables."""
 
     state: State
-    label: str = ""
+    record: dict[str, Any]
     order: int = 0
 
-    @property
-    def experiment(self) -> str:
-        """The experiment's name, of a directory that lies where runs put themselves; else nothing."""
-        run = self.state.run
-        if run is None:
-            return ""
-        seed, _, method, place = (*self.state.path.absolute().parts[:-5:-1], "", "", "", "")[:4]
-        usual = seed == f"seed{run.seed}" and method == run.method_name
-        return place if usual and place != run.config["dataset"]["name"] else ""
-
-    @property
-    def bits(self) -> float | None:
-        """Bits down and up per client of the cohort in the last round, None where not recorded."""
-        last = self.state.last
-        if self.state.run is None or "bits_down" not in last or "bits_up" not in last:
-            return None
-        return (last["bits_down"] + last["bits_up"]) / self.state.run.cohort
-
-    def record(self) -> dict[str, Any]:
-        """What stands in CSV and JSON; None where unknown."""
-        found, run = self.state, self.state.run
-        return {
-            "status": found.status,
-            "round": found.reached if run else None,
-            "rounds": run.planned if run else None,
-            "experiment": self.experiment or None,
-            "method": run.method_name if run else None,
-            "label": self.label or None,
-            "dataset": run.dataset if run else None,
-            "partition": run.partition if run else None,
-            "seed": run.seed if run else None,
-            "evaluated": int(found.judged["round"]) if found.judged else None,
-            "accuracy": found.judged.get("accuracy"),
-            "ft_accuracy": found.judged.get("ft_accuracy"),
-            "hours": found.hours,
-            "bits": self.bits,
-            "changed": datetime.fromtimestamp(found.changed).astimezone().isoformat(timespec="seconds"),
-            "path": str(found.path),
-            "reason": found.reason or None,
-        }
-
-    def cells(self) -> list[str]:
-        """What stands in COLUMNS."""
-        found, run = self.state, self.state.run
-        return [
-            found.words,
-            self.experiment,
-            self.label,
-            run.dataset if run else "",
-            run.partition if run else "",
-            str(run.seed) if run else "",
-            layout.percent(found.judged.get("accuracy")),
-            layout.percent(found.judged.get("ft_accuracy")),
-            "" if found.hours is None else f"{found.hours:.2f}",
-            layout.short(self.bits),
-            layout.duration(time.time() - found.changed),
-            str(found.path),
-        ]
-
-
-SORTS: dict[str, tuple[Callable[[Entry], Any], bool]] = {
-    "run": (lambda entry: entry.order, False),
-    "status": (lambda entry: STATUSES.index(entry.state.status), False),
-    "accuracy": (lambda entry: entry.state.judged.get("accuracy"), True),
-    "fine-tuned": (lambda entry: entry.state.judged.get("ft_accuracy"), True),
-    "hours": (lambda entry: entry.state.hours, True),
-    "bits": (lambda entry: entry.bits, True),
-    "age": (lambda entry: -entry.state.changed, False),
-    "seed": (lambda entry: entry.state.run.seed if entry.state.run else None, False),
-    "path": (lambda entry: str(entry.state.path), False),
-}
-"""Each key's value, None where there is none, and whether the largest comes first."""
+    def value(self, key: str) -> Any:
+        """Return what it is sorted by, None where there is nothing."""
+        own = {"run": self.order, "age": -self.state.changed, "status": STATUSES.index(self.state.status)}
+        return own[key] if key in own else self.record["ft_accuracy" if key == "fine-tuned" else key]
 
 
 def entries(states: Iterable[State]) -> list[Entry]:
-    """The directories in the order of tables: data set, partition, method, seed; those that cannot be read last."""
+    """Return the directories in the order of tables: data set, partition, method, seed; unreadable ones last."""
     every = list(states)
     readable = {id(found.run): found for found in every if found.run}
-    placed = [
-        (readable.pop(id(run)), group.method)
-        for group in groups([found.run for found in every if found.run])
-        for run in group.runs
-    ]
+    gathered = groups([found.run for found in every if found.run])
+    placed = [(readable[id(run)], group.method) for group in gathered for run in group.runs]
     placed += [(found, "") for found in every if not found.run]
-    return [Entry(found, label, order) for order, (found, label) in enumerate(placed)]
+    return [Entry(found, _record(found, label), order) for order, (found, label) in enumerate(placed)]
 
 
 def select(
     listed: Sequence[Entry], statuses: Sequence[str] = (), methods: Sequence[str] = (), datasets: Sequence[str] = ()
 ) -> list[Entry]:
-    """Those of any of the statuses, methods and data sets; an empty choice lets all through.
+    """Return those of any of the statuses, methods and data sets; an empty choice lets all through.
 
     Methods and data sets: as in the configuration or as tables show them. Raises FedpflError for a name that no
     directory has, and for a status that there is none of.
     """
-    unknown = [word for word in statuses if word not in STATUSES]
-    if unknown:
+    if unknown := [word for word in statuses if word not in STATUSES]:
         raise FedpflError(f"--status {unknown[0]}: no such status; choose of: {', '.join(STATUSES)}")
-    for option, words, names in (("--method", methods, _methods), ("--dataset", datasets, _datasets)):
-        there = {_plain(name) for entry in listed for name in names(entry)}
+    kept = [entry for entry in listed if not statuses or entry.state.status in statuses]
+    for group, words, known in (("method", methods, METHODS), ("dataset", datasets, DATASETS)):
+        names = {}
+        for entry in listed:
+            if entry.state.run:
+                name = str(entry.state.run.config[group]["name"])
+                told = entry.record["label" if group == "method" else "dataset"]
+                names[id(entry)] = name, {plain(one) for one in (name, known.get(name, name), told)}
         for word in words:
-            if _plain(word) not in there:
-                known = ", ".join(sorted({names(entry)[0] for entry in listed if entry.state.run})) or "none at all"
-                raise FedpflError(f"{option} {word}: no such run here; there are: {known}")
-
-    def chosen(words: Sequence[str], names: Sequence[str]) -> bool:
-        return not words or not {_plain(word) for word in words}.isdisjoint(map(_plain, names))
-
-    return [
-        entry
-        for entry in listed
-        if chosen(statuses, [entry.state.status])
-        and chosen(methods, _methods(entry))
-        and chosen(datasets, _datasets(entry))
-    ]
+            if not any(plain(word) in own for _, own in names.values()):
+                there = ", ".join(sorted({name for name, _ in names.values()})) or "none at all"
+                raise FedpflError(f"--{group} {word}: no such run here; there are: {there}")
+        wanted = {plain(word) for word in words}
+        kept = [one for one in kept if not words or (id(one) in names and wanted & names[id(one)][1])]
+    return kept
 
 
 def ordered(listed: Iterable[Entry], key: str = "run", reverse: bool = False) -> list[Entry]:
-    """Sorted by a key of SORTS; where it has no value an entry comes last, in whatever direction."""
-    value, largest = SORTS[key]
+    """Sort by one of SORTS; where it has no value an entry comes last, in whatever direction."""
     every = sorted(listed, key=lambda entry: entry.order)
-    known = [entry for entry in every if value(entry) is not None]
-    known.sort(key=value, reverse=largest != reverse)
-    return known + [entry for entry in every if value(entry) is None]
+    known = [entry for entry in every if entry.value(key) is not None]
+    known.sort(key=lambda entry: entry.value(key), reverse=(key in _LARGEST_FIRST) != reverse)
+    return known + [entry for entry in every if entry.value(key) is None]
 
 
-def render(listed: Sequence[Entry], form: str = "terminal", width: int | None = None) -> str:
-    """The list in one of FORMATS. width: of the terminal, in characters; by default as wide as needed."""
-    if form == "json":
-        return json.dumps([entry.record() for entry in listed], indent=2) + "\n"
-    if form == "csv":
-        buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, list(_NOTHING.record()), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(entry.record() for entry in listed)
-        return buffer.getvalue()
-    text, left_out = _table(listed, width)
-    reasons = [f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason]
-    return text + "".join("\n" + layout.paragraph(line, width) for line in (*reasons, _caption(listed, left_out)))
-
-
-def main(words: Sequence[str]) -> int:
-    """Run the command; returns the exit code. Raises FedpflError for a mistake of the user's."""
-    options = _parser().parse_args(words)
-    listed = entries(map(state.read, state.directories(*options.roots)))
-    if not listed:
-        raise FedpflError(
-            f"no runs found below {', '.join(map(str, options.roots))}; "
-            "run `python -m fedpfl.train` first or name another folder"
-        )
-    listed = select(listed, options.status, options.method, options.dataset)
-    text = render(ordered(listed, options.sort, options.reverse), options.format, layout.screen())
-    try:
-        print(text, end="", flush=True)
-    except BrokenPipeError:
-        # `ls | head` has seen enough; nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
-
-
-def words_of(text: str) -> list[str]:
-    """`a,b` as its words."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m fedpfl.report ls",
-        description="Lists runs, one line each: status, what, accuracy, cost, age and path. Broken ones too.",
-    )
-    parser.add_argument(
-        "roots", nargs="*", metavar="ROOT", type=Path, default=[Path("outputs")], help="default: outputs"
-    )
-    parser.add_argument("--status", type=words_of, default=[], metavar="A,B", help=f"only these: {', '.join(STATUSES)}")
-    parser.add_argument("--method", type=words_of, default=[], metavar="A,B", help="only these, such as fedobp,fedavg")
-    parser.add_argument("--dataset", type=words_of, default=[], metavar="A,B", help="only these, such as fmnist")
-    parser.add_argument(
-        "--sort", choices=SORTS, default="run", metavar="KEY", help=f"{', '.join(SORTS)}; default: run, as in tables"
-    )
-    parser.add_argument("--reverse", action="store_true", help="the other way round")
-    parser.add_argument("--format", choices=FORMATS, default="terminal", help="default: terminal")
-    return parser
-
-
-_LEFT_OUT: tuple[set[str], ...] = (
-    set(),
-    {"experiment"},
-    {"experiment", "hours", "bits"},
-    {"experiment", "hours", "bits", "fine-tuned", "age"},
-)
-
-
-def _table(listed: Sequence[Entry], width: int | None) -> tuple[str, set[str]]:
-    """The table, and what a narrow window leaves out; there the path stands below its row."""
-    cells = [entry.cells() for entry in listed]
-    if layout.fits(COLUMNS, cells, width):
-        return layout.terminal(COLUMNS, cells), set()
-    for left_out in _LEFT_OUT:
-        kept = [place for place, column in enumerate(COLUMNS[:-1]) if column.heading not in left_out]
-        columns, rows = [COLUMNS[place] for place in kept], [[row[place] for place in kept] for row in cells]
-        if layout.fits(columns, rows, width, folded=bool(left_out)):
-            break
-    return layout.terminal(columns, rows, width=width, below=[row[-1] for row in cells]), left_out
-
-
-def _caption(listed: Sequence[Entry], left_out: set[str]) -> str:
+def table(listed: Sequence[Entry]) -> Table:
+    """Return the list as a table; the reasons of broken, failed and diverged runs are its first notes."""
+    rows = []
+    for entry in listed:
+        more = {"words": entry.state.words, "age": time.time() - entry.state.changed}
+        rows.append([Cell((entry.record | more)[key]) for key in COLUMNS])
     counts = [(status, sum(entry.state.status == status for entry in listed)) for status in STATUSES]
     told = ", ".join(f"{count} {status}" for status, count in counts if count)
-    without = [column.heading for column in COLUMNS if column.heading in left_out - {"experiment"}]
-    parts = [
-        f"{len(listed)} {'run' if len(listed) == 1 else 'runs'}{': ' + told if told else ''}.",
-        "Accuracy: mean over clients in percent at the last evaluation.",
-        "" if "bits" in left_out else "Bits: down and up together, per client of the cohort, in the last round.",
-        "" if "age" in left_out else "Age: since a file was last written.",
-        f"Left out for room: {', '.join(without)}." if without else "",
-    ]
-    return " ".join(part for part in parts if part)
+    last = (
+        f"{len(listed)} {'run' if len(listed) == 1 else 'runs'}{': ' + told if told else ''}. Accuracy: mean over "
+        "clients in percent at the last evaluation. Bits: down and up together, per client that took part in the last "
+        "round. Age: since a file was last written."
+    )
+    reasons = [f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason]
+    frame = pd.DataFrame([entry.record for entry in listed], dtype=object)
+    return Table("", tuple(COLUMNS.values()), rows, frame, notes=(*reasons, last))
 
 
-def _methods(entry: Entry) -> list[str]:
-    run = entry.state.run
-    return [run.method_name, METHODS.get(run.method_name, ""), entry.label] if run else []
+def as_json(listed: Sequence[Entry]) -> str:
+    """Return the list as JSON."""
+    return json.dumps([entry.record for entry in listed], indent=2) + "\n"
 
 
-def _datasets(entry: Entry) -> list[str]:
-    run = entry.state.run
-    name = str(run.config["dataset"]["name"]) if run else ""
-    return [name, DATASETS.get(name, ""), run.dataset] if run else []
+def _record(found: State, label: str) -> dict[str, Any]:
+    run, last, judged = found.run, found.last, found.judged
+    both = float(last.get("bits_down", math.nan)) + float(last.get("bits_up", math.nan))
+    numbers = {key: float(judged.get(key, math.nan)) for key in ("accuracy", "ft_accuracy")}
+    numbers |= {"hours": found.hours, "bits": both / run.participants[-1] if run and len(last) else math.nan}
+    return {
+        "status": found.status,
+        "round": run.reached if run else None,
+        "rounds": run.planned if run else None,
+        "experiment": _experiment(found) or None,
+        "method": run.method_name if run else None,
+        "label": label or None,
+        "dataset": run.dataset if run else None,
+        "partition": run.partition if run else None,
+        "seed": run.seed if run else None,
+        "evaluated": int(judged["round"]) if len(judged) else None,
+        **{key: None if math.isnan(value) else value for key, value in numbers.items()},
+        "changed": datetime.fromtimestamp(found.changed).astimezone().isoformat(timespec="seconds"),
+        "path": str(found.path),
+        "reason": found.reason or None,
+    }
 
 
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
-
-
-_NOTHING = Entry(State(Path(), "broken", 0.0))
+def _experiment(found: State) -> str:
+    """The experiment's name, of a directory that lies where runs put themselves; else nothing."""
+    seed, _, method, place = (*found.path.absolute().parts[:-5:-1], "", "", "", "")[:4]
+    run = found.run
+    usual = run and seed == f"seed{run.seed}" and method == run.method_name
+    return place if usual and run and place != run.config["dataset"]["name"] else ""

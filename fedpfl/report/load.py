@@ -4,99 +4,63 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import stat
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
 from fedpfl.errors import FedpflError
 from fedpfl.identity import essence, identity
+from fedpfl.report.text import clip, plain
 
 # The C loader reads a config some ten times faster; a thousand runs are a common sweep.
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-_FILES = {"config.yaml", "rounds.csv", "summary.json", "state.pt"}
+_SIGNS = frozenset({"config.yaml", "rounds.csv", "summary.json", "state.pt", "run.lock"})
 _NEEDED = ("round", "accuracy")
-_SPLIT_DETAILS = {
-    *("seed", "test_fraction", "min_samples", "samples_per_client", "test_samples_per_client", "max_attempts"),
-}
+_SPLIT_DETAILS = frozenset(
+    {"seed", "test_fraction", "min_samples", "samples_per_client", "test_samples_per_client", "max_attempts"}
+)
+_UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+_LARGEST = 1 << 24  # bytes of a config.yaml or summary.json
+_DEEPEST = 32
 STATUSES = ("finished", "running", "failed", "diverged")
 
+
+def _named(names: str, **others: str) -> dict[str, str]:
+    """Map names of the configuration to those for people, which are the same but for case, hyphens and spaces."""
+    told = [name.strip() for name in names.split(",")]
+    return {others.get(name, name.lower().replace("-", "_").replace(" ", "_")): name for name in told}
+
+
 # In the order of the paper's tables, the method under study last.
-METHODS = {
-    "local_only": "Local-Only",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "scaffold": "SCAFFOLD",
-    "fedper": "FedPer",
-    "apfl": "APFL",
-    "lg_fedavg": "LG-FedAvg",
-    "fedrep": "FedRep",
-    "fedbabu": "FedBABU",
-    "fedbn": "FedBN",
-    "fedrod": "FedRoD",
-    "ditto": "Ditto",
-    "pfedme": "pFedMe",
-    "per_fedavg": "Per-FedAvg",
-    "fedpac": "FedPAC",
-    "pfedfda": "pFedFDA",
-    "flute": "FLUTE",
-    "feddpa": "FedDPA",
-    "floco": "FLOCO",
-    "fedala": "FedALA",
-    "fedselect": "FedSelect",
-    "pspfl": "Update magnitude",
-    "seqfededt": "SeqFedEDT",
-    "random_dropout": "Random dropout",
-    "fjord": "FjORD",
-    "heterofl": "HeteroFL",
-    "fedrolex": "FedRolex",
-    "flexfl": "FlexFL",
-    "hermes": "Hermes",
-    "fedmp": "FedMP",
-    "prunefl": "PruneFL",
-    "fedspu": "FedSPU",
-    "pfedsd": "pFedSD",
-    "fedcac": "FedCAC",
-    "fedpurin": "FedPURIN",
-    "subflot": "SubFLOT",
-    "fedobp": "FedOBP",
-}
-DATASETS = {
-    "digits": "Digits",
-    "mnist": "MNIST",
-    "fmnist": "FMNIST",
-    "emnist": "EMNIST",
-    "cifar10": "CIFAR10",
-    "cifar100": "CIFAR100",
-    "svhn": "SVHN",
-    "organamnist": "OrganAMNIST",
-    "organcmnist": "OrganCMNIST",
-    "cifar10_c": "CIFAR10-C",
-    "tiny_imagenet": "Tiny-ImageNet",
-    "mini_imagenet": "Mini-ImageNet",
-    "office_home": "OfficeHome",
-    "pacs": "PACS",
-    "digit5": "Digit5",
-    "speech_commands": "Speech Commands",
-    "ag_news": "AG News",
-    "har": "HAR",
-}
+METHODS = _named(
+    "Local-Only, FedAvg, FedProx, SCAFFOLD, FedPer, APFL, LG-FedAvg, FedRep, FedBABU, FedBN, FedRoD, Ditto, pFedMe, "
+    "Per-FedAvg, FedPAC, pFedFDA, FLUTE, FedDPA, FLOCO, FedALA, FedSelect, Update magnitude, SeqFedEDT, "
+    "Random dropout, FjORD, HeteroFL, FedRolex, FlexFL, Hermes, FedMP, PruneFL, FedSPU, pFedSD, FedCAC, FedPURIN, "
+    "SubFLOT, FedOBP",
+    **{"Update magnitude": "pspfl"},
+)
+DATASETS = _named(
+    "Digits, MNIST, FMNIST, EMNIST, CIFAR10, CIFAR100, SVHN, OrganAMNIST, OrganCMNIST, CIFAR10-C, Tiny-ImageNet, "
+    "Mini-ImageNet, OfficeHome, PACS, Digit5, Speech Commands, AG News, HAR",
+    OfficeHome="office_home",
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run directory.
-
-    config: the resolved configuration. summary: `summary.json`.
-    """
+    """One run directory. config: the resolved configuration. summary: `summary.json`."""
 
     path: Path
     config: dict[str, Any]
@@ -104,61 +68,73 @@ class Run:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """One row per round, ascending. Raises FedpflError where the file cannot be read."""
+        """One row per round, ascending; nan where a cell is empty. Raises FedpflError where the file is damaged."""
+        if not os.path.lexists(self.path / "rounds.csv"):
+            return pd.DataFrame(columns=_NEEDED, dtype=float)
         frame = _read_csv(self.path / "rounds.csv")
-        missing = [name for name in _NEEDED if name not in frame]
-        if missing:
-            raise FedpflError(f"{self.path}: rounds.csv lacks the column {missing[0]}")
-        for name, kind in frame.dtypes.items():
-            if kind.kind not in "if":  # a column of numbers, as pandas reads it, is left alone: there are many files
-                frame[name] = pd.to_numeric(frame[name], errors="coerce")
-        if frame["round"].notna().all() and frame["round"].is_monotonic_increasing and frame["round"].is_unique:
-            return frame
+        for name in _NEEDED:
+            if name not in frame:
+                raise FedpflError(f"{self.path}: rounds.csv lacks the column {name}")
         # A round written twice (killed between row and checkpoint, then resumed) counts once, as last written.
-        return (
-            frame.dropna(subset="round").drop_duplicates("round", keep="last").sort_values("round", ignore_index=True)
-        )
+        number = frame["round"]
+        if not (number.notna() & (number == number.round()) & (number > 0)).all():
+            raise FedpflError(f"{self.path}: rounds.csv holds a round that is no whole number")
+        if number.is_monotonic_increasing and number.is_unique:
+            return frame
+        return frame.drop_duplicates("round", keep="last").sort_values("round", ignore_index=True)
 
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client. Raises FedpflError where the file cannot be read."""
-        return _read_csv(self.path / "clients.csv")
+        frame = _read_csv(self.path / "clients.csv")
+        if "client" not in frame or frame["client"].isna().any():
+            raise FedpflError(f"{self.path}: clients.csv lacks the column client, or a client its number")
+        return frame
 
-    @property
+    @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """The rounds after which all clients were evaluated."""
-        return self.rounds[self.rounds["accuracy"].notna()]
+        """The rounds after which all clients were evaluated; without an accuracy where a model was not finite."""
+        judged = self.rounds["accuracy"].notna()
+        if "eval_seconds" in self.rounds:
+            judged |= self.rounds["eval_seconds"].notna()
+        return self.rounds[judged]
+
+    @cached_property
+    def identity(self) -> str:
+        """A hash of what the run computes, the same for all seeds."""
+        return identity(self.config)
 
     @property
+    def fingerprint(self) -> str:
+        """A hash of the data that the run read; empty for runs that did not record it."""
+        return str(self.summary.get("fingerprint") or "")
+
+    @cached_property
     def dataset(self) -> str:
         """The data set's name for people."""
         values = self.config["dataset"]
         name = str(values["name"])
         if name == "npz" and values.get("path"):
-            return Path(values["path"]).stem
+            return plain(Path(values["path"]).stem)
         # No pixel of x / 255 is above 1: statistics of 0..255 pixels are the published fault, chosen by name.
         faulty = any(mean > 1 for mean in values.get("mean") or ())
-        return DATASETS.get(name, name) + (" as published" if faulty else "")
+        return DATASETS.get(name, plain(name)) + (" as published" if faulty else "")
 
-    @property
+    @cached_property
     def partition(self) -> str:
         """`Dir(0.1)`, `Dir(0.1) published`, `IID`, `Shards(2)`, `Groups`, or the name with its values."""
         values = {key: value for key, value in self.config["partition"].items() if key not in _SPLIT_DETAILS}
-        name = str(values.pop("name"))
-        if name == "dirichlet" and "alpha" in values:
-            return f"Dir({values['alpha']:g})"
-        if name == "published" and "alpha" in values:
-            return f"Dir({values['alpha']:g}) published"
-        if name == "fixed_dirichlet" and "alpha" in values:
-            return f"Dir({values['alpha']:g}) of fixed sizes"
+        name = plain(values.pop("name"))
+        after = {"dirichlet": "", "published": " published", "fixed_dirichlet": " of fixed sizes"}
+        if name in after and "alpha" in values:
+            return f"Dir({values['alpha']:g}){after[name]}"
         if name == "iid":
             return "IID"
-        if name == "shuffled_shards":
-            name = "shuffled shards"
+        name = name.replace("shuffled_", "shuffled ").capitalize()
         numbers = [f"{value:g}" for value in values.values() if isinstance(value, int | float) and value is not True]
-        return f"{name.capitalize()}({', '.join(numbers)})" if numbers else name.capitalize()
+        return f"{name}({', '.join(numbers)})" if numbers else name
 
-    @property
+    @cached_property
     def method(self) -> str:
         """The method's name and what it is first told apart by: `FedOBP (q=0.9998)`. See `groups` for the rest."""
         values = self.config["method"]
@@ -171,7 +147,7 @@ class Run:
             told.append("classifier only")
         if values.get("variant") not in (None, "default", "paper"):
             told.append(str(values["variant"]))
-        return _with(METHODS.get(self.method_name, self.method_name), told)
+        return _with(METHODS.get(self.method_name, plain(self.method_name)), told)
 
     @property
     def method_name(self) -> str:
@@ -189,50 +165,104 @@ class Run:
         """The seed."""
         return int(self.config["seed"])
 
-    @property
+    @cached_property
     def status(self) -> str:
-        """`finished`, `running`, `failed` or `diverged`."""
-        return str(self.summary.get("status", "running"))
+        """What summary.json says: `finished`, `running`, `failed` or `diverged`."""
+        return str(self.summary.get("status") or "running")
 
     @property
     def planned(self) -> int:
         """Rounds asked for."""
-        return int(self.config.get("rounds") or self.rounds["round"].max())
+        return int(self.config.get("rounds") or self.reached)
+
+    @cached_property
+    def reached(self) -> int:
+        """Rounds recorded."""
+        return 0 if self.rounds.empty else int(self.rounds["round"].iloc[-1])
 
     @property
     def cohort(self) -> int:
-        """Clients per round."""
-        if self.summary.get("cohort"):
-            return int(self.summary["cohort"])
-        return max(1, int(self.config.get("clients", 1) * self.config.get("participation", 1.0) + 1e-9))
+        """Clients per round, as planned."""
+        share = self.config.get("clients", 1) * self.config.get("participation", 1.0)
+        return max(1, int(self.summary.get("cohort") or share + 1e-9))
+
+    @cached_property
+    def participants(self) -> np.ndarray:
+        """Clients that took part in each round; the planned number in runs that did not record it."""
+        planned = np.full(len(self.rounds), float(self.cohort))
+        if "participants" not in self.rounds:
+            return planned
+        recorded = self.rounds["participants"].to_numpy()
+        return np.where(np.isnan(recorded), planned, recorded)
+
+    def per_client(self, column: str) -> float:
+        """Return what one client of the cohort moves in a round, mean over all that took part; nan if not recorded."""
+        if column not in self.rounds:
+            return math.nan
+        values = self.rounds[column].to_numpy()
+        known = ~np.isnan(values)
+        count = float(self.participants[known].sum())
+        return float(values[known].sum()) / count if count > 0 else math.nan
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds of a round without evaluation; nan where not recorded."""
+        return float(self.rounds["seconds"].median()) if "seconds" in self.rounds else math.nan
+
+    def get(self, key: str) -> Any:
+        """Return the configuration's value of a dotted key, None where there is none."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+    def fact(self, key: str) -> float:
+        """Return a number of summary.json, nan where there is none."""
+        value = self.summary.get(key)
+        try:
+            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        except OverflowError:
+            return math.nan
+        return number if math.isfinite(number) else math.nan
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What summary.json says of versions and machine."""
+        found = self.summary.get("environment")
+        return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """The runs of one configuration that differ by seed only. method: a label unique within data set and partition."""
+    """The runs of one configuration that differ by seed only. method: a label unique within data set and partition.
+
+    apart: the part of the label that says in what else than the method it differs from most of its setting.
+    """
 
     dataset: str
     partition: str
     method: str
     runs: tuple[Run, ...]
+    apart: tuple[str, ...] = ()
 
     @property
     def used(self) -> tuple[Run, ...]:
         """The runs that speak for the group: the finished ones if any; never a mixture of states."""
-        for status in (*STATUSES, *sorted({run.status for run in self.runs})):
-            chosen = tuple(run for run in self.runs if run.status == status)
-            if chosen:
-                return chosen
-        return self.runs
+        first = min((run.status for run in self.runs), key=STATUSES.index)
+        return tuple(run for run in self.runs if run.status == first)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the runs that speak are finished and played every planned round."""
+        return all(run.status == "finished" and run.reached >= run.planned for run in self.used)
 
     @property
     def status(self) -> str:
-        """`finished`, or what else there is: `2 finished, 1 failed left out`, `running 40/400`."""
+        """`finished`, or what else there is: `2 finished, 1 failed left out`, `running 40/400`, `finished 91/400`."""
         used = self.used
         word = used[0].status
-        if word != "finished":
-            reached = sorted({int(run.rounds["round"].max()) for run in used})
-            word += f" {_span(reached)}/{used[0].planned}"
+        if not self.whole:
+            word += f" {span([run.reached for run in used])}/{used[0].planned}"
         others = Counter(run.status for run in self.runs if run not in used)
         if not others:
             return word
@@ -242,157 +272,140 @@ class Group:
 
 def to_stderr(line: str) -> None:
     """Print one line for the user where it does not mix with tables."""
-    print(line, file=sys.stderr)
+    print(plain(line), file=sys.stderr)
+
+
+def nothing_below(roots: Iterable[Path]) -> FedpflError:
+    """Return the error of a command that found no runs."""
+    below = ", ".join(map(str, roots))
+    return FedpflError(f"no runs found below {below}; run `python -m fedpfl.train` first or name another folder")
 
 
 def runs(*roots: str | Path, warn: Callable[[str], None] = to_stderr) -> list[Run]:
-    """All readable runs below the roots, ordered by path; one call of `warn` for each directory that is skipped.
+    """Read all readable runs below the roots, ordered by path; one call of `warn` for each directory that is skipped.
 
     Raises FedpflError where a root does not exist.
     """
-    found: dict[Path, Run] = {}
+    found: list[Run] = []
+    for path in directories(*map(Path, roots), warn=warn):
+        try:
+            found.append(read(path))
+        except FedpflError as error:
+            warn(f"skipped {error}")
+    return _without_copies(sorted(found, key=lambda run: str(run.path)), warn)
+
+
+def directories(*roots: Path, warn: Callable[[str], None] = to_stderr) -> Iterator[Path]:
+    """Yield every run directory below the roots once, whole or not, ordered by path; links are not followed.
+
+    Raises FedpflError where a root does not exist.
+    """
+    seen: set[Path] = set()
     for root in roots:
-        if not Path(root).is_dir():
+        if not root.is_dir():
             raise FedpflError(f"no such directory: {root}; give the folder that holds the runs, such as outputs")
-        for path in run_directories(Path(root)):
-            if path.resolve() in found:
+        for folder, subfolders, files in os.walk(
+            root, onerror=lambda error: warn(f"skipped {error.filename}: {error.strerror}")
+        ):
+            subfolders.sort()
+            if _SIGNS.isdisjoint(files):
+                # .hydra and wandb hold a config.yaml of their own.
+                subfolders[:] = [name for name in subfolders if not name.startswith(".") and name != "wandb"]
                 continue
-            try:
-                found[path.resolve()] = read(path)
-            except FedpflError as error:
-                warn(f"skipped {error}")
-    return _without_copies(sorted(found.values(), key=lambda run: str(run.path)), warn)
+            subfolders.clear()
+            path = Path(folder)
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                yield path
 
 
 def read(path: Path) -> Run:
     """Read one run directory. Raises FedpflError, in one line, where it is broken or holds no round yet."""
     run = begun(path)
     if run.rounds.empty:
-        raise FedpflError(f"{path}: no round recorded yet")
+        there = os.path.lexists(path / "rounds.csv")
+        raise FedpflError(f"{path}: {'no round recorded yet' if there else 'no rounds.csv; the run never started'}")
     return run
 
 
 def begun(path: Path) -> Run:
     """Read configuration and summary of one run directory, which need not hold a round. Raises as `read`."""
-    try:
-        config = yaml.load((path / "config.yaml").read_text(encoding="utf-8"), _Loader)
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FedpflError(f"{path}: no {Path(error.filename).name}; the run never started or is half written") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1})" if mark else ""
-        raise FedpflError(f"{path}: config.yaml is not valid YAML{where}") from None
-    except json.JSONDecodeError as error:
-        raise FedpflError(f"{path}: summary.json is not valid JSON (line {error.lineno})") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise FedpflError(f"{path}: {_one_line(error)}") from None
+    config, summary = _parsed(path / "config.yaml", _yaml), _parsed(path / "summary.json", json.loads)
     if not isinstance(config, dict) or not isinstance(summary, dict):
         raise FedpflError(f"{path}: config.yaml and summary.json must hold keys and values")
     for key in ("dataset", "partition", "method"):
         if not isinstance(config.get(key), dict) or "name" not in config[key]:
             raise FedpflError(f"{path}: config.yaml lacks {key}.name")
     run = Run(path, config, summary)
+    if run.status not in STATUSES:
+        raise FedpflError(f"{path}: summary.json holds an unknown status, {clip(repr(run.status))}")
     try:
-        _ = run.seed, run.dataset, run.partition, run.method, run.planned, run.cohort
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        _ = run.seed, run.dataset, run.partition, run.method, run.planned, run.cohort, run.identity, run.reached
+    except _UNUSABLE as error:
         raise FedpflError(f"{path}: config.yaml or summary.json holds no usable value: {_one_line(error)}") from None
     return run
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    """Return what a summary.json holds, whatever else is wrong with the directory; nothing where it is broken."""
+    try:
+        found = _parsed(path / "summary.json", json.loads)
+    except FedpflError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
     """Gather the seeds of each configuration, ordered by data set, partition and method.
 
-    Where two configurations would carry one label, what differs is added: `FedOBP (q=0.9998, norm=layer)`.
+    Where two configurations would carry one label, what differs is added: `FedOBP (q=0.9998, norm=layer)`. So is what
+    else than the method tells a configuration from most others of its data set and partition: `FedAvg (clients=30)`.
     """
-    same: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        same[identity(run.config)].append(run)
-    alike: dict[tuple[str, str, str], list[list[Run]]] = defaultdict(list)
+    every = list(runs)
+    known: dict[str, set[str]] = defaultdict(set)
+    for run in every:
+        known[run.identity] |= {run.fingerprint} - {""}
+    same: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in every:
+        # Older runs did not record their data: they belong to the only ones that are known.
+        only = next(iter(known[run.identity])) if len(known[run.identity]) == 1 else ""
+        same[run.identity, run.fingerprint or only].append(run)
+    settings: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
     for members in same.values():
-        first = members[0]
-        alike[first.dataset, first.partition, first.method].append(sorted(members, key=lambda run: run.seed))
-
+        members.sort(key=lambda run: run.seed)
+        settings[members[0].dataset, members[0].partition].append(members)
     result = []
-    for (dataset, partition, method), rivals in alike.items():
-        for members, differing in zip(rivals, _differences([essence(m[0].config) for m in rivals]), strict=True):
-            result.append(Group(dataset, partition, _with(method, differing), tuple(members)))
+    for (dataset, partition), rivals in settings.items():
+        told = [_told(members) for members in rivals]
+        alike: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for own, members in zip(told, rivals, strict=True):
+            alike[members[0].method].append(own)
+        differing = {label: _differing(configs) for label, configs in alike.items()}
+        for own, members, keys in zip(told, rivals, _apart(told), strict=True):
+            first = [key for key in differing[members[0].method] if key in own]
+            every_key = [*first, *(key for key in keys if key not in first)]
+            words = [_short(key, own, every_key) for key in every_key]
+            apart = tuple(words[len(first) :])
+            result.append(Group(dataset, partition, _with(members[0].method, words), tuple(members), apart))
     order = list(METHODS)
 
-    def place(group: Group) -> tuple[str, str, int, str]:
+    def place_of(group: Group) -> tuple[str, str, int, str]:
         name = group.runs[0].method_name
         # Unknown methods stand before the last one, the method under study.
-        return (
-            group.dataset,
-            group.partition,
-            order.index(name) * 2 if name in order else len(order) * 2 - 3,
-            group.method,
-        )
+        at = order.index(name) * 2 if name in order else len(order) * 2 - 3
+        return group.dataset, group.partition, at, group.method
 
-    return sorted(result, key=place)
+    return sorted(result, key=place_of)
 
 
-def run_directories(root: Path) -> Iterator[Path]:
-    """Every folder below `root` that a run has begun to fill."""
-    for folder, subfolders, files in os.walk(root):
-        if _FILES & set(files):
-            subfolders.clear()
-            yield Path(folder)
-        else:
-            # .hydra and wandb hold a config.yaml of their own.
-            subfolders[:] = sorted(name for name in subfolders if not name.startswith(".") and name != "wandb")
-
-
-def _read_csv(path: Path) -> pd.DataFrame:
-    try:
-        text = path.read_text(encoding="utf-8")
-        if text and not text.endswith("\n"):
-            # The run was caught while it wrote its last line.
-            text = text[: text.rfind("\n") + 1]
-        return pd.read_csv(io.StringIO(text))
-    except FileNotFoundError:
-        raise FedpflError(f"{path.parent}: no {path.name}; the run never started or is half written") from None
-    except (OSError, ValueError) as error:  # pandas' parser errors are ValueErrors
-        raise FedpflError(f"{path.parent}: {path.name} cannot be read: {_one_line(error)}") from None
-
-
-def _without_copies(found: list[Run], warn: Callable[[str], None]) -> list[Run]:
-    """Of runs with one configuration and one seed (a sweep copied or begun twice), the one furthest along."""
-    best: dict[tuple[str, int], Run] = {}
-    for run in found:
-        key = identity(run.config), run.seed
-        other = best.get(key)
-        if other is None:
-            best[key] = run
-            continue
-        better, worse = sorted((other, run), key=_progress, reverse=True)
-        best[key] = better
-        warn(f"skipped {worse.path}: same configuration and seed as {better.path}")
-    return list(best.values())
-
-
-def _progress(run: Run) -> tuple[bool, float]:
-    return run.status == "finished", float(run.rounds["round"].max())
-
-
-def _differences(configs: list[dict[str, Any]]) -> list[list[str]]:
-    """For each configuration, its values of the keys in which they are not all alike."""
-    values = [dict(flat(config)) for config in configs]
-    keys = sorted({key for config in values for key in config})
-    differing = [key for key in keys if len({repr(config.get(key)) for config in values}) > 1]
-    ends = Counter(key.rsplit(".", 1)[-1] for key in differing)
-
-    def short(key: str) -> str:
-        parts = key.split(".")
-        if parts[-1] == "name" and len(parts) > 1:
-            return parts[-2]
-        return parts[-1] if ends[parts[-1]] == 1 else key
-
-    return [[f"{short(key)}={config[key]}" for key in differing if key in config] for config in values]
+def unlike(gathered: Sequence[Group]) -> list[list[str]]:
+    """Say of each group in what else than its method it differs from most of them: `["clients=30"]`."""
+    told = [_told(group.runs) for group in gathered]
+    return [[_short(key, own, keys) for key in keys] for own, keys in zip(told, _apart(told), strict=True)]
 
 
 def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested mappings with its dotted key."""
+    """Yield every value of nested mappings with its dotted key."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from flat(inner, f"{prefix}.{key}" if prefix else str(key))
@@ -400,17 +413,137 @@ def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def _with(label: str, told: list[str]) -> str:
+def span(numbers: Collection[int]) -> str:
+    """Return `3`, or `3–7` for the least and the greatest of different numbers; nothing for none."""
+    low, high = (min(numbers), max(numbers)) if numbers else ("", "")
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def _told(members: Sequence[Run]) -> dict[str, Any]:
+    """What tells a configuration apart, by dotted key."""
+    data = next((run.fingerprint for run in members if run.fingerprint), "")
+    return dict(flat(essence(members[0].config))) | ({"data": data[:8]} if data else {})
+
+
+def canonical(value: Any) -> str:
+    """Return text that is equal for the same choice: 1 and 1.0 are one, 1 and True are not."""
+    return repr(float(value) if type(value) is int and abs(value) < 1 << 53 else value)
+
+
+def _differing(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """The keys in which the configurations are not all alike."""
+    keys = sorted({key for config in configs for key in config})
+    return [key for key in keys if len({canonical(config[key]) if key in config else None for config in configs}) > 1]
+
+
+def _apart(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """For each configuration the keys, but for the method's, in which it is not like most; without a majority all."""
+    found: list[list[str]] = [[] for _ in configs]
+    for key in _differing(configs):
+        if key.startswith("method."):
+            continue
+        values = [canonical(config[key]) if key in config else None for config in configs]
+        if key == "data":  # not to have recorded it is no difference
+            values = [value or next(filter(None, values)) for value in values]
+        ranked = Counter(values).most_common(2)
+        usual = ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else ...
+        for place, value in enumerate(values):
+            if value != usual and (value is not None or usual is not ...):
+                found[place].append(key)
+    return found
+
+
+def _short(key: str, config: dict[str, Any], keys: Sequence[str]) -> str:
+    """`lr=0.1`; the whole key where another of `keys` ends alike."""
+    *_, end = parts = key.split(".")
+    if end == "name" and len(parts) > 1:
+        end = parts[-2]
+    elif sum(other.rsplit(".", 1)[-1] == end for other in keys) > 1:
+        end = key
+    return f"{end}={clip(config[key], 40)}" if key in config else f"{end} not set"
+
+
+def _with(label: str, told: Sequence[str]) -> str:
     """Add to a label's brackets: `A (b)` and `c` give `A (b, c)`."""
     if not told:
         return label
-    inside = ", ".join(told)
+    inside = ", ".join(map(plain, told))
     return f"{label[:-1]}, {inside})" if label.endswith(")") else f"{label} ({inside})"
 
 
-def _span(numbers: list[int]) -> str:
-    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}–{numbers[-1]}"
+def _text(path: Path, most: int | None = None) -> str:
+    """A regular file's text; nothing else, such as a pipe that nobody writes, is waited for."""
+    try:
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), encoding="utf-8") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise FedpflError(f"{path.parent}: {path.name} is no regular file")
+            if most and found.st_size > most:
+                raise FedpflError(f"{path.parent}: {path.name} is larger than any run writes it")
+            return file.read()
+    except FileNotFoundError:
+        raise FedpflError(f"{path.parent}: no {path.name}; the run never started or is half written") from None
+    except (OSError, ValueError) as error:
+        raise FedpflError(f"{path.parent}: {path.name} cannot be read: {_one_line(error)}") from None
+
+
+def _yaml(text: str) -> Any:
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        # A few aliases of aliases are billions of values; fedpfl writes none.
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise ValueError("it holds anchors or aliases, which no run writes")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError("it is nested deeper than any run writes it")
+    return yaml.load(text, _Loader)
+
+
+def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(_text(path, _LARGEST))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        raise FedpflError(f"{path.parent}: {path.name} is not valid YAML{where}") from None
+    except json.JSONDecodeError as error:
+        raise FedpflError(f"{path.parent}: {path.name} is not valid JSON (line {error.lineno})") from None
+    except _UNUSABLE as error:
+        raise FedpflError(f"{path.parent}: {path.name} cannot be read: {_one_line(error)}") from None
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    """A table of numbers; nan where a cell is empty or not finite."""
+    text = _text(path)
+    if text and not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]  # the run was caught while it wrote its last line
+    try:
+        frame = pd.read_csv(io.StringIO(text))
+        for name, kind in frame.dtypes.items():
+            if kind.kind in "if":
+                continue
+            numbers = pd.to_numeric(frame[name].astype("str"), errors="coerce")
+            strange = frame[name][numbers.isna() & frame[name].notna()]
+            if len(strange):
+                raise ValueError(f"{strange.iloc[0]!r} under {name} is no number")
+            frame[name] = numbers
+    except (ValueError, OverflowError) as error:  # pandas' parser errors are ValueErrors
+        raise FedpflError(f"{path.parent}: {path.name} cannot be read: {_one_line(error)}") from None
+    return frame.replace([np.inf, -np.inf], np.nan) if np.isinf(frame.to_numpy(float)).any() else frame
+
+
+def _without_copies(found: list[Run], warn: Callable[[str], None]) -> list[Run]:
+    """Of runs with one configuration, one seed and the same data (a sweep begun twice), the one furthest along."""
+    best: dict[tuple[str, int, str], Run] = {}
+    for run in found:
+        key = run.identity, run.seed, run.fingerprint
+        other = best.setdefault(key, run)
+        if other is not run:
+            better, worse = sorted((other, run), key=lambda run: (run.status == "finished", run.reached), reverse=True)
+            best[key] = better
+            warn(f"skipped {worse.path}: same configuration and seed as {better.path}")
+    return list(best.values())
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return clip(" ".join(f"{type(error).__name__}: {error}".split()), 200)

@@ -1,24 +1,24 @@
 """The FedOBP paper's tables from own runs; `python -m fedpfl.report paper table3`.
 
-Every cell shows the own value beside the published one and their difference; what is missing is listed with the command
+Every cell shows the own value above the published one and their difference; what is missing is listed with the command
 that fills it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedpfl.errors import FedpflError
 from fedpfl.report import published
-from fedpfl.report.grid import Cell, Grid
-from fedpfl.report.load import DATASETS, METHODS, Group, Run
-from fedpfl.report.tables import departures, few, judged, setup_differences
+from fedpfl.report.load import DATASETS, METHODS, Group, Run, unlike
+from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
+from fedpfl.report.tables import departures, emptiness, few, judged, over_which, setup_differences, title
 
 LARGE = ("cifar10", "cifar100", "emnist", "svhn")
 SMALL = ("mnist", "fmnist", "organamnist", "organcmnist")
@@ -27,40 +27,42 @@ COMPARED = (
     *("fedala", "fedselect", "fedobp"),
 )
 ALPHAS = (0.1, 0.5)
-TUNED = {"accuracy": "ft_accuracy", "accuracy_pooled": "ft_accuracy_pooled", "accuracy_worst10": "ft_accuracy_worst10"}
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Which accuracy of which evaluation a cell shows: a column of rounds.csv, and the round as in `tables`."""
+class Rule(NamedTuple):
+    """Which accuracy of which evaluation a cell shows: a column of rounds.csv, and the round as in `accuracy_table`."""
 
     accuracy: str = "accuracy"
     select: str = "last"
     every: int = 1
 
 
+LAST = Rule()
+Measure = Callable[[Run, pd.Series, Rule], float]
+"""What a cell shows of a run and its judged row."""
+
+
 @dataclass(frozen=True)
 class Line:
     """One row of a table: which runs fill it, with what, beside which published number, and by which command.
 
-    fits: besides method, data set and alpha. measure: of a run's judged row. known_as, setting: the method and (given
-    the cell's) the setting under which the number is published. sweep: what narrows `experiment` to this line.
+    fits: besides method, data set and alpha. known_as, setting: the method and (given the cell's) the setting under
+    which the number is published. sweep: what narrows `experiment` to this line.
     """
 
     label: str
     method: str
     sweep: tuple[str, str]
     experiment: str
-    fits: Callable[[Run], bool] = lambda run: True
-    measure: Callable[[Run, pd.Series, Rule], float] = lambda run, row, rule: float(row.get(rule.accuracy, math.nan))
+    fits: Callable[[Run], bool]
+    measure: Measure = lambda run, row, rule: float(row.get(rule.accuracy, math.nan))
     known_as: str = ""
     metric: str = published.ACCURACY
     setting: Callable[[str], str] = lambda setting: setting
     kind: str = "percent"
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """A table: its lines and columns. faulty: filled from runs with the published MedMNIST normalisation."""
 
     title: str
@@ -74,34 +76,26 @@ class Plan:
         """Data set and alpha of every column."""
         return [(dataset, alpha) for dataset in self.datasets for alpha in self.alphas]
 
+    def heading(self, column: int) -> tuple[str, str]:
+        """Return the names of a column's data set and setting."""
+        dataset, alpha = self.columns[column]
+        return DATASETS.get(dataset, dataset) + " as published" * self.faulty, f"Dir({alpha:g})"
 
-# The tables
 
-
-def _own_score(run: Run, **wanted: Any) -> bool:
-    """FedOBP as the paper writes it, but for what is wanted otherwise."""
-    usual = {"score": "obp", "scope": "all", "classifier_only": False, "ema": 0.0, "cold_start": "paper"}
-    return all(run.config["method"].get(key, value) == value for key, value in (usual | wanted).items())
+def own_score(run: Run, **wanted: Any) -> bool:
+    """Return whether a run is FedOBP as the paper writes it, but for what is wanted otherwise."""
+    usual = {"score": "obp", "scope": "all", "classifier_only": False, "ema": 0.0, "cold_start": "paper"} | wanted
+    return run.method_name == "fedobp" and all(
+        run.config["method"].get(key, value) == value for key, value in usual.items()
+    )
 
 
 def _whole_norm(run: Run) -> bool:
-    return run.method_name != "fedobp" or (_own_score(run) and run.config["method"].get("norm") in ("none", "global"))
+    return run.method_name != "fedobp" or (own_score(run) and run.config["method"].get("norm") in ("none", "global"))
 
 
-def _methods(experiment: str) -> tuple[Line, ...]:
-    lines = []
-    for method in COMPARED:
-        line = Line(METHODS[method], method, ("method", method), experiment, fits=_whole_norm, known_as=method)
-        lines.append(line)
-        if method == "fedavg":
-            lines.append(
-                Line("FedAvg+FT", method, ("method", method), experiment, fits=_whole_norm, measure=_after_tuning)
-            )
-    return tuple(lines)
-
-
-def _after_tuning(run: Run, row: pd.Series, rule: Rule) -> float:
-    return float(row.get(TUNED.get(rule.accuracy, rule.accuracy), math.nan))
+def _tuned(run: Run, row: pd.Series, rule: Rule) -> float:
+    return float(row.get(rule.accuracy if rule.accuracy.startswith("ft_") else f"ft_{rule.accuracy}", math.nan))
 
 
 def _quantile(run: Run, row: pd.Series, rule: Rule) -> float:
@@ -111,21 +105,30 @@ def _quantile(run: Run, row: pd.Series, rule: Rule) -> float:
 def _personal(run: Run, row: pd.Series, rule: Rule) -> float:
     """Personal entries per client, in the last round: nobody has any in the first."""
     columns = [name for name in run.rounds if name.startswith("personal/")]
-    return float(run.rounds[columns].iloc[-1].sum()) if columns else math.nan
+    return float(run.rounds[columns].iloc[-1].sum(skipna=False)) if columns else math.nan
 
 
-def _counted(label: str, measure: Callable[[Run, pd.Series, Rule], float], metric: str, kind: str) -> Line:
-    sweep = ("method", "fedobp")
-    return Line(label, "fedobp", sweep, "table2", _whole_norm, measure, "fedobp", metric, kind=kind)
+def _methods(experiment: str) -> tuple[Line, ...]:
+    lines = []
+    for method in COMPARED:
+        line = Line(METHODS[method], method, ("method", method), experiment, _whole_norm, known_as=method)
+        lines.append(line)
+        if method == "fedavg":
+            lines.append(replace(line, label="FedAvg+FT", measure=_tuned, known_as=""))
+    return tuple(lines)
 
 
-def _ablation(label: str, name: str, norm: str, classifier_only: bool = False) -> Line:
+def _counted(label: str, measure: Measure, metric: str, kind: str) -> Line:
+    return Line(label, "fedobp", ("method", "fedobp"), "table2", _whole_norm, measure, "fedobp", metric, kind=kind)
+
+
+def _ablation(label: str, name: str, norm: str, cls: bool = False) -> Line:
     return Line(
         label,
         "fedobp",
-        ("method", "fedobp") if classifier_only else ("norm", norm),
-        "table5_cls" if classifier_only else "table5",
-        fits=partial(_own_score, norm=norm, classifier_only=classifier_only),
+        ("method", "fedobp") if cls else ("norm", norm),
+        "table5_cls" if cls else "table5",
+        partial(own_score, norm=norm, classifier_only=cls),
         known_as=name,
         setting=lambda setting: published.ABLATION if setting == "Dir(0.1)" else "",
     )
@@ -136,7 +139,7 @@ PLANS = {
         "FedOBP's Table II: q, and how many entries it makes personal per client",
         (
             _counted("q", _quantile, published.QUANTILE, "exact"),
-            _counted("personal entries", _personal, published.PERSONAL, "count"),
+            _counted("personal entries", _personal, published.PERSONAL, "entries"),
         ),
         LARGE + SMALL,
     ),
@@ -154,7 +157,7 @@ PLANS = {
             _ablation("none", "FedOBP NoNorm", "none"),
             _ablation("layer", "FedOBP LayerNorm", "layer"),
             _ablation("global", "FedOBP GlobalNorm w/o CLS", "global"),
-            _ablation("global, CLS", "FedOBP GlobalNorm with CLS", "global", classifier_only=True),
+            _ablation("global, CLS", "FedOBP GlobalNorm with CLS", "global", cls=True),
         ),
         LARGE + SMALL,
         alphas=(0.1,),
@@ -162,77 +165,100 @@ PLANS = {
 }
 
 
-# Filling
-
-
 def fill(
-    name: str, gathered: Sequence[Group], rule: Rule = Rule(), datasets: Sequence[str] = (), test: str = ""
-) -> Grid:
-    """Fill table `name` from groups of runs. datasets: only these columns; by default the paper's,
-    or those of the runs where none of the paper's is among them. test: t or wilcoxon, against FedOBP.
+    name: str, gathered: Sequence[Group], rule: Rule = LAST, datasets: Sequence[str] = (), test: str = ""
+) -> Table:
+    """Fill table `name` from groups of runs.
 
-    Raises FedpflError for a name that is not in PLANS.
+    datasets: only these columns; by default the paper's, or those of the runs where none of the paper's is among them.
+    test: t or wilcoxon, against the last line. Raises FedpflError for a name that is not in PLANS.
     """
     if name not in PLANS:
         raise FedpflError(f"there is no table {name!r}; choose from {', '.join(PLANS)}")
     plan = PLANS[name]
     present = {str(group.runs[0].config["dataset"]["name"]): None for group in gathered}
     if datasets or not present.keys() & {*LARGE, *SMALL}:
-        plan = replace(plan, datasets=tuple(datasets or present) or plan.datasets)
-    cells: dict[tuple[int, int], Cell] = {}
-    speaking: dict[int, Group] = {}
-    ambiguous: list[str] = []
-    for i, line in enumerate(plan.lines):
-        for j, (dataset, alpha) in enumerate(plan.columns):
-            own = [group for group in gathered if _fits(group.runs[0], line, dataset, alpha, plan.faulty)]
-            own.sort(key=_rank, reverse=True)
-            cell = cells[i, j] = _cell(own[0], line, rule) if own else Cell()
-            if cell.values:
-                speaking[id(own[0])] = own[0]
-            setting = line.setting(f"Dir({alpha:g})")
-            cell.published = published.lookup(line.metric, line.known_as, dataset, setting) if line.known_as else None
-            if len(own) > 1 and line.measure not in (_after_tuning, _quantile):
-                ambiguous.append(f"{own[0].method} on {own[0].dataset}, {own[0].partition}")
-    notes = list(departures(list(speaking.values())))
+        plan = plan._replace(datasets=tuple(datasets or present) or plan.datasets)
+    places = [(i, j) for i in range(len(plan.lines)) for j in range(len(plan.columns))]
+    speaking: dict[tuple[int, int], Group] = {}
+    ambiguous: dict[str, None] = {}
+    for i, j in places:
+        line = plan.lines[i]
+        own = sorted((group for group in gathered if _fits(group.runs[0], plan, i, j)), key=_rank, reverse=True)
+        if own:
+            speaking[i, j] = own[0]
+        if len(own) > 1 and line.measure not in (_tuned, _quantile):
+            ambiguous[title(own[0])] = None
+    values = {place: _values(group, plan.lines[place[0]], rule) for place, group in speaking.items()}
+    hollow = {place for place, group in speaking.items() if emptiness([group], rule.select, rule.every)}
+    notes = [*departures(_once(group for place, group in speaking.items() if values[place])), *_mixed(plan, speaking)]
+    notes += emptiness(_once(speaking[place] for place in hollow), rule.select, rule.every)
     if ambiguous:
         notes.append(
             f"Several configurations fit {few(ambiguous)}; shown is the one nearest to the paper's, then the longest."
         )
-    if any(cell.reached for cell in cells.values()):
-        notes.append("° not finished: the last evaluation that there is.")
+    reached = {place: speaking[place].status for place, own in values.items() if own and not speaking[place].whole}
+    if reached:
+        told = few(dict.fromkeys(reached.values()))
+        notes.append(f"° not all planned rounds: the last evaluation that there is ({told}).")
+    differs: set[tuple[int, int]] = set()
     if test:
-        notes.append(_compare(plan, cells, test))
-    grid = Grid(
-        name,
-        tuple((line.label, line.kind) for line in plan.lines),
-        tuple(
-            (DATASETS.get(dataset, dataset) + " as published" * plan.faulty, f"Dir({alpha:g})")
-            for dataset, alpha in plan.columns
-        ),
-        cells,
-        _caption(plan, cells, rule),
+        notes.append(_compare(plan, values, test, differs))
+    records, cells = [], {}
+    for i, j in places:
+        line, setting = plan.lines[i], f"Dir({plan.columns[j][1]:g})"
+        known = published.lookup(line.metric, line.known_as, plan.columns[j][0], line.setting(setting))
+        mean, spread = over_seeds(list(values.get((i, j), {}).values()))
+        flag = "°" * ((i, j) in reached) + "†" * ((i, j) in differs)
+        theirs, std = (known.value, known.std) if known else (math.nan, math.nan)
+        apart = number({"percent": "difference", "entries": "change"}.get(line.kind, ""), mean - theirs)
+        below = f"{number(line.kind, theirs)} {apart if line.kind != 'exact' else ''}".strip()
+        cells[i, j] = Cell(mean, spread if line.kind == "percent" else math.nan, line.kind, flag=flag, below=below)
+        seeds = " ".join(map(str, sorted(values.get((i, j), {}))))
+        record: dict[str, Any] = {"table": name, "row": line.label} | dict(
+            zip(("dataset", "setting"), plan.heading(j), strict=True)
+        )
+        record |= {"own": mean, "own_seed_std": spread, "seeds": seeds, "unfinished": reached.get((i, j), "")}
+        records.append(record | {"published": theirs, "published_std": std, "difference": mean - theirs})
+    for j in range(len(plan.columns)):
+        ranked = [i for i, line in enumerate(plan.lines) if line.kind == "percent"]
+        finished = [(i, j) in speaking and speaking[i, j].used[0].status == "finished" for i in ranked]
+        mark([cells[i, j] for i in ranked], finished)
+    for record, place in zip(records, places, strict=True):
+        record["rank"] = {"best": 1, "second": 2}.get(cells[place].mark)
+    headings = [plan.heading(j) for j in range(len(plan.columns))]
+    return Table(
+        "",
+        (Column(""), *(Column(setting, "percent", dataset) for dataset, setting in headings)),
+        [[Cell(line.label), *(cells[i, j] for j in range(len(headings)))] for i, line in enumerate(plan.lines)],
+        pd.DataFrame(records),
+        _caption(plan, values, rule),
         tuple(notes),
-        _missing(plan, cells),
+        below="published",
+        commands=_missing(plan, [place for place in places if not values.get(place) and place not in hollow]),
     )
-    grid.mark()
-    return grid
-
-
-def _fits(run: Run, line: Line, dataset: str, alpha: float, faulty: bool) -> bool:
-    if run.method_name != line.method or run.config["dataset"]["name"] != dataset:
-        return False
-    if published.setting(run) != f"Dir({alpha:g})" or run.dataset.endswith("as published") != faulty:
-        return False
-    return line.fits(run)
 
 
 def one_each(gathered: Sequence[Group]) -> list[Group]:
-    """Of each method's configurations on a data set and partition the one that the paper's tables would show."""
+    """Return of each method's configurations on a data set and partition the one that the paper's tables would show."""
     best: dict[tuple[str, str, str], Group] = {}
     for group in sorted(gathered, key=_rank):
         if _whole_norm(group.runs[0]):
             best[group.dataset, group.partition, group.runs[0].method_name] = group
     return list(best.values())
+
+
+def _once(gathered: Iterable[Group]) -> list[Group]:
+    return list({id(group): group for group in gathered}.values())
+
+
+def _fits(run: Run, plan: Plan, i: int, j: int) -> bool:
+    line, (dataset, alpha) = plan.lines[i], plan.columns[j]
+    if run.method_name != line.method or run.config["dataset"]["name"] != dataset:
+        return False
+    if published.setting(run) != f"Dir({alpha:g})" or run.dataset.endswith("as published") != plan.faulty:
+        return False
+    return line.fits(run)
 
 
 def _rank(group: Group) -> tuple[Any, ...]:
@@ -241,36 +267,49 @@ def _rank(group: Group) -> tuple[Any, ...]:
     q = published.of_run(run, published.QUANTILE)
     return (
         run.q is None or q is None or run.q == q.value,
-        run.config["method"].get("variant") != "as_published",
+        run.get("method.variant") != "as_published",
         -len([key for key, *_ in setup_differences(run) if key != "rounds"]),
-        run.config["partition"]["name"] == "published",
+        run.get("partition.name") == "published",
         group.used[0].status == "finished",
         run.planned,
-        max(float(used.rounds["round"].max()) for used in group.used),
+        max(used.reached for used in group.used),
         len(group.used),
     )
 
 
-def _cell(group: Group, line: Line, rule: Rule) -> Cell:
-    found = {run.seed: (run, judged(run, rule.select, rule.every)) for run in group.used}
-    own = {seed: line.measure(run, row, rule) for seed, (run, row) in found.items() if row is not None}
-    values = {seed: value for seed, value in own.items() if not math.isnan(value)}
-    reached = "" if group.used[0].status == "finished" else group.status
-    return Cell(values, reached if values else "")
+def _values(group: Group, line: Line, rule: Rule) -> dict[int, float]:
+    """What the cell shows, by seed; nothing where a seed lacks it, as a mean of the others would not be the group's."""
+    found = judged(group, rule.select, rule.every)
+    values = {run.seed: line.measure(run, row, rule) for run, row in found.items()}
+    return {} if any(map(math.isnan, values.values())) else values
 
 
-def _compare(plan: Plan, cells: dict[tuple[int, int], Cell], test: str) -> str:
-    """Paired tests over the seeds of the last line and of each other one; marks what differs, and says how it went."""
+def _mixed(plan: Plan, speaking: dict[tuple[int, int], Group]) -> list[str]:
+    """Say what of a column's runs is not as in most of them, but for the method."""
+    told: dict[str, None] = {}
+    for j in range(len(plan.columns)):
+        shown = _once(group for place, group in speaking.items() if place[1] == j)
+        for group, words in zip(shown, unlike(shown), strict=True):
+            if words:
+                name = METHODS.get(group.runs[0].method_name, group.runs[0].method_name)
+                told[f"{name} on {', '.join(plan.heading(j))} ({', '.join(words)})"] = None
+    return [f"Not alike in what a column should share: {few(told)}."] if told else []
+
+
+def _compare(
+    plan: Plan, values: dict[tuple[int, int], dict[int, float]], test: str, differs: set[tuple[int, int]]
+) -> str:
+    """Compare the last line with each other one, paired over seeds; collects what differs, and says how it went."""
     from fedpfl.report.compare import LEAST, paired_test
 
     last, counts = len(plan.lines) - 1, set()
-    for j in range(len(plan.columns)):
-        for i in range(last):
-            seeds = sorted(cells[i, j].values.keys() & cells[last, j].values.keys())
-            if len(seeds) > 1:
-                counts.add(len(seeds))
-                p = paired_test([cells[i, j].values[s] for s in seeds], [cells[last, j].values[s] for s in seeds], test)
-                cells[i, j].differs = p < 0.05
+    for (i, j), own in values.items():
+        theirs = values.get((last, j), {})
+        seeds = sorted(own.keys() & theirs.keys())
+        if i != last and len(seeds) > 1:
+            counts.add(len(seeds))
+            if paired_test([own[seed] for seed in seeds], [theirs[seed] for seed in seeds], test) < 0.05:
+                differs.add((i, j))
     against = plan.lines[last].label
     if not counts:
         return f"No paired test against {against}: no two of its seeds were run with another method."
@@ -280,8 +319,7 @@ def _compare(plan: Plan, cells: dict[tuple[int, int], Cell], test: str) -> str:
     return f"† differs from {against}: paired {name} over {numbers} seeds, p < 0.05{few_seeds}, not corrected for many."
 
 
-def _caption(plan: Plan, cells: dict[tuple[int, int], Cell], rule: Rule) -> str:
-    seeds = sorted({seed for cell in cells.values() for seed in cell.values})
+def _caption(plan: Plan, values: dict[tuple[int, int], dict[int, float]], rule: Rule) -> str:
     if plan.lines[0].kind != "percent":
         return f"{plan.title}: own, below it the published number and the difference."
     which = {
@@ -292,40 +330,37 @@ def _caption(plan: Plan, cells: dict[tuple[int, int], Cell], rule: Rule) -> str:
     when = "the last evaluation of each run"
     if rule.select == "best-checkpoint":
         when = f"the best evaluation of each run, chosen on test data as the published numbers are (every {rule.every})"
-    over = "mean(sample standard deviation) over seeds " + ", ".join(map(str, seeds))
-    if len(seeds) < 2:
-        over = f"one seed ({seeds[0]})" if seeds else "no runs"
+    seeds: dict[str, list[int]] = {}
+    for i, line in enumerate(plan.lines):
+        own = {j: sorted(values[i, j]) for j in range(len(plan.columns)) if values.get((i, j))}
+        one = len({tuple(told) for told in own.values()}) == 1
+        seeds |= {line.label if one else f"{line.label} on {', '.join(plan.heading(j))}": own[j] for j in own}
     return (
-        f"{plan.title}. Test accuracy in percent, {which}, before fine-tuning but for FedAvg+FT, at {when}; {over}. "
-        "Best and second of each column are marked. Below: the published value, and own minus published; published "
-        "values are described as means over clients; the authors' logs hold pooled ones, the best of rounds 100, 200, "
-        "300 and 400."
+        f"{plan.title}. Test accuracy in percent, {which}, before fine-tuning but for FedAvg+FT, at {when}; "
+        f"{over_which(seeds)}. Below: the published value, and own minus published; published values are described as "
+        "means over clients; the authors' logs hold pooled ones, the best of rounds 100, 200, 300 and 400."
     )
 
 
-def _missing(plan: Plan, cells: dict[tuple[int, int], Cell]) -> tuple[str, ...]:
-    """Commands that fill the empty cells, as few as say it."""
-    columns = plan.columns
+def _missing(plan: Plan, empty: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+    """Make the commands that fill the empty cells, as few as say it."""
     wanted: dict[tuple[str, str, str, float], dict[str, None]] = {}
-    for (i, j), cell in cells.items():
-        line, (dataset, alpha) = plan.lines[i], columns[j]
-        if not cell.values:
-            wanted.setdefault((line.experiment, line.sweep[0], dataset, alpha), {})[line.sweep[1]] = None
-    by_values: dict[tuple[str, str, tuple[str, ...], float], list[str]] = {}
+    for i, j in empty:
+        line, column = plan.lines[i], plan.columns[j]
+        wanted.setdefault((line.experiment, line.sweep[0], *column), {})[line.sweep[1]] = None
+    by_values: dict[tuple[Any, ...], list[str]] = {}
     for (experiment, key, dataset, alpha), values in wanted.items():
         by_values.setdefault((experiment, key, tuple(values), alpha), []).append(dataset)
-    by_datasets: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], list[float]] = {}
-    for (experiment, key, chosen, alpha), datasets in by_values.items():
-        by_datasets.setdefault((experiment, key, chosen, tuple(datasets)), []).append(alpha)
+    by_datasets: dict[tuple[Any, ...], list[float]] = {}
+    for (*where, alpha), datasets in by_values.items():
+        by_datasets.setdefault((*where, tuple(datasets)), []).append(alpha)
     commands = []
     for (experiment, key, chosen, places), alphas in by_datasets.items():
-        all_values = {line.sweep[1] for line in plan.lines if (line.experiment, line.sweep[0]) == (experiment, key)}
         words = [f"experiment={experiment}"]
-        if set(chosen) != all_values:
+        if {*chosen} != {line.sweep[1] for line in plan.lines if (line.experiment, line.sweep[0]) == (experiment, key)}:
             words.append(f"{key}={','.join(chosen)}")
         if places != plan.datasets:
-            suffix = "_as_published" if plan.faulty else ""
-            words.append(f"dataset={','.join(name + suffix for name in places)}")
+            words.append("dataset=" + ",".join(name + "_as_published" * plan.faulty for name in places))
         if tuple(alphas) != plan.alphas:
             words.append(f"partition.alpha={','.join(f'{alpha:g}' for alpha in alphas)}")
         commands.append(f"python -m fedpfl.train {' '.join(words)}")

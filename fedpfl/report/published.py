@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import NamedTuple
 
 from fedpfl.report.load import DATASETS, Run
 
@@ -23,11 +23,9 @@ SETUP = {
 ACCURACY, QUANTILE, PERSONAL = "mean test accuracy over clients (%)", "quantile q", "number of personalized parameters"
 ABLATION = "ablation"
 """The setting of Table V, which does not state its partition."""
-_DATASETS = {"organamnist": "MEDMNISTA", "organcmnist": "MEDMNISTC"}
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """One published number, an accuracy in percent; std is nan and note empty where there is none."""
 
     value: float
@@ -37,33 +35,36 @@ class Published:
 
 
 def lookup(metric: str, method: str, dataset: str, setting: str) -> Published | None:
-    """A published number. dataset: a name of the configuration; setting: `Dir(0.1)`; method: in any spelling."""
-    return _numbers().get((metric, plain(method), _DATASETS.get(dataset, DATASETS.get(dataset, dataset)), setting))
+    """Return a published number. dataset: a name of the configuration; setting: `Dir(0.1)`; method: in any spelling."""
+    return _numbers().get((metric, plain(method), f"{DATASETS.get(dataset, dataset)} {setting}"))
 
 
 def of_run(run: Run, metric: str = ACCURACY) -> Published | None:
-    """The published number of a run's method, data set and Dirichlet setting, if there is one."""
+    """Return the published number of a run's method, data set and Dirichlet setting, if there is one."""
     return lookup(metric, run.method_name, str(run.config["dataset"]["name"]), setting(run))
 
 
 def setting(run: Run) -> str:
-    """`Dir(0.1)` where the run's partition is one that the paper's tables may mean, else empty."""
+    """Return `Dir(0.1)` where the run's partition is one that the paper's tables may mean, else nothing."""
     partition = run.config["partition"]
     alpha = partition.get("alpha") if partition["name"] in ("dirichlet", "published") else None
     return f"Dir({alpha:g})" if isinstance(alpha, int | float) else ""
 
 
 def plain(name: str) -> str:
-    """Letters and digits in lower case: `FedOBP`, `fedobp` and `fed_obp` are one method."""
+    """Return letters and digits in lower case: `FedOBP`, `fedobp` and `fed_obp` are one method."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 @cache
-def _numbers() -> dict[tuple[str, str, str, str], Published]:
+def _numbers() -> dict[tuple[str, str, str], Published]:
+    """By metric, method, and data set with setting. A cell of the file is `58.15 0.26`: value and std, if known."""
     text = resources.files("fedpfl.report").joinpath("published.csv").read_text(encoding="utf-8")
     return {
-        (row["metric"], plain(row["method"]), row["dataset"], row["setting"]): Published(
-            float(row["value"]), float(row["std"] or "nan"), row["source"], row["note"]
+        (row["metric"], plain(row["method"]), place): Published(
+            float(cell.split()[0]), float((*cell.split(), "nan")[1]), row["source"], row["note"]
         )
         for row in csv.DictReader(text.splitlines())
+        for place, cell in row.items()
+        if place not in ("source", "metric", "method", "note") and cell
     }
