@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -24,6 +28,13 @@ from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
 
 LISTS = (tuple, list, Sequence)
+NOISE = (
+    *("full_key:", "object_type=", "reference_type=", "Set the environment variable", "See https"),
+    *("Error parsing override", "LexerNoViableAltException", "^"),
+)
+"""How lines of Hydra's and OmegaConf's messages begin that help nobody."""
+SHORT = 12  # names that are listed even where one is near what was meant
+FLOAT = torch.finfo(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -120,8 +131,14 @@ def alone(key: Hashable, make: Callable[[], Any]) -> Any:
 
 
 def check(cfg: DictConfig) -> Plan:
-    """Check the whole configuration. Raises FedpflError."""
-    config = resolve(cfg)
+    """Check the whole configuration. Raises FedpflError, about the key that the user set."""
+    try:
+        return _plan(resolve(cfg))
+    except FedpflError as error:
+        raise FedpflError(_at_its_source(str(error), cfg)) from None
+
+
+def _plan(config: dict[str, Any]) -> Plan:
     for key in config:
         if key not in (*SETTINGS, *GROUPS):
             raise FedpflError(f"{key} is not a key here; known keys: {', '.join((*SETTINGS, *GROUPS))}")
@@ -136,8 +153,12 @@ def check(cfg: DictConfig) -> Plan:
     augment = typed(Augment, config["augment"], "augment")
     record.check_logger(config["logger"])
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
+    if getattr(method, "clients", settings.clients) != settings.clients:
+        raise FedpflError(f"method.clients is the run's clients={settings.clients} and cannot be set; leave it out")
     for group, keys in (("norm", ()), ("score", ()), ("quantile", ("q", "otherwise", "table"))):
         _known(_rest(config[group]), keys, group)
+    for group in ("norm", "score", "quantile", "logger"):  # the others are held against their schemas
+        _held(config[group], group)
     for options in (_model, _partition, _source):
         options(config)
     return Plan(settings, local, judging, checkpoint, store, machine, device, augment, method, config, identity(config))
@@ -162,6 +183,7 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     if options.get("weights"):
         options["weights"] = weights.read(Path(settings.data_dir) / options["weights"])  # absolute paths stay
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
+    plan.method.init(net.params, net.parts)  # refuses what this network does not have, while nothing is written
     splits = federation.train, federation.test, federation.validation
     found = data.fingerprint(read, splits, options.get("weights"))
     return Run(**vars(plan), federation=federation.to(device), net=net, fingerprint=found)
@@ -188,19 +210,19 @@ def _source(config: Mapping[str, Any]) -> dict[str, Any]:
 def resolve(cfg: DictConfig) -> dict[str, Any]:
     """The configuration as plain values, with the quantile looked up. Raises FedpflError for missing values."""
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    for key in (*SETTINGS, *GROUPS):
-        if cfg.get(key) is None:
-            raise FedpflError(f"{key} has no value; set it with {key}=...")
     try:
         missing = OmegaConf.missing_keys(cfg)
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
-        raise FedpflError(f"{error.full_key}: {' '.join(str(error.msg).split())}") from None
-    if missing:
+        raise FedpflError(one_line(error)) from None
+    if missing := missing or {key for key in (*SETTINGS, *GROUPS) if config.get(key) is None}:
         key = min(missing)
         raise FedpflError(f"{key} has no value; set it with {key}=...")
+    for group in GROUPS:
+        if not isinstance(config[group], Mapping):
+            raise FedpflError(f"{group} must be a group of keys, got {config[group]!r}")
     method = config["method"]
-    if isinstance(method, dict) and method.get("name") == "fedobp" and method.get("q") == "paper":
+    if method.get("name") == "fedobp" and method.get("q") == "paper":
         method["q"] = _table_q(config)
     return config
 
@@ -220,9 +242,10 @@ def register() -> None:
     def subdir(place: str | None = None, *, _root_: DictConfig) -> str:
         choices = OmegaConf.select(_root_, "hydra.runtime.choices")
         try:
-            return run_subdir(resolve(_root_), place or (choices.get("experiment") if choices else None))
-        except (FedpflError, KeyError, TypeError, AttributeError):
-            return "invalid"  # build() tells what is wrong, and nothing is written before that
+            config = check(_root_).config
+        except FedpflError:
+            return "invalid"  # the run itself tells what is wrong, and nothing is written before that
+        return run_subdir(config, place or (choices.get("experiment") if choices else None))
 
     for name, function in (
         ("fedpfl.run_subdir", subdir),
@@ -238,19 +261,66 @@ def described(choice: Mapping[str, Any]) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """An error's message as one line; of Hydra's and OmegaConf's, the part that helps."""
-    text = str(error)
+    """Return an error's message as one line; of Hydra's and OmegaConf's, the part that helps."""
+    text, cause = str(error), error.__cause__
     if isinstance(error, FedpflError):
         return text
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return f"{group} must be {_one_of(error.options, name)}"
     if unknown := re.search(r"Could not override '(.*?)'", text):
-        return f"{unknown[1]} is not a key here; `python -m fedpfl.train --cfg job` prints all keys"
-    if option := re.search(
-        r"Could not find '(.*?)/(.*?)'\s+Available options in '.*?':(.*?)Config search path", text, re.S
-    ):
-        return f"{option[1]} must be one of {', '.join(option[3].split())}, got {option[2]!r}"
+        root = cause.parent_node._get_root() if isinstance(cause, OmegaConfBaseException) and cause.parent_node else {}
+        near = _near_key(unknown[1], OmegaConf.to_container(root, resolve=False) if root else dict.fromkeys(GROUPS))
+        rest = f"did you mean {near}?" if near else "`python -m fedpfl.train --cfg job` prints all keys"
+        return f"{unknown[1] or 'nothing'} is not a key here; {rest}"
+    if isinstance(error, OSError) and error.filename:
+        return f"cannot make {error.filename}: {error.strerror}; choose another place with hydra.run.dir=..."
+    if isinstance(error, OverrideParseException):
+        text = f"{error.override!r} cannot be read as key=value\n{text}"
+    if isinstance(cause, OmegaConfBaseException):
+        text = f"{text}\n{cause}"
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        text = f"{error.full_key}: {text}"
     lines = [line.strip().removesuffix(".") for line in text.splitlines()]
-    noise = ("full_key:", "object_type=", "Set the environment variable", "See https")
-    return "; ".join(line for line in lines if line and not line.startswith(noise))
+    return "; ".join(line for line in lines if line and not line.startswith(NOISE)) or type(error).__name__
+
+
+def _at_its_source(message: str, cfg: DictConfig) -> str:
+    """The message about `method.q` as one about `quantile.q`, where that is what `method.q` takes its value from."""
+    key, space, rest = message.partition(" ")
+    value: Any = OmegaConf.to_container(cfg, resolve=False)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    source = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
+    return f"{source[1]}{space}{rest}" if source else message
+
+
+def _near(got: object, known: Collection[str]) -> str | None:
+    """The one of `known` that was probably meant."""
+    return next(iter(get_close_matches(str(got), known, 1)), None)
+
+
+def _one_of(known: Collection[str], got: object) -> str:
+    """`one of a, b, c, got 'x'`, with what was probably meant."""
+    near = _near(got, known)
+    listed = ", ".join(known) if len(known) <= SHORT or not near else f"{len(known)} names"
+    return f"one of {listed}, got {got!r}{f'; did you mean {near}?' if near else ''}"
+
+
+def _near_key(got: str, config: Any) -> str | None:
+    """The key, with dots, that was probably meant: of the same name elsewhere, or with a similar one."""
+
+    def keys(values: Any, path: str) -> Iterator[str]:
+        for key, value in values.items() if isinstance(values, Mapping) else ():
+            yield f"{path}{key}"
+            yield from keys(value, f"{path}{key}.")
+
+    known = [key for key in keys(config, "") if key.startswith("hydra") == got.startswith("hydra")]
+    place, dot, name = got.replace("/", ".").rpartition(".")
+    beside = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == place]
+    if near := _near(name, beside):
+        return f"{place}{dot}{near}"
+    return next((key for key in known if key.endswith(f".{name}")), None) or (None if beside else _near(got, known))
 
 
 def typed(schema: Callable[..., Any], values: Any, path: str) -> Any:
@@ -280,14 +350,35 @@ def _checked(
     for key, parameter in parameters.items():
         if key not in values and parameter.default is parameter.empty:
             raise FedpflError(f"{dot}{key} has no value; set it with {dot}{key}=...")
-    return {key: _cast(value, hints[key], dot + key) for key, value in values.items()}
+    return {key: _cast(_held(value, dot + key), hints[key], dot + key) for key, value in values.items()}
 
 
 def _known(values: Mapping[str, Any], keys: tuple[str, ...], path: str) -> None:
     for key in values:
         if key not in keys:
-            name = f"{path}.{key}" if path else key
-            raise FedpflError(f"{name} is not a key here; known keys: {', '.join(keys) or 'name'}")
+            dot, near = f"{path}." if path else "", _near(key, keys)
+            rest = [f"known keys: {', '.join(keys) or 'name'}"] if len(keys) <= SHORT or not near else []
+            rest += [f"did you mean {dot}{near}?"] if near else []
+            raise FedpflError(f"{dot}{key} is not a key here; {'; '.join(rest)}")
+
+
+def _held(value: Any, path: str) -> Any:
+    """`value`, if it can be computed with (float32, int64) or written down."""
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        _held(item, f"{path}.{key}")
+    for item in value if isinstance(value, list) else ():
+        _held(item, path)
+    if type(value) is float and not math.isfinite(value):
+        raise FedpflError(f"{path} must be a finite number, got {value}")
+    if type(value) is float and value and not FLOAT.smallest_normal <= abs(value) <= FLOAT.max:
+        raise FedpflError(
+            f"{path} must be within {FLOAT.smallest_normal:.2g} and {FLOAT.max:.2g} in size, as float32 is, got {value}"
+        )
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise FedpflError(f"{path} must be a whole number of at most 64 bits, got {value}")
+    if isinstance(value, str) and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
+        raise FedpflError(f"{path} must be a text without control characters, got {value!r}")
+    return value
 
 
 def _cast(value: Any, hint: Any, path: str) -> Any:
@@ -312,6 +403,8 @@ def _cast(value: Any, hint: Any, path: str) -> Any:
         return Path(value)
     elif hint in (int, str, bool, type(None)) and type(value) is hint:
         return value
+    if origin is Literal:
+        raise FedpflError(f"{path} must be {_one_of([str(choice) for choice in inside], value)}")
     raise FedpflError(f"{path} must be {_describe(hint)}, got {value!r}")
 
 
@@ -330,7 +423,7 @@ def _describe(hint: Any) -> str:
 def _named(group: str, values: Any, registry: Mapping[str, Any]) -> Any:
     name = values.get("name") if isinstance(values, Mapping) else values
     if not isinstance(name, str) or name not in registry:
-        raise FedpflError(f"{group}.name must be one of {', '.join(sorted(registry))}, got {name!r}")
+        raise FedpflError(f"{group}.name must be {_one_of(sorted(registry), name)}")
     return registry[name]
 
 
@@ -340,11 +433,15 @@ def _rest(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _table_q(config: Mapping[str, Any]) -> Any:
     """Table II, or the fallback of quantile=auto."""
-    quantile, name, alpha = config["quantile"], config["dataset"]["name"], config["partition"].get("alpha")
-    table = quantile["table"]
+    quantile, name, alpha = config["quantile"], config["dataset"].get("name"), config["partition"].get("alpha")
+    table = quantile.get("table")
     if not isinstance(table, Mapping) or not all(isinstance(row, Mapping) for row in table.values()):
         raise FedpflError(f"quantile.table must map data sets to alphas to q, got {table!r}")
-    q = table.get(name, {}).get(alpha, quantile["otherwise"])
+    row = table.get(name, {}) if isinstance(name, str) else {}
+    found = isinstance(alpha, int | float) and alpha in row
+    q, source = (row[alpha], "table") if found else (quantile.get("otherwise"), "otherwise")
+    if q is not None and not (type(q) in (int, float) and 0 <= q <= 1):
+        raise FedpflError(f"quantile.{source} must hold numbers between 0 and 1, got {q!r}")
     if q is None:
         known = "; ".join(f"{d} ({', '.join(map(str, row))})" for d, row in table.items())
         raise FedpflError(

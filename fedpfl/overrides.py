@@ -1,14 +1,33 @@
-"""Overrides of the command line: one value for several choices of a group."""
+"""The words of the command line: options in any place, one value for several choices of a group."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import contextlib
+import io
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
+
+from fedpfl.errors import FedpflError
+
+
+def options_first(words: Sequence[str]) -> list[str]:
+    """Return `seed=1,2 -m` as Hydra takes it, with options before keys. Raises FedpflError for what is no option."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            keys = get_args_parser().parse_intermixed_args(words).overrides
+    except SystemExit as end:
+        if not end.code:  # --version
+            raise
+        reason = said.getvalue().rpartition("error: ")[2].strip()
+        raise FedpflError(f"{reason}; `python -m fedpfl.train --help` lists options and groups") from None
+    return [*(word for word in words if word not in keys), *keys]
 
 
 def for_sweeps(words: Iterable[str], conf: str, groups: Collection[str]) -> list[str]:

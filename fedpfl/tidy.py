@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-_kept: list[Path] = []
+_footprints: list[Path] = []  # the directory that Hydra makes, and the deepest one of its path that was there before
 
 
 class Footprints(Callback):
@@ -17,27 +19,37 @@ class Footprints(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before a single run."""
-        _kept[:] = [_nearest(Path(config.hydra.run.dir))]
+        _note(config, "hydra.run.dir")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before a sweep."""
-        _kept[:] = [_nearest(Path(config.hydra.sweep.dir))]
+        _note(config, "hydra.sweep.dir")
 
 
-def prune(path: Path, otherwise: Path) -> None:
-    """Remove `path` and its ancestors as far as they are empty and were not there before.
+def prune(path: Path | None = None, otherwise: Path | None = None) -> None:
+    """Remove `path`, or what Hydra made, and its ancestors as far as they are empty and were not there before.
 
     otherwise: where to stop in a worker process of a sweep, which has not seen its beginning.
     """
-    stop = (_kept[0] if _kept else otherwise).resolve()
-    path = path.resolve()
+    made, kept = _footprints or (path, otherwise)
+    if made is None or kept is None:
+        return
+    path, stop = (path or made).resolve(), kept.resolve()
     with contextlib.suppress(OSError):
         while path != stop and stop in path.parents:
-            path.rmdir()  # refuses what is not empty
+            if os.path.isdir(path):  # else it was never made, but its parent may have been
+                path.rmdir()  # refuses what is not empty
             path = path.parent
+
+
+def _note(config: DictConfig, key: str) -> None:
+    _footprints.clear()
+    with contextlib.suppress(OmegaConfBaseException):  # which Hydra will tell
+        made = Path(OmegaConf.select(config, key))
+        _footprints[:] = made, _nearest(made)
 
 
 def _nearest(path: Path) -> Path:
     """The deepest directory of `path` that exists."""
     path = path.absolute()
-    return next((place for place in (path, *path.parents) if place.is_dir()), Path("/"))
+    return next((place for place in (path, *path.parents) if os.path.isdir(place)), Path("/"))

@@ -1,28 +1,45 @@
 """Train: `python -m fedpfl.train method=fedobp dataset=cifar100`; `-m` sweeps. conf/train.yaml lists every key.
 
-Exit status: 0 finished (or finished before), 2 something in the command, the data or the files to mend, 3 diverged.
+Exit status: 0 finished (or finished before), 1 a method's own code failed, 2 something in the command, the data or the
+files to mend, 3 diverged, 130 interrupted.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+
+    def _interrupted(*_: object) -> None:
+        """Before `main`: a second or two of imports, nothing is open."""
+        print("fedpfl: interrupted before anything was done", file=sys.stderr, flush=True)
+        os._exit(130)
+
+    signal.signal(signal.SIGINT, _interrupted)
+
+import logging
 import time
+import traceback
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import config, engine, lockstep, overrides, record, tidy, tree
 from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
 from fedpfl.engine.keys import Draws
-from fedpfl.errors import FedpflError
+from fedpfl.errors import FedpflError, printable
+from fedpfl.methods import METHODS, Method
 
 STATE = ("server", "clients", "server_buffers", "client_buffers")
 JUDGED = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
@@ -37,10 +54,22 @@ CONF = str(Path(__file__).parents[1] / "conf")
 
 
 _begun: list[bool] = []  # whether a job was reached
+_full: list[bool] = []  # whether the user asked for tracebacks
+
+NO_ROOM = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+"""What PyTorch says where memory runs out, by several kinds of errors."""
 
 
 class Diverged(FedpflError):
     """Training produced numbers that are not finite."""
+
+
+class Broken(FedpflError):
+    """A method's own code failed."""
+
+
+STATUS: dict[type[Exception], int] = {Broken: 1, Diverged: 3}
+"""The exit status by the kind of error; 2 for the others."""
 
 
 def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[str, Any]:
@@ -56,9 +85,11 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
         if directory.status == "finished":
             return _told(directory)
         state, best, last, spent = _begin(run, directory)
-        cohorts = engine.cohorts(settings.seed, settings.clients, settings.participation, settings.rounds)
+        draws = settings.seed, settings.clients, settings.participation
+        cohorts = islice(engine.cohorts(*draws, settings.rounds), state.round, None)
         counts = federation.label_counts()
-        directory.write_summary(status="running", rounds=settings.rounds, **_facts(run, cohorts))
+        size = len(next(engine.cohorts(*draws, 1)))
+        directory.write_summary(status="running", rounds=settings.rounds, **_facts(run, size))
         info = _info(run, directory, experiment or federation.name, backend, state, counts)
         with record.open_sinks(run.config["logger"], info) as sinks:
             title = f"{federation.name}, {federation.clients} clients, {config.described(run.config['partition'])}"
@@ -112,11 +143,10 @@ def _begin(run: config.Run, directory: record.RunDirectory) -> tuple[engine.Stat
     return state, past["best"], past["last"], past["seconds"]
 
 
-def _next(run: config.Run, state: engine.State, cohorts: list[list[int]]) -> list[int]:
+def _next(run: config.Run, state: engine.State, cohorts: Iterator[list[int]]) -> list[int]:
     """The next round's cohort; nobody when the run is over."""
-    if state.round == run.settings.rounds:
-        return []
-    return engine.pick(run.method, state, cohorts[state.round], run.settings.seed)
+    planned = next(cohorts, [])
+    return planned and engine.pick(run.method, state, planned, run.settings.seed)
 
 
 def _backend(run: config.Run, stage: lockstep.Stage | None) -> engine.Backend:
@@ -190,11 +220,11 @@ def _clients(run: config.Run, counts: torch.Tensor, measured: dict[str, list]) -
     ]
 
 
-def _facts(run: config.Run, cohorts: list[list[int]]) -> dict[str, Any]:
+def _facts(run: config.Run, cohort: int) -> dict[str, Any]:
     """What the summary says of a run from its first moment on."""
     return {
         "seed": run.settings.seed,
-        "cohort": len(cohorts[0]),
+        "cohort": cohort,
         "parameters": tree.size(run.net.params),
         "environment": record.describe(),
     }
@@ -216,12 +246,12 @@ def _info(
     shape = "x".join(map(str, federation.shape))
     where = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.store.device]
     memory = tree.nbytes(state.clients) + tree.nbytes(state.client_buffers)
-    cohort = len(engine.cohorts(settings.seed, settings.clients, settings.participation, 1)[0])
     idle = federation.idle(run.local.batch_size, run.method.together)
     told = f"; {idle} never train, for lack of samples" if idle else ""
+    each = f"{directory.summary['cohort']} per round; samples min/median/max {spread}{told}"
     lines = (
         f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
-        f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}{told}",
+        f"clients     {federation.clients}, {each}",
         f"partition   {config.described(run.config['partition'])}",
         f"method      {config.described(run.config['method'])}",
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
@@ -267,47 +297,84 @@ def _told(directory: record.RunDirectory) -> dict[str, Any]:
 def job(cfg: DictConfig) -> None:
     """One job of a single run or of a sweep."""
     _begun.append(True)
-    hydra_cfg = HydraConfig.get()
+    hydra_cfg, started = HydraConfig.get(), time.time()
     path = Path(hydra_cfg.runtime.output_dir)
     try:
         train(cfg, path, hydra_cfg.runtime.choices.get("experiment"))
-    except FedpflError as error:
-        tidy.prune(path, otherwise=Path(hydra_cfg.sweep.dir))
+    except Exception as error:
+        fault = error if isinstance(error, FedpflError) else _fault(error, cfg, path / "run.log", started)
+        if fault is None:
+            raise
         if hydra_cfg.mode == RunMode.RUN:
-            _give_up(error)
+            _give_up(fault)
         # In a sweep the others go on, and Hydra raises the first failure again after the last job.
-        print(f"fedpfl: job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {error}", file=sys.stderr)
-        raise
+        _tell(f"job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {fault}")
+        raise fault from None
+    finally:
+        tidy.prune(path, otherwise=Path(hydra_cfg.sweep.dir))
+
+
+def _fault(error: Exception, cfg: DictConfig, log: Path, started: float) -> FedpflError | None:
+    """What a user can mend of an error: too little memory, or the method's own code; None for the program's bugs."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or any(sign in reason for sign in NO_ROOM):
+        reason = reason.rpartition("DefaultCPUAllocator: ")[2]
+        return FedpflError(f"not enough memory ({reason}); make the model, its cohort or local.batch_size smaller")
+    method = METHODS.get(OmegaConf.select(cfg, "method.name"))
+    kinds = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method] if method else []
+    own = {kind.__module__ for kind in kinds}
+    calls = [call for call in traceback.walk_tb(error.__traceback__) if call[0].f_globals.get("__name__") in own]
+    if not calls or _full:
+        return None
+    (hook, _), (last, line) = calls[0], calls[-1]
+    written = log.is_file() and log.stat().st_mtime >= started
+    return Broken(
+        f"method={cfg.method.name}: {hook.f_code.co_qualname} raised {type(error).__name__}: {reason} "
+        f"({last.f_code.co_filename}:{line}); "
+        f"{f'its traceback is in {log}' if written else 'HYDRA_FULL_ERROR=1 shows its traceback'}"
+    )
 
 
 def _give_up(error: Exception) -> NoReturn:
-    print(f"fedpfl: {config.one_line(error)}", file=sys.stderr)
-    sys.exit(3 if isinstance(error, Diverged) else 2)
+    _tell(config.one_line(error))
+    sys.exit(STATUS.get(type(error), 2))
+
+
+def _tell(text: str) -> None:
+    print(f"fedpfl: {printable(text)}", file=sys.stderr)
 
 
 def main() -> None:
     """Entry point: faults of the user's making are one line and a non-zero exit."""
-    config.register()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the line below is ours
-    logging.captureWarnings(True)
     _begun.clear()
-    sys.argv[1:] = overrides.for_sweeps(sys.argv[1:], CONF, config.GROUPS)
     try:
+        config.register()
+        logging.captureWarnings(True)
+        _full[:] = [True] * (os.environ.get("HYDRA_FULL_ERROR") == "1")
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the line below is ours
+        try:
+            words = overrides.options_first(sys.argv[1:])
+        except FedpflError as error:
+            _give_up(error)
+        sys.argv[1:] = overrides.for_sweeps(words, CONF, config.GROUPS)
         job()
     except FedpflError as error:  # from a sweep; its lines are told
-        sys.exit(3 if isinstance(error, Diverged) else 2)
+        sys.exit(STATUS.get(type(error), 2))
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # threads are ending; a second Ctrl-C would only spoil the message
-        print("fedpfl: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        _tell("interrupted; the same command goes on from the last checkpoint")
         sys.exit(130)
     except Exception as error:
-        if _begun:
+        if _begun and not isinstance(error, HydraException | OmegaConfBaseException):
             raise
         # Composing the configuration and making the directory: the command line's faults, which Hydra may not name.
-        if isinstance(error, ValueError):
+        tidy.prune()
+        if type(error) is ValueError:
             error = ValueError(f"{error}, in the command {' '.join(sys.argv[1:])}")
         _give_up(error)
 
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     main()

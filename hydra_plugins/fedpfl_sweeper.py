@@ -8,10 +8,11 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+
+from fedpfl import tidy
+from fedpfl.errors import printable
 
 
 @dataclass
@@ -25,38 +26,34 @@ ConfigStore.instance().store(group="hydra/sweeper", name="fedpfl", node=Options,
 
 
 class Sweeper(BasicSweeper):
-    """Every combination of the values swept over."""
+    """Every combination of the values swept over.
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Called by Hydra before `sweep`."""
-        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
-        assert self.launcher is not None
-        self.launcher = Noting(self.launcher)
+    Unlike Hydra's own it composes all jobs before the first one runs, goes on after a batch in which one failed, and
+    writes no file of its own.
+    """
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Called by Hydra with the overrides of the command line."""
+        """Called by Hydra with the overrides of the command line. Raises what the first failed job raised."""
+        if self.max_batch_size is not None and self.max_batch_size < 1:
+            raise ValueError(f"hydra.sweeper.max_batch_size must be 1 or more, or null, got {self.max_batch_size}")
+        assert self.hydra_context is not None
+        assert self.launcher is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        batches = self.split_arguments(overrides, self.max_batch_size)
+        for batch in batches:
+            self.validate_batch_is_legal(batch)
+        returns: list[JobReturn] = []
         try:
-            return super().sweep(arguments)
+            for batch in batches:
+                returns += self.launcher.launch(batch, initial_job_idx=len(returns))
         finally:
-            assert isinstance(self.launcher, Noting)
-            tell(self.launcher.returns)
-
-
-class Noting(Launcher):
-    """Another launcher, whose jobs' returns are kept: the sweeper itself looks at none after the first failure."""
-
-    def __init__(self, launcher: Launcher):
-        self._launcher = launcher
-        self.returns: list[JobReturn] = []
-
-    def setup(self, **context: Any) -> None:
-        """Nothing: the other one is set up."""
-
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Called by the sweeper with the overrides of every job."""
-        returns = self._launcher.launch(job_overrides, initial_job_idx)
-        self.returns += returns
-        return returns
+            tidy.prune()
+            tell(returns)
+        for job in returns:
+            if job.status == JobStatus.FAILED:
+                raise job._return_value
+        return [returns]
 
 
 def tell(returns: Sequence[JobReturn]) -> None:
@@ -69,7 +66,7 @@ def tell(returns: Sequence[JobReturn]) -> None:
     for job in failed:
         error = job._return_value
         reason = " ".join(str(error).split()) or type(error).__name__
-        print(f"  {' '.join(job.overrides or ())}: {reason} ({_log(job)})", file=sys.stderr)
+        print(printable(f"  {' '.join(job.overrides or ())}: {reason} ({_log(job)})"), file=sys.stderr)
 
 
 def _log(job: JobReturn) -> str:

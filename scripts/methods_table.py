@@ -95,7 +95,7 @@ def table() -> str:
     rows = [head, tuple("---" for _ in head)]
     for name, kind in METHODS.items():
         cited = re.search(r"\(([A-Z][^()]*?\b(?:19|20)\d\d[^()]*)\)", re.sub(r"\s+", " ", kind.__doc__ or ""))
-        options = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind))
+        options = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind) if field.name != "clients")
         personal, extra = SAID[name]
         numbers = tuple(f"{count:,}" for count in counted(name))
         rows.append(

@@ -4,7 +4,10 @@ import csv
 import shlex
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,8 +15,9 @@ import torch
 import yaml
 
 from fedpfl import config, overrides, record, train
-from fedpfl.methods import METHODS
-from fedpfl.models import MODELS
+from fedpfl.methods import METHODS, FedAvg
+from fedpfl.models import MODELS, Parts
+from fedpfl.tree import Tree
 from tests.command import FILES, TINY, call, snapshot, start, state, summary, table, wait
 
 NOT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -37,7 +41,7 @@ BAD = [
     ("logger=wandb +logger.foo=1", "logger.foo is unknown; known are project"),
     ("method=fedavg method.q=0.5", "method.q is not a key"),
     # unknown choices
-    ("method=foo", f"method must be one of {', '.join(sorted(METHODS))}, got 'foo'"),
+    ("method=xyz", f"method must be one of {', '.join(sorted(METHODS))}, got 'xyz'"),
     ("dataset=foo", "dataset must be one of ag_news, cifar10, cifar100, cifar10_c, cifar10_c_made, digit5, digits"),
     ("partition=foo", "partition must be one of dirichlet, fixed_dirichlet, groups, iid, published, shards, shuffled_"),
     ("model=foo", f"model must be one of {', '.join(sorted(MODELS))}, got 'foo'"),
@@ -47,11 +51,35 @@ BAD = [
     ("engine=foo", "engine must be one of auto, batched, loop, got 'foo'"),
     ("logger=foo", "logger must be one of none, wandb, got 'foo'"),
     ("experiment=foo", "experiment must be one of all_methods, all_methods_quick, alpha_sweep, "),
-    ("method.name=foo", "method.name must be one of apfl"),
+    ("method.name=xyz", "method.name must be one of apfl"),
     ("logger.name=foo", "logger.name=foo is unknown; choose one of none, wandb"),
     ("logger=wandb logger.mode=loud", "logger.mode=loud is unknown; choose one of auto, online, offline, disabled"),
     ("engine.precision=fp8", "engine.precision must be one of fp32, tf32, bf16, got 'fp8'"),
-    ("norm.name=foo", "norm must be one of none, layer, global, got 'foo'"),
+    ("norm.name=foo", "norm.name must be one of none, layer, global, got 'foo'"),
+    ("hydra/launcher=foo", "hydra/launcher must be one of basic, joblib, lockstep, got 'foo'"),
+    ("hydra/sweeper=foo", "hydra/sweeper must be one of basic, fedpfl, got 'foo'"),
+    # what was probably meant
+    ("method=fedobpp", "method must be one of 37 names, got 'fedobpp'; did you mean fedobp?"),
+    ("method.name=fedoobp", "method.name must be one of 37 names, got 'fedoobp'; did you mean fedobp?"),
+    ("experiment=dmeo", "names, got 'dmeo'; did you mean demo?"),
+    ("dataset=minst", "got 'minst'; did you mean mnist?"),
+    ("partition=dirichelt", "shuffled_shards, got 'dirichelt'; did you mean dirichlet?"),
+    ("model=resnet9", "resnet8, text, got 'resnet9'; did you mean resnet8?"),
+    ("norm=golbal", "norm must be one of global, layer, none, got 'golbal'; did you mean global?"),
+    ("hydra/launcher=joblb", "basic, joblib, lockstep, got 'joblb'; did you mean joblib?"),
+    ("local.momentun=0.5", "local.momentun is not a key here; did you mean local.momentum?"),
+    ("+local.epoch=5", "known keys: epochs, batch_size, lr, momentum, weight_decay, clip; did you mean local.epochs?"),
+    ("lr=0.1", "lr is not a key here; did you mean local.lr?"),
+    ("round=4", "round is not a key here; did you mean rounds?"),
+    ("datset=mnist", "datset is not a key here; did you mean dataset?"),
+    ("method=fedper method.layer=2", "method.layer is not a key here; did you mean method.layers?"),
+    ("hydra.run.dri=x", "hydra.run.dri is not a key here; did you mean hydra.run.dir?"),
+    (
+        "method.score=opb",
+        "method.score must be one of obp, obp_as_published, gradient, fisher, fisher_batch, got 'opb'",
+    ),
+    ("score.name=fisher_bacth", "score.name must be one of obp, obp_as_published, gradient, fisher, fisher_batch, got"),
+    ("engine.precision=bf61", "one of fp32, tf32, bf16, got 'bf61'; did you mean bf16?"),
     # wrong types
     ("rounds=abc", "rounds must be a whole number, got 'abc'"),
     ("rounds=1.5", "rounds must be a whole number, got 1.5"),
@@ -60,7 +88,35 @@ BAD = [
     ("local.lr=fast", "local.lr must be a number, got 'fast'"),
     ("local=3", "local must be a group of keys, got 3"),
     ("method.classifier_only=3", "method.classifier_only must be true or false, got 3"),
-    ("quantile.q=abc", "q must be a number, got 'abc'"),
+    ("quantile.q=abc", "quantile.q must be a number, got 'abc'"),
+    ("method=apfl method.alpha_lr=fast", "method.alpha_lr must be a number, got 'fast'"),
+    ("partition.alpha=[1]", "partition.alpha must be a number, got [1]"),
+    ("dataset.name=../../x", "dataset.name must be one of"),
+    ("local.batch_size=1e20", "local.batch_size must be a whole number, got 1e+20"),
+    # numbers that tensors cannot hold
+    ("local.lr=1e300", "local.lr must be within 1.2e-38 and 3.4e+38 in size, as float32 is, got 1e+300"),
+    ("local.lr=1e-60", "local.lr must be within 1.2e-38 and 3.4e+38 in size, as float32 is, got 1e-60"),
+    ("local.lr=inf", "local.lr must be a finite number, got inf"),
+    ("local.clip=inf", "local.clip must be a finite number, got inf"),
+    ("local.weight_decay=-1e39", "local.weight_decay must be within 1.2e-38 and 3.4e+38 in size"),
+    ("checkpoint.seconds=nan", "checkpoint.seconds must be a finite number, got nan"),
+    (f"local.batch_size={10**20}", f"local.batch_size must be a whole number of at most 64 bits, got {10**20}"),
+    (f"rounds={2**63}", f"rounds must be a whole number of at most 64 bits, got {2**63}"),
+    (f"seed={10**400}", "seed must be a whole number of at most 64 bits, got 1000"),
+    ("quantile.q=inf", "quantile.q must be a finite number, got inf"),
+    ("method=fedavg quantile.otherwise=nan", "quantile.otherwise must be a finite number, got nan"),
+    ("dataset.std=[inf]", "dataset.std must be a finite number, got inf"),
+    *(
+        (f"method={name} method.{key}={value}", f"method.{key} must be a finite number, got {value.strip('[]')}")
+        for name, key, value in (
+            *(("apfl", "alpha_lr", "inf"), ("apfl", "alpha_decay", "inf"), ("ditto", "lam", "inf")),
+            *(("fedala", "threshold", "inf"), ("fedcac", "cutoff", "inf"), ("feddpa", "lam1", "inf")),
+            *(("feddpa", "clip", "nan"), ("fedpac", "lam", "inf"), ("fedprox", "mu", "inf"), ("floco", "rho", "inf")),
+            *(("per_fedavg", "inner_lr", "inf"), ("per_fedavg", "delta", "inf"), ("pfedfda", "cov_reg", "inf")),
+            *(("pfedme", "beta", "inf"), ("pfedsd", "tau", "inf"), ("scaffold", "server_lr", "inf")),
+            *(("fedpac", "head_lr", "inf"), ("fedspu", "widths", "[nan]")),
+        )
+    ),
     ("dataset.download=maybe", "dataset.download must be true or false, got 'maybe'"),
     # keys taken away
     ("~rounds", "rounds has no value"),
@@ -73,7 +129,7 @@ BAD = [
     ("clients=0", "clients must be 1 or more, got 0"),
     ("participation=0", "participation must be above 0 and at most 1, got 0"),
     ("participation=1.5", "participation must be above 0 and at most 1, got 1.5"),
-    ("participation=nan", "participation must be above 0 and at most 1, got nan"),
+    ("participation=nan", "participation must be a finite number, got nan"),
     ("seed=4294967296", "seed must be from 0 to 4294967295, got 4294967296"),
     ("local.epochs=0", "local.epochs must be 1 or more, got 0"),
     ("local.batch_size=1", "local.batch_size must be 2 or more"),
@@ -88,8 +144,10 @@ BAD = [
         "eval.finetune_every must be a positive multiple of eval.every (5), got 7",
     ),
     ("checkpoint.seconds=-1", "checkpoint.seconds must be 0 or more, got -1"),
-    ("quantile.q=1.1", "q must be between 0 and 1, got 1.1"),
-    ("quantile.q=-0.1", "q must be between 0 and 1, got -0.1"),
+    ("quantile.q=1.1", "quantile.q must be between 0 and 1, got 1.1"),
+    ("quantile.q=-0.1", "quantile.q must be between 0 and 1, got -0.1"),
+    ("method.q=2", "method.q must be between 0 and 1, got 2.0"),
+    ("quantile.otherwise=2", "quantile.otherwise must hold numbers between 0 and 1, got 2"),
     ("method.ema=1", "method.ema must be at least 0 and below 1, got 1"),
     ("method=fedper method.layers=-1", "method.layers must be 0 or more, got -1"),
     ("method=ditto method.lam=-1", "method.lam must be 0 or more, got -1"),
@@ -105,7 +163,16 @@ BAD = [
     ("partition=shards partition.classes_per_client=0", "classes_per_client must be an integer of at least 1, got 0"),
     ("engine.workers=-1", "engine.workers must be 0 or more, got -1"),
     ("engine.width=-1", "engine.width must be 0 or more, got -1"),
+    # what the network does not have
+    ("method=fedper method.layers=5", "method.layers must be at most 4, the network's layers, got 5"),
+    ("method=fedala method.layers=99", "method.layers must be at most 4, the network's layers, got 99"),
+    ("method=lg_fedavg method.layers=5", "method.layers must be at most 4, the network's layers, got 5"),
+    ("method=fedselect method.layer=99", "method.layer: the network has layers 0 to 3, got 99"),
+    ("method=fedselect method.layer=fc9", "method.layer must be one of conv1.weight, conv2.weight, fc1.weight"),
+    ("method=flexfl method.apoz=[0.1]", "method.apoz has 1 numbers for 3 groups of neurons"),
+    ("model=mlp model.hidden=[100000000000]", "model=mlp: its parameters, held twice, would take"),
     # impossible together
+    ("method=scaffold method.clients=600", "method.clients is the run's clients=4 and cannot be set; leave it out"),
     ("clients=1798", "clients must be at most the number of samples, 1797, got 1798"),
     (
         "clients=500 partition.samples_per_client=null",
@@ -129,7 +196,7 @@ BAD = [
     ("dataset=npz dataset.path=absent.npz", "dataset.path=absent.npz is not a file"),
     ("dataset=npz dataset.path=corrupt.npz", "corrupt.npz cannot be read as an .npz archive"),
     ("dataset=npz dataset.path=keys.npz", "keys.npz has no array 'x', only a"),
-    ("dataset=npz dataset.path=float.npz", "float.npz: x must be uint8 (pixels 0..255), got float64"),
+    ("dataset=npz dataset.path=nan.npz", "nan.npz"),
     ("dataset=npz dataset.path=small.npz", "model=cnn4: images must be at least 16x16 pixels, got 12x12"),
     ("dataset=npz dataset.path=good.npz dataset.classes=2", "found label 3, but dataset.classes=2 allows 0..1"),
     ("dataset=npz dataset.path=good.npz dataset.std=[0]", "dataset.std must be positive numbers, got [0.0]"),
@@ -137,14 +204,42 @@ BAD = [
     ("dataset=cifar10 dataset.download=false data_dir=here", "data set cifar10 is not in data_dir=here"),
     ("hydra.run.dir=file", "file"),
     ("hydra.run.dir=file/run", "file/run"),
+    (f"hydra.run.dir=a/b/{300 * 'x'}", "File name too long"),
+    # what a terminal would obey
+    ('data_dir="\x1b[2J\x1b[31mred"', r"data_dir must be a text without control characters, got '\x1b[2J\x1b[31mred'"),
+    ('data_dir="a\nb"', r"data_dir must be a text without control characters, got 'a\nb'"),
+    ('data_dir="a\0b"', r"data_dir must be a text without control characters, got 'a\x00b'"),
+    ('data_dir="\udcff"', r"data_dir must be a text without control characters, got '\udcff'"),
+    (
+        'method.score="\x1b]0;title\x07"',
+        r"method.score must be a text without control characters, got '\x1b]0;title\x07'",
+    ),
+    ("method=\x1b[31m", r"\x1b"),
+    ("\x1b[31m=3", r"\x1b"),
+    ('dataset=npz dataset.path="\u202egpj.npz"', r"dataset.path=\u202egpj.npz is not a file"),
+    ("--\x1b[31m", r"unrecognized arguments: --\x1b[31m"),
+    # options
+    ("--foo", "unrecognized arguments: --foo; `python -m fedpfl.train --help` lists options"),
+    ("--cfg", "argument --cfg/-c: expected one argument"),
+    ("--cfg foo", "invalid choice: 'foo' (choose from 'job', 'hydra', 'all')"),
+    ("--config-name=foo", "Cannot find primary config 'foo'"),
     # syntax
     ("rounds=(1", "rounds=(1"),
+    ("a=b=c", "'a=b=c' cannot be read as key=value; mismatched input '=' expecting <EOF>"),
+    ("", "'' cannot be read as key=value"),
+    ("hydra.mode=foo", "hydra.mode=foo; Invalid value 'foo', expected one of [RUN, MULTIRUN]"),
+    ("seed=${nope}", "seed: Interpolation key 'nope' not found"),
+    ("method.norm=${nope}", "method.norm: Interpolation key 'nope' not found"),
+    ("hydra.run.dir=${nope}", "hydra.run.dir: Interpolation key 'nope' not found"),
+    ("seed=${rounds} rounds=${seed}", "Recursive interpolation"),
+    ("data_dir=${oc.env:NOPE}", "Environment variable 'NOPE' not found"),
     ("rounds", "rounds"),
     ("=3", "=3"),
     ("local.lr=[0.1", "[0.1"),
     ("local.lr=${nowhere}", "nowhere"),
     ("method=fedavg,fedper", "method=fedavg,fedper"),
 ]
+assert len(BAD) >= 175
 SCHEMES = ("partition=shards", "partition=published")  # they have no use for the tiny federation's other keys
 
 
@@ -154,7 +249,7 @@ def place(tmp_path: Path) -> Path:
     labels = np.arange(96) % 4
     np.savez(tmp_path / "good.npz", x=np.zeros((96, 28, 28), np.uint8), y=labels)
     np.savez(tmp_path / "small.npz", x=np.zeros((96, 12, 12), np.uint8), y=labels)
-    np.savez(tmp_path / "float.npz", x=np.zeros((96, 28, 28)), y=labels)
+    np.savez(tmp_path / "nan.npz", x=np.full((96, 28, 28), np.nan), y=labels)
     np.savez(tmp_path / "keys.npz", a=labels)
     (tmp_path / "corrupt.npz").write_bytes(b"PK\x03\x04 and then nothing of the sort")
     (tmp_path / "file").write_text("not a directory")
@@ -165,9 +260,10 @@ def place(tmp_path: Path) -> Path:
 def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, place: Path) -> None:
     before = snapshot(place)
     base = [key for key in TINY if not (overrides.startswith(SCHEMES) and key.startswith("partition."))]
-    result = call(*base, *overrides.split(), cwd=place)
+    result = call(*base, *overrides.split(" "), cwd=place)
     assert result.code == 2, result
-    assert result.err.count("\n") == 1, result.err
+    assert result.err.endswith("\n")
+    assert result.err[:-1].isprintable(), result.err  # one line, which a terminal shows as it is
     assert result.err.startswith("fedpfl: ")
     assert says in result.err
     assert result.out == ""
@@ -177,6 +273,50 @@ def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, pla
 def test_bad_input_of_a_real_process_is_one_line(tmp_path: Path) -> None:
     result = wait(start("rounds=0", cwd=tmp_path))
     assert (result.code, result.out, result.err) == (2, "", "fedpfl: rounds must be 1 or more, got 0\n")
+
+
+SWEPT = [
+    ("seed=1,2 rounds=0", "rounds must be 1 or more, got 0"),
+    ("seed=1,2 +foo=3", "foo is not a key here"),
+    ("seed=1,2 foo=3", "foo is not a key here"),
+    ("seed=1,2 method=fedselect method.layer=99", "method.layer: the network has layers 0 to 3, got 99"),
+    ("method=fedavg,fedobpp", "method must be one of 37 names, got 'fedobpp'; did you mean fedobp?"),
+    ("local.lr=1e300,inf", "local.lr must be a finite number, got inf"),
+    ('seed=1,2 data_dir="\x1b[31m"', r"data_dir must be a text without control characters, got '\x1b[31m'"),
+    ("seed=1,2 hydra.sweep.subdir=${nope}", "hydra.sweep.subdir: Interpolation key 'nope' not found"),
+    ("seed=1,2 hydra.sweep.dir=${nope}", "hydra.sweep.dir: Interpolation key 'nope' not found"),
+    ("seed=1,2 hydra.sweep.dir=some/where/else rounds=0", "rounds must be 1 or more, got 0"),
+    ("seed=range(1,x)", "'seed=range(1,x)' cannot be read as key=value"),
+    ("seed=1,2 hydra.sweeper.max_batch_size=0", "hydra.sweeper.max_batch_size must be 1 or more, or null, got 0"),
+    ("seed=1,2 hydra/launcher=lockstep hydra.launcher.jobs=0", "hydra.launcher.jobs must be 1 or more, got 0"),
+    ("seed=1,2 hydra/launcher=lockstep rounds=0", "rounds must be 1 or more, got 0"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "says"), SWEPT)
+def test_bad_input_of_a_sweep_leaves_nothing(overrides: str, says: str, tmp_path: Path) -> None:
+    result = call("-m", *overrides.split(" "), cwd=tmp_path)
+    assert result.code == 2, result
+    assert says in result.err
+    assert "Traceback" not in result.err
+    assert all(line.isprintable() for line in result.err.splitlines())
+    assert snapshot(tmp_path) == {}
+
+
+@pytest.mark.slow
+def test_bad_input_in_parallel_processes_leaves_nothing(tmp_path: Path) -> None:
+    parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    result = wait(start("-m", *parallel, "seed=1,2", "rounds=0", cwd=tmp_path))
+    assert result.code == 2, result
+    assert "2 of 2 jobs failed" in result.err
+    assert snapshot(tmp_path) == {}
+
+
+def test_options_may_stand_anywhere(tmp_path: Path) -> None:
+    result = call("method=fedper", "-c", "job", "seed=3", cwd=tmp_path)
+    assert (result.code, "name: fedper" in result.out, "seed: 3" in result.out) == (0, True, True), result
+    result = call("seed=1,2", "-m", "rounds=0", cwd=tmp_path)
+    assert "2 of 2 jobs failed" in result.err
 
 
 def test_bad_input_leaves_the_users_empty_directories(tmp_path: Path) -> None:
@@ -292,6 +432,20 @@ def test_hydra_run_dir_puts_the_run_anywhere(tmp_path: Path) -> None:
     assert set(snapshot(tmp_path)) == {"some", "some/where", *(f"some/where/{name}" for name in FILES)}
 
 
+def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
+    """Its cohorts are drawn as they come, and a checkpoint after each round stops it here."""
+    played: list[int] = []
+
+    def stop(self: record.RunDirectory, payload: dict[str, Any]) -> None:
+        played.append(payload["round"])
+        if len(played) == 2:
+            raise KeyboardInterrupt
+
+    with mock.patch.object(record.RunDirectory, "checkpoint", stop):
+        result = call(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
+    assert (result.code, played) == (130, [1, 2]), result
+
+
 def test_the_configuration_can_be_printed_without_a_run(tmp_path: Path) -> None:
     result = call("method=fedper", "--cfg", "job", cwd=tmp_path)
     assert result.code == 0
@@ -309,6 +463,76 @@ def test_a_diverging_run_stops_with_status_three_and_one_complaint(when: tuple[s
     told = summary(tmp_path / "here")
     assert told["status"] == "diverged"
     assert "diverged" in told["error"]
+
+
+# A method's own faults
+
+
+@dataclass(frozen=True)
+class Faulty(FedAvg):
+    """Fails in the hook that a test chooses."""
+
+    where: str = "loss"
+
+    def _fail(self, hook: str) -> None:
+        if hook == self.where:
+            raise KeyError("no such\nthing")
+
+    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
+        self._fail("init")
+        return super().init(params, parts)
+
+    def loss(self, *args: Any) -> torch.Tensor:
+        self._fail("loss")
+        return super().loss(*args)
+
+    def merge(self, server: Tree, uploads: Tree, weight: torch.Tensor) -> Tree:
+        self._fail("merge")
+        return super().merge(server, uploads, weight)
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    monkeypatch.setitem(METHODS, "faulty", Faulty)
+    return (*TINY, "method=fedavg", "method.name=faulty")
+
+
+@pytest.mark.parametrize(("hook", "backend"), [("loss", "loop"), ("loss", "batched"), ("merge", "loop")])
+def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
+    hook: str, backend: str, faulty: tuple[str, ...], tmp_path: Path
+) -> None:
+    result = call(*faulty, f"+method.where={hook}", f"engine={backend}", "hydra.run.dir=here", cwd=tmp_path)
+    assert result.code == 1, result
+    (line,) = result.complaints
+    assert result.err.endswith(f"{line}\n")
+    log = tmp_path / "here" / "run.log"
+    assert line.startswith(rf"fedpfl: method=faulty: Faulty.{hook} raised KeyError: 'no such\nthing' ({__file__}:")
+    assert line.endswith(f"; its traceback is in {log}")
+    assert f"in {hook}\n    self._fail(" in log.read_text()
+    assert summary(tmp_path / "here")["status"] == "failed"
+
+
+def test_a_fault_before_the_first_round_leaves_nothing(faulty: tuple[str, ...], tmp_path: Path) -> None:
+    result = call(*faulty, "+method.where=init", cwd=tmp_path)
+    assert result.code == 1, result
+    assert result.err.startswith("fedpfl: method=faulty: Faulty.init raised KeyError: ")
+    assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
+    assert result.err.count("\n") == 1
+    assert snapshot(tmp_path) == {}
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "_row", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        call(*TINY, cwd=tmp_path)
+
+
+def test_a_fault_in_a_method_does_not_stop_the_other_jobs(faulty: tuple[str, ...], tmp_path: Path) -> None:
+    result = call("-m", *faulty, "+method.where=merge,nowhere", cwd=tmp_path)
+    assert result.code == 1, result
+    assert "fedpfl: 1 of 2 jobs failed" in result.err
+    assert "Traceback" not in result.err
+    assert seeds(tmp_path) == {"faulty": ["seed42"]}
 
 
 # Sweeps
@@ -379,6 +603,13 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
     assert told[1].endswith("got 5000 (nothing was written)")
 
 
+def test_a_failing_batch_does_not_stop_the_next(tmp_path: Path) -> None:
+    result = call("-m", *TINY, "method=fedavg", "hydra.sweeper.max_batch_size=1", "local.lr=0,0.01", cwd=tmp_path)
+    assert result.code == 2, result
+    assert "fedpfl: 1 of 2 jobs failed" in result.err
+    assert seeds(tmp_path) == {"fedavg": ["seed42"]}
+
+
 def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
     result = call("--multirun", *TINY, "rounds=3", "method=fedavg", "local.lr=1e30,0.01", cwd=tmp_path)
     assert result.code == 3, result
@@ -402,7 +633,7 @@ def test_joblib_runs_a_sweep_in_parallel(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_with_130_and_can_be_resumed(tmp_path: Path) -> None:
-    process = start(*TINY, "rounds=10000", "hydra.run.dir=here", cwd=tmp_path)
+    process = start(*TINY, "rounds=1000000000", "hydra.run.dir=here", cwd=tmp_path)
     rounds, deadline = tmp_path / "here" / "rounds.csv", time.monotonic() + 60
     while not (rounds.exists() and rounds.read_text().count("\n") > 2) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -416,3 +647,20 @@ def test_ctrl_c_ends_with_130_and_can_be_resumed(tmp_path: Path) -> None:
         past = directory.restore()
     assert past is not None
     assert past["round"] >= 1
+
+
+IMPORTING = """
+import builtins, os, runpy, signal
+real = builtins.__import__
+def importing(name, *rest, **more):
+    if name == "torch":
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(name, *rest, **more)
+builtins.__import__ = importing
+runpy.run_module("fedpfl.train", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
+    result = wait(start(cwd=tmp_path, script=IMPORTING))
+    assert (result.code, result.err) == (130, "fedpfl: interrupted before anything was done\n")

@@ -71,7 +71,7 @@ def test_the_planned_cohorts_are_played_while_everybody_is_eligible(net, federat
 
 
 def test_others_replace_those_who_are_out_and_the_run_ends_with_the_last(net, federation):
-    planned = cohorts(0, 10, 0.4, 10)
+    planned = list(cohorts(0, 10, 0.4, 10))
     states, outcomes = rounds(OnlyOnce(), net, federation, planned)
     assert [len(outcome.loss) for outcome in outcomes] == [4, 4, 2]  # of ten clients, four at a time
     counts = [int(state.clients["done"].sum()) for state in states]

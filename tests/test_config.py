@@ -1,7 +1,10 @@
 """The configuration: groups compose, values are checked, and a run's identity is what it computes."""
 
+import copy
 import functools
 import inspect
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +14,7 @@ import hydra
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import config, train
 from fedpfl.errors import FedpflError
@@ -214,6 +217,9 @@ class Schema:
         ("limit", None, None),
         ("limit", 3, 3),
         ("values", [1, 0.5], (1.0, 0.5)),
+        ("values", [0.0, -3.4e38, 1.2e-38], (0.0, -3.4e38, 1.2e-38)),
+        ("count", 2**63 - 1, 2**63 - 1),
+        ("name", "Größe 你好", "Größe 你好"),
         ("pair", [1, 2], (1, 2)),
         ("kind", "b", "b"),
         ("where", "there", Path("there")),
@@ -254,9 +260,75 @@ def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(key: str, value
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("share", math.inf, "a finite number, got inf"),
+        ("share", -math.inf, "a finite number, got -inf"),
+        ("share", math.nan, "a finite number, got nan"),
+        ("share", 3.5e38, "within 1.2e-38 and 3.4e+38 in size, as float32 is, got 3.5e+38"),
+        ("share", -1e-39, "within 1.2e-38 and 3.4e+38 in size, as float32 is, got -1e-39"),
+        ("share", 10**40, f"a whole number of at most 64 bits, got {10**40}"),
+        ("count", 2**63, f"a whole number of at most 64 bits, got {2**63}"),
+        ("limit", -(2**63) - 1, f"a whole number of at most 64 bits, got {-(2**63) - 1}"),
+        ("values", [0.5, math.inf], "a finite number, got inf"),
+        ("pair", [2**64], f"a whole number of at most 64 bits, got {2**64}"),
+        ("name", "a\x9bb", r"a text without control characters, got 'a\x9bb'"),
+        ("kind", "a\n", r"a text without control characters, got 'a\n'"),
+        ("where", "\0", r"a text without control characters, got '\x00'"),
+    ],
+)
+def test_what_cannot_be_computed_with_or_written_down_is_refused(key: str, value: Any, reason: str) -> None:
+    with pytest.raises(FedpflError) as caught:
+        config.typed(Schema, {key: value}, "group")
+    assert str(caught.value) == f"group.{key} must be {reason}"
+
+
 def test_an_unknown_key_is_named_with_the_known_ones() -> None:
-    with pytest.raises(FedpflError, match=r"^group\.cuont is not a key here; known keys: count, share, "):
+    with pytest.raises(
+        FedpflError, match=r"^group\.cuont is not a key here; known keys: count, share, .*group\.count\?$"
+    ):
         config.typed(Schema, {"cuont": 1}, "group")
+
+
+ODD = (None, [], {}, "", "x", -1, 0, 3, 2.5, True, math.inf, math.nan, 10**30, 1e300, 1e-300, [1], [[1]], {"a": 1})
+ODD += ("a\nb", "\x1b[31m", "\udcff", "../..", "${nope}", "${rounds}", "???")
+
+
+def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
+    """One value of the configuration, at random, is something else or gone; nothing but FedpflError is raised."""
+    chance, refused = random.Random(0), list[str]()
+    whole = {name: OmegaConf.to_container(compose(f"method={name}")) for name in chance.sample(sorted(METHODS), 6)}
+    for _ in range(250):
+        config_ = copy.deepcopy(whole[chance.choice(sorted(whole))])
+        place = config_[chance.choice([key for key in config_ if key != "quantile"])]
+        place, key = (place, chance.choice(sorted(place))) if isinstance(place, dict) else (config_, "rounds")
+        place[key] = chance.choice(ODD)
+        if chance.random() < 0.1:
+            del place[key]
+        try:
+            config.check(OmegaConf.create(config_))
+        except FedpflError as error:
+            refused.append(str(error))
+    assert 150 < len(refused) < 250
+    assert all(line.isprintable() for line in refused)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("quantile.table=3", "quantile.table must map data sets to alphas to q, got 3"),
+        ("dataset=mnist quantile.table.mnist={0.1:x}", "quantile.table must hold numbers between 0 and 1, got 'x'"),
+        ("~quantile.table", "quantile.table must map data sets to alphas to q, got None"),
+        ("~quantile.otherwise", "quantile=paper: Table II has no q for dataset digits with alpha 0.1"),
+        ("local=3", "local must be a group of keys, got 3"),
+    ],
+)
+def test_a_configuration_that_cannot_be_resolved_is_one_line(overrides: str, message: str) -> None:
+    with pytest.raises(FedpflError) as caught:
+        config.check(compose(*overrides.split()))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_key_and_a_missing_group_are_named() -> None:

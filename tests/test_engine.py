@@ -72,13 +72,18 @@ def test_cohort_sizes(clients, participation, size):
 def test_cohorts_come_from_one_stream_of_random_sample():
     random.seed(7)
     expected = [sorted(random.sample(range(50), 5)) for _ in range(20)]
-    assert cohorts(7, 50, 0.1, 20) == expected
-    assert cohorts(7, 50, 0.1, 12) == expected[:12]
-    assert cohorts(8, 50, 0.1, 20) != expected
+    assert list(cohorts(7, 50, 0.1, 20)) == expected
+    assert list(cohorts(7, 50, 0.1, 12)) == expected[:12]
+    assert list(cohorts(8, 50, 0.1, 20)) != expected
+
+
+def test_cohorts_are_drawn_as_they_come():
+    stream = cohorts(7, 50, 0.1, 2**63)
+    assert [next(stream) for _ in range(20)] == list(cohorts(7, 50, 0.1, 20))
 
 
 def test_everybody_is_drawn_about_equally_often():
-    counts = torch.bincount(torch.tensor(cohorts(0, 20, 0.25, 2000)).flatten(), minlength=20)
+    counts = torch.bincount(torch.tensor(list(cohorts(0, 20, 0.25, 2000))).flatten(), minlength=20)
     assert (counts - 500).abs().max() < 100  # five standard deviations
 
 

@@ -25,7 +25,7 @@ from tests.conftest import (
     trajectory,
 )
 
-ALL = 99
+ALL = 3
 
 
 @dataclasses.dataclass(frozen=True)

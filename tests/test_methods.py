@@ -13,7 +13,8 @@ from torch import nn
 from fedpfl import importance, tree
 from fedpfl.engine import Engine, Local, Tuning, begin, make
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
+from fedpfl.errors import FedpflError
+from fedpfl.methods import Ditto, FedALA, FedAvg, FedOBP, FedPer, LGFedAvg, LocalOnly
 from fedpfl.models import Net
 from tests.conftest import (
     BACKENDS,
@@ -428,9 +429,8 @@ def test_fedper_without_personal_layers_is_fedavg(backend, net, federation, feda
         assert_same([state.server for state in states], [state.server for state in fedavg])
 
 
-@pytest.mark.parametrize("layers", [3, 99])
-def test_fedper_with_all_layers_personal_is_local_only(layers, backend, net, federation, local_only):
-    method = FedPer(layers=layers)
+def test_fedper_with_all_layers_personal_is_local_only(backend, net, federation, local_only):
+    method = FedPer(layers=3)
     for state, expected in zip(trajectory(method, net, federation, engine=backend), local_only, strict=True):
         for client in EVERYONE:
             assert_same(personal(method, state, client), row(expected.clients["model"], client))
@@ -492,6 +492,12 @@ def test_with_one_client_fedper_is_fedavg(backend, net):
 def test_fedper_refuses_nonsense():
     with pytest.raises(ValueError, match="layers must be 0 or more, got -1"):
         FedPer(layers=-1)
+
+
+@pytest.mark.parametrize("method", [FedPer(layers=4), FedALA(layers=4), LGFedAvg(layers=4)])
+def test_more_layers_than_the_network_has_are_refused(method, net):
+    with pytest.raises(FedpflError, match=r"^method\.layers must be at most 3, the network's layers, got 4$"):
+        begin(method, net, 10, CPU)
     with pytest.raises(ValueError, match="head_init must be initial or server_average, got 'x'"):
         FedPer(head_init="x")
 

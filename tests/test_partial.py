@@ -39,7 +39,7 @@ def body(params):
 
 @pytest.mark.parametrize("variant", ["paper", "as_published"])
 def test_lg_fedavg_with_everything_shared_is_fedavg_and_with_nothing_local_only(variant, backend, net, federation):
-    everything, nothing = LGFedAvg(layers=99, variant=variant), LGFedAvg(layers=0, variant=variant)
+    everything, nothing = LGFedAvg(layers=3, variant=variant), LGFedAvg(layers=0, variant=variant)
     fedavg = trajectory(FedAvg(), net, federation, engine=backend)
     local = trajectory(LocalOnly(), net, federation, engine=backend)
     for own, shared, alone in zip(

@@ -97,7 +97,7 @@ def test_a_column_of_the_paper_says_what_is_not_alike_in_it(tmp_path: Path, caps
 
 def test_runs_on_other_data_are_no_seeds_of_one_another(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for seed, fingerprint in enumerate(("aa11", "aa11", "bb22")):
-        amend(write_run(tmp_path / str(seed), {4: 60.0 + 10 * seed}, seed=seed), fingerprint=fingerprint)
+        amend(write_run(tmp_path / str(seed), {4: 60.0 + 10 * seed}, seed=seed), data=fingerprint)
     rows = table(capsys, tmp_path)
     told = [(row["method"], row["accuracy"], row["seed_list"]) for row in rows]
     assert told == [("FedAvg (data=aa11)", "65.0", "0 1"), ("FedAvg (data=bb22)", "80.0", "2")]

@@ -325,7 +325,7 @@ def test_until_somebody_stops_early_stopping_changes_nothing(net, federation):
 
 
 def test_a_run_ends_with_its_last_client(net):
-    states = stopping(net, federate((40, 33, 65, 50), (10, 8, 16, 12)), 5.0, cohorts(0, 4, 0.5, 200))
+    states = stopping(net, federate((40, 33, 65, 50), (10, 8, 16, 12)), 5.0, list(cohorts(0, 4, 0.5, 200)))
     assert len(states) < 100
     assert states[-1].clients["stopped"].all()
     assert not states[-2].clients["stopped"].all()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +20,15 @@ def generator(*key: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def cohorts(seed: int, clients: int, participation: float, rounds: int) -> list[list[int]]:
-    """The clients of every round, each drawn uniformly without replacement, ascending.
+def cohorts(seed: int, clients: int, participation: float, rounds: int) -> Iterator[list[int]]:
+    """Draw the clients of one round after the other, each uniformly without replacement, ascending.
 
     max(1, floor(participation * clients)) of them, from one Mersenne-Twister stream: the rule of the published runs.
     """
     stream = random.Random(seed)
     size = max(1, int(round(participation * clients, 9)))
-    return [sorted(stream.sample(range(clients), size)) for _ in range(rounds)]
+    for _ in range(rounds):
+        yield sorted(stream.sample(range(clients), size))
 
 
 @dataclass(frozen=True)

@@ -248,6 +248,14 @@ class Method:
             raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}")
 
 
+def top(parts: Parts, layers: int) -> tuple[str, ...]:
+    """Return the names in the last `layers` of a network. Raises FedpflError where it has fewer."""
+    below = len(parts.layers) - layers
+    if below < 0:
+        raise FedpflError(f"method.layers must be at most {len(parts.layers)}, the network's layers, got {layers}")
+    return tuple(name for layer in parts.layers[below:] for name in layer)
+
+
 def flag(like: Tree) -> Tensor:
     """A False of its own for a client's tree, on the device of `like`."""
     return torch.zeros((), dtype=torch.bool, device=tree.leaves(like)[0].device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fedpfl import tree
-from fedpfl.methods.base import Batch, Method, Shard, flag, mean_cross_entropy
+from fedpfl.methods.base import Batch, Method, Shard, flag, mean_cross_entropy, top
 from fedpfl.models import Bound, Parts
 from fedpfl.tree import Tree
 
@@ -49,11 +49,10 @@ class FedALA(Method):
 
     def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
         """All of the global model; of its own a client keeps the top layers alone."""
-        layers = parts.layers[len(parts.layers) - min(self.layers, len(parts.layers)) :]
-        top = {name: params[name] for layer in layers for name in layer}
+        own = {name: params[name] for name in top(parts, self.layers)}
         return params, {
-            "top": top,
-            "weights": tree.full_like(top, 1.0),
+            "top": own,
+            "weights": tree.full_like(own, 1.0),
             "trained": flag(params),
             "settled": flag(params),
         }

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from fedpfl import tree
-from fedpfl.methods.base import Method, flag
+from fedpfl.methods.base import Method, flag, top
 from fedpfl.models import Parts
 from fedpfl.tree import Tree
 
@@ -29,10 +29,7 @@ class FedPer(Method):
 
     def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
         """The server holds a whole model, whose top layers keep their initial values unless they are averaged."""
-        names = [
-            name for layer in parts.layers[len(parts.layers) - min(self.layers, len(parts.layers)) :] for name in layer
-        ]
-        return params, {"head": {name: params[name] for name in names}, "trained": flag(params)}
+        return params, {"head": {name: params[name] for name in top(parts, self.layers)}, "trained": flag(params)}
 
     def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
         """The server's body under the client's head."""

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedpfl.methods.base import Batch, Method, Phase
+from fedpfl.methods.base import Batch, Method, Phase, top
 from fedpfl.models import Bound, Parts
 from fedpfl.tree import Tree
 
@@ -58,10 +58,10 @@ class LGFedAvg(Partial):
 
     def own(self, parts: Parts) -> tuple[str, ...]:
         """All layers but the shared ones."""
-        count = len(parts.layers)
-        shared = min(self.layers, count)
-        rest = parts.layers[: count - shared] if self.variant == "paper" else parts.layers[shared:]
-        return tuple(name for layer in rest for name in layer)
+        upper = top(parts, self.layers)
+        if self.variant == "as_published":
+            return top(parts, len(parts.layers) - self.layers)
+        return tuple(name for layer in parts.layers for name in layer if name not in upper)
 
 
 @dataclass(frozen=True)

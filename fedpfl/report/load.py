@@ -107,7 +107,7 @@ class Run:
     @property
     def fingerprint(self) -> str:
         """A hash of the data that the run read; empty for runs that did not record it."""
-        return str(self.summary.get("fingerprint") or "")
+        return str(self.summary.get("data") or "")
 
     @cached_property
     def dataset(self) -> str:

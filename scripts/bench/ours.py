@@ -68,7 +68,7 @@ def jobs(task: Task, device: torch.device, own: engine.Engine, count: int) -> di
     method = FedOBP(q=0.99993)
     calls, samples = [], 0
     for seed in range(count):
-        cohort = engine.cohorts(seed, 100, task.width / 100, 1)[0]
+        (cohort,) = engine.cohorts(seed, 100, task.width / 100, 1)
         state = engine.begin(method, net, fed.clients, device)
         calls.append(Training(method, fed, state, cohort, LOCAL, Draws(seed, "train", 1)))
         samples += int(fed.train_sizes[cohort].sum()) * LOCAL.epochs
