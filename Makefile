@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 setup: .venv/ready ## Make .venv with the pinned versions (once)
 
@@ -17,8 +17,11 @@ demo: setup ## FedOBP, FedAvg (+FT), FedPer and Local-Only on embedded data; pri
 	$(BIN)/python -m fedpfl.report tables outputs/demo
 	$(BIN)/python -m fedpfl.report figures outputs/demo --out outputs/demo
 
-test: setup ## All tests
-	$(BIN)/pytest -n auto
+test: setup ## Every test, and every method on every backend, in a part of the settings
+	$(BIN)/pytest -n auto --dist loadfile
+
+test-all: setup ## The same in all settings
+	$(BIN)/pytest -n auto --dist loadfile -m "full or not full"
 
 smoke: setup ## The quickest end-to-end check: a few rounds of every method on digits
 	$(BIN)/python -m fedpfl.train --multirun experiment=smoke
@@ -46,5 +49,5 @@ report: setup ## A page for the browser per experiment in outputs/
 clean: ## Remove the environment and caches; runs in outputs/ stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
-.PHONY: help setup demo test smoke lint types bench tables figures report clean
+.PHONY: help setup demo test test-all smoke lint types bench tables figures report clean
 .DEFAULT_GOAL := help

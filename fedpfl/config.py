@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models, record
 from fedpfl.data import Augment, Federation, datasets, partition, weights
-from fedpfl.engine import Engine, Local, Store
+from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
 from fedpfl.errors import FedpflError
 from fedpfl.identity import identity
@@ -94,9 +94,13 @@ class Start:
 
 SETTINGS = tuple(get_type_hints(Settings))
 GROUPS = (
-    *("local", "eval", "checkpoint", "state"),
+    *("local", "eval", "stopping", "checkpoint", "state"),
     *("dataset", "augment", "partition", "model", "method", "quantile", "norm", "score", "engine", "logger"),
 )
+
+
+OPTIONAL: dict[str, tuple[str, ...]] = {"quantile": ("q", "otherwise", "table"), "norm": (), "score": ()}
+"""Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names those it has."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class Plan:
     settings: Settings
     local: Local
     eval: Eval
+    stopping: Stopping
     checkpoint: Checkpoint
     store: Store
     engine: Engine
@@ -146,6 +151,7 @@ def _plan(config: dict[str, Any]) -> Plan:
     config["restart"] = False  # is for this command, not for whoever repeats the run by its configuration
     local = typed(Local, config["local"], "local")
     judging, checkpoint = typed(Eval, config["eval"], "eval"), typed(Checkpoint, config["checkpoint"], "checkpoint")
+    stopping = typed(Stopping, config["stopping"], "stopping")
     store = typed(Store, config["state"], "state")
     machine = typed(Engine, config["engine"], "engine")
     device = find_device(settings.device)
@@ -155,13 +161,23 @@ def _plan(config: dict[str, Any]) -> Plan:
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
     if getattr(method, "clients", settings.clients) != settings.clients:
         raise FedpflError(f"method.clients is the run's clients={settings.clients} and cannot be set; leave it out")
-    for group, keys in (("norm", ()), ("score", ()), ("quantile", ("q", "otherwise", "table"))):
-        _known(_rest(config[group]), keys, group)
-    for group in ("norm", "score", "quantile", "logger"):  # the others are held against their schemas
-        _held(config[group], group)
+    _held(config["logger"], "logger")  # the others are held against their schemas
     for options in (_model, _partition, _source):
         options(config)
-    return Plan(settings, local, judging, checkpoint, store, machine, device, augment, method, config, identity(config))
+    return Plan(
+        settings,
+        local,
+        judging,
+        stopping,
+        checkpoint,
+        store,
+        machine,
+        device,
+        augment,
+        method,
+        config,
+        identity(config),
+    )
 
 
 def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alone) -> Run:
@@ -208,23 +224,35 @@ def _source(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:
-    """The configuration as plain values, with the quantile looked up. Raises FedpflError for missing values."""
+    """Return the configuration as plain values, with what its optional groups choose written into the method.
+
+    Raises FedpflError for missing values, and for a group that chooses what the method does not have.
+    """
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     try:
         missing = OmegaConf.missing_keys(cfg)
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise FedpflError(one_line(error)) from None
-    if missing := missing or {key for key in (*SETTINGS, *GROUPS) if config.get(key) is None}:
+    groups = [group for group in GROUPS if group not in OPTIONAL]
+    if missing := missing or {key for key in (*SETTINGS, *groups) if config.get(key) is None}:
         key = min(missing)
         raise FedpflError(f"{key} has no value; set it with {key}=...")
-    for group in GROUPS:
+    chosen = [group for group in OPTIONAL if config.get(group) is not None]
+    for group in (*groups, *chosen):
         if not isinstance(config[group], Mapping):
             raise FedpflError(f"{group} must be a group of keys, got {config[group]!r}")
     method = config["method"]
-    if method.get("name") == "fedobp" and method.get("q") == "paper":
-        method["q"] = _table_q(config)
-    return config
+    own = method.pop("groups", ())
+    for group in chosen:
+        if group not in own:
+            raise FedpflError(f"{group} is for a hyperparameter that method={method.get('name')} does not have")
+        _known(_rest(config[group]), OPTIONAL[group], group)
+        _held(config[group], group)
+    for key, source in OmegaConf.to_container(cfg.method, resolve=False).items():  # type: ignore[union-attr, assignment]
+        if source == "${quantile.q}" and method[key] == "paper":
+            method[key] = _table_q(config)
+    return {key: value for key, value in config.items() if key not in OPTIONAL}
 
 
 def run_subdir(config: Mapping[str, Any], experiment: str | None) -> str:
@@ -243,7 +271,7 @@ def register() -> None:
         choices = OmegaConf.select(_root_, "hydra.runtime.choices")
         try:
             config = check(_root_).config
-        except FedpflError:
+        except Exception:
             return "invalid"  # the run itself tells what is wrong, and nothing is written before that
         return run_subdir(config, place or (choices.get("experiment") if choices else None))
 
@@ -269,6 +297,8 @@ def one_line(error: Exception) -> str:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group} must be {_one_of(error.options, name)}"
     if unknown := re.search(r"Could not override '(.*?)'", text):
+        if unknown[1].split(".")[0] in OPTIONAL:
+            return f"{unknown[1]} is for a hyperparameter that the method does not have"
         root = cause.parent_node._get_root() if isinstance(cause, OmegaConfBaseException) and cause.parent_node else {}
         near = _near_key(unknown[1], OmegaConf.to_container(root, resolve=False) if root else dict.fromkeys(GROUPS))
         rest = f"did you mean {near}?" if near else "`python -m fedpfl.train --cfg job` prints all keys"

@@ -1,5 +1,8 @@
 """The one exception meant for users, and what may be shown of their input."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class FedpflError(Exception):
     """Something the user can mend. The message is one line: what is wrong, where, and what to do."""
@@ -11,3 +14,9 @@ class FedpflError(Exception):
 def printable(text: str) -> str:
     """Return a text on one line, with control characters, which a terminal would obey, as backslash escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean ...?` for the known word nearest to `word`, or nothing where none is near."""
+    found = difflib.get_close_matches(word, list(known), 1, 0.7)
+    return f"; did you mean {found[0]}?" if found else ""

@@ -17,11 +17,17 @@ WITHOUT = frozenset(
 
 LATER: dict[str, Any] = {
     "local": {"clip": 0.0},
+    "stopping": {"early": False, "lam": 0.7},
     "validation": 0.0,
     "model": {"weights": None},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
 }
 """Keys that came later, with the value all runs had before: at that value they do not tell runs apart."""
+
+
+FORMER: dict[str, Any] = {"early_stopping": False, "lam": 0.7}
+STOPPED = ("fedmp", "fedspu", "fjord", "hermes", "prunefl", "random_dropout")
+"""Methods that once had these hyperparameters, at values that mean what they do now: older runs keep their identity."""
 
 
 def essence(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,6 +36,8 @@ def essence(config: Mapping[str, Any]) -> dict[str, Any]:
     for group, told in (("engine", lambda key: key == "precision"), ("dataset", lambda key: key != "download")):
         if isinstance(kept.get(group), Mapping):
             kept[group] = {key: value for key, value in kept[group].items() if told(key)}
+    if isinstance(method := kept.get("method"), Mapping):
+        kept["method"] = {**(FORMER if method.get("name") in STOPPED else {}), **method}
     for key, since in LATER.items():
         value = kept.pop(key, since)
         if isinstance(since, dict) and isinstance(value, Mapping):

@@ -23,6 +23,7 @@ import logging
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,7 +42,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.errors import FedpflError, printable
 from fedpfl.methods import METHODS, Method
 
-STATE = ("server", "clients", "server_buffers", "client_buffers")
+STATE = ("server", "clients", "server_buffers", "client_buffers", "stopping")
 JUDGED = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
 COLUMNS = (
     *("participants", "seconds", "eval_seconds", "cohort_before", "cohort_after", "train_loss"),
@@ -103,7 +104,9 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
                 while cohort:
                     row: dict[str, Any] = {"round": state.round + 1, **dict.fromkeys(COLUMNS)}
                     before = time.monotonic()
-                    state, outcome = engine.play(backend, method, federation, state, cohort, run.local, settings.seed)
+                    state, outcome = engine.play(
+                        backend, method, federation, state, cohort, run.local, settings.seed, run.stopping
+                    )
                     row |= _row(outcome, cohort, time.monotonic() - before)
                     cohort = _next(run, state, cohorts)
                     if state.round % run.eval.every == 0 or not cohort:
@@ -136,9 +139,11 @@ def _begin(run: config.Run, directory: record.RunDirectory) -> tuple[engine.Stat
     machine, path = run.device, directory.path
     past = directory.restore(mapped=run.store.device == "disk")
     if past is None:
-        state = engine.begin(run.method, run.net, run.federation.clients, machine, run.store, path, run.settings.seed)
+        clients, seed = run.federation.clients, run.settings.seed
+        early = run.stopping.early
+        state = engine.begin(run.method, run.net, clients, machine, run.store, path, seed, early)
         return state, {}, {}, 0.0
-    trees = {part: tree.to(past[part], machine) for part in STATE if part != "clients"}
+    trees = {part: tree.to(past.get(part, {}), machine) for part in STATE if part != "clients"}
     state = engine.State(past["round"], clients=run.store.keep(past["clients"], machine, path), **trees)
     return state, past["best"], past["last"], past["seconds"]
 
@@ -146,7 +151,7 @@ def _begin(run: config.Run, directory: record.RunDirectory) -> tuple[engine.Stat
 def _next(run: config.Run, state: engine.State, cohorts: Iterator[list[int]]) -> list[int]:
     """The next round's cohort; nobody when the run is over."""
     planned = next(cohorts, [])
-    return planned and engine.pick(run.method, state, planned, run.settings.seed)
+    return planned and engine.pick(state, planned, run.settings.seed)
 
 
 def _backend(run: config.Run, stage: lockstep.Stage | None) -> engine.Backend:
@@ -171,11 +176,8 @@ def _row(outcome: engine.Outcome, cohort: list[int], seconds: float) -> dict[str
         "cohort_before": pooled(outcome.before),
         "cohort_after": pooled(outcome.after),
         "train_loss": float(outcome.loss.mean()),
-        "values_down": outcome.values_down,
-        "values_up": outcome.values_up,
-        "bits_down": outcome.bits_down,
-        "bits_up": outcome.bits_up,
-        **outcome.measures,
+        **outcome.sent._asdict(),
+        **outcome.metrics,
     }
 
 
@@ -185,16 +187,16 @@ def _evaluate(
     """All clients' accuracies, as row columns and per client; after fine-tuning too where it is due."""
     everyone = list(range(run.federation.clients))
     seed = run.settings.seed
-    adapting = engine.Tuning(run.local, Draws(seed, "adapt", state.round))
-    tally = backend.evaluate(run.method, run.federation, state, everyone, adapting=adapting)
-    if lost := unsound(tally):
+    before = engine.Tuning(run.local, Draws(seed, "adapt", state.round))
+    counts = backend.evaluate(run.method, run.federation, state, everyone, before=before)
+    if lost := unsound(counts):
         raise Diverged(f"training diverged: the model of client {lost[0]} is not finite; lower local.lr")
-    row, clients = accuracies(tally), {"accuracy": per_client(tally)}
+    row, clients = accuracies(counts), {"accuracy": per_client(counts)}
     if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or last):
         draws = Draws(seed, "finetune", state.round)
-        local = run.local.tuned(run.eval.finetune_epochs)
+        local = replace(run.local, epochs=run.eval.finetune_epochs)
         tuning = engine.Tuning(local, draws, run.eval.finetune_part)
-        tuned = backend.evaluate(run.method, run.federation, state, everyone, tuning, adapting)
+        tuned = backend.evaluate(run.method, run.federation, state, everyone, tuning, before)
         clients["ft_accuracy"] = per_client(tuned)
         if lost := unsound(tuned):  # a mean over the others would flatter
             note = f"fine-tuning diverged at {len(lost)} of {len(everyone)} clients, client {lost[0]} the first"
@@ -246,7 +248,7 @@ def _info(
     shape = "x".join(map(str, federation.shape))
     where = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.store.device]
     memory = tree.nbytes(state.clients) + tree.nbytes(state.client_buffers)
-    idle = federation.idle(run.local.batch_size, run.method.together)
+    idle = federation.idle(run.local.batch_size)
     told = f"; {idle} never train, for lack of samples" if idle else ""
     each = f"{directory.summary['cohort']} per round; samples min/median/max {spread}{told}"
     lines = (
@@ -318,12 +320,12 @@ def _fault(error: Exception, cfg: DictConfig, log: Path, started: float) -> Fedp
     """What a user can mend of an error: too little memory, or the method's own code; None for the program's bugs."""
     reason = " ".join(str(error).split())
     if isinstance(error, MemoryError) or any(sign in reason for sign in NO_ROOM):
-        reason = reason.rpartition("DefaultCPUAllocator: ")[2]
+        reason = reason.rpartition("DefaultCPUAllocator: ")[2] or type(error).__name__
         return FedpflError(f"not enough memory ({reason}); make the model, its cohort or local.batch_size smaller")
     method = METHODS.get(OmegaConf.select(cfg, "method.name"))
     kinds = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method] if method else []
-    own = {kind.__module__ for kind in kinds}
-    calls = [call for call in traceback.walk_tb(error.__traceback__) if call[0].f_globals.get("__name__") in own]
+    own = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
+    calls = [call for call in traceback.walk_tb(error.__traceback__) if call[0].f_code.co_filename in own]
     if not calls or _full:
         return None
     (hook, _), (last, line) = calls[0], calls[-1]

@@ -119,6 +119,11 @@ def named(tree: Tree, names: Iterable[str]) -> Tree:
     return {name: tree[name] for name in names}
 
 
+def without(tree: Tree, names: Iterable[str]) -> Tree:
+    """Return the entries of a dict that are not called so, in their order."""
+    return {name: value for name, value in tree.items() if name not in names}
+
+
 def invert(mask: Tree) -> Tree:
     """Logical not of every leaf."""
     return map(lambda leaf: ~leaf, mask)

@@ -5,9 +5,9 @@
 
 Variants (scripts/bench/): the plain way, whose samples are normalised beforehand or (`one by one`) as each is asked
 for, as public simulators do; ours on each backend and precision; `bare`, the kernels alone, which is the floor. All
-train and judge the same clients. Samples per second count training samples. Every measurement is a process of its own
-and they take turns, so that load on the machine hits all of them alike; ratios are of medians. Without --data, random
-images do. A curve is over the clients in a cohort, or over the runs of a lockstep sweep.
+train and evaluate the same clients. Samples per second count training samples. Every measurement is a process of its
+own and they take turns, so that load on the machine hits all of them alike; ratios are of medians. Without --data,
+random images do. A curve is over the clients in a cohort, or over the runs of a lockstep sweep.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VARIANTS = {
     "cuda": ("plain", "loop fp32", "batched fp32", "batched+graphs fp32", "batched+graphs tf32", "batched+graphs bf16"),
 }
 CURVES = {"width": (1, 2, 5, 10, 20, 50, 100), "jobs": (1, 2, 4, 8, 16, 32)}
-PARTS = ("train", "judge", "answers", "log")
+PARTS = ("train", "evaluate", "hooks", "log")
 
 
 def measure(variant: str, task: Task, device: torch.device, jobs: int) -> dict[str, float]:

@@ -41,7 +41,7 @@ SAID = {  # what no code knows: the personal part, the extra local work
     "fedrod": ("a second head, added to the generic one", "that head"),
     "fedrolex": ("the model trained last, of the client's width", "none, less on narrow devices"),
     "fedselect": ("the weights that moved most, more every round", "a second pass over the data each epoch"),
-    "fedspu": ("a full model, of which a random sub-model trains", "none (early stopping: held-out losses)"),
+    "fedspu": ("a full model, of which a random sub-model trains", "none"),
     "fjord": ("the model of the client's width", "none (`ordered` with distillation: the widest model too)"),
     "flexfl": ("the model trained last, at most the device's level", "a forward pass of each lower level a batch"),
     "floco": ("a point among M heads (FLOCO+: a full model)", "once a round of all clients (FLOCO+: its epochs)"),
@@ -86,7 +86,7 @@ def counted(name: str) -> tuple[int, int, int]:
     state = engine.begin(method, net, 4, device)
     for cohort in ([0, 1], [0, 1]):
         state, outcome = engine.play(backend, method, federation, state, cohort, local, 0)
-    return round(outcome.values_down / 2), round(outcome.values_up / 2), tree.size(state.clients) // 4
+    return round(outcome.sent.values_down / 2), round(outcome.sent.values_up / 2), tree.size(state.clients) // 4
 
 
 def table() -> str:

@@ -3,7 +3,7 @@
 One federation (100 clients, Dir(0.1), 28x28 images: random ones, or FashionMNIST with --data DIR), the same settings
 for all, and the same cohort in every round, so that its clients have states. Methods take turns, round by round, so
 that load on the machine hits all alike. A ratio is the median over rounds of a method's seconds over FedAvg's in the
-same turn. Judging: all clients, once.
+same turn. Evaluation: all clients, once.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def main() -> None:
             states[name], _ = engine.play(backend, method, fed, states[name], cohort, LOCAL, 42)
             if number >= args.warm_up:
                 seconds[name].append(time.perf_counter() - started)
-    judging = {}
+    evaluation = {}
     for name, method in methods.items():
         started = time.perf_counter()
         backend.evaluate(method, fed, copy.copy(states[name]), list(range(fed.clients)))
-        judging[name] = time.perf_counter() - started
-    print("| method | seconds per round | x FedAvg | judging all clients, seconds |\n| --- | --- | --- | --- |")
+        evaluation[name] = time.perf_counter() - started
+    print("| method | seconds per round | x FedAvg | evaluating all clients, seconds |\n| --- | --- | --- | --- |")
     for name in names:
         ratios = [own / base for own, base in zip(seconds[name], seconds["fedavg"], strict=True)]
         taken, ratio = statistics.median(seconds[name]), statistics.median(ratios)
-        print(f"| {name} | {taken:.2f} | {ratio:.2f} | {judging[name]:.1f} |")
+        print(f"| {name} | {taken:.2f} | {ratio:.2f} | {evaluation[name]:.1f} |")
     print(f"\nload before: {load:.2f}; {backend.name} on {device}, {args.precision}, {args.rounds} rounds")
 
 

@@ -7,7 +7,6 @@ Per method and contract setting, without and with BatchNorm: two rounds' states 
 clients after them, plain and fine-tuned. A few minutes on one core.
 """
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -18,20 +17,35 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fedpfl.engine import Tuning, make
 from fedpfl.engine.keys import Draws
-from tests.conftest import CASES, CPU, LOCAL, LOOP, flatten, rounds, tiny
-from tests.test_contract import COHORTS, EVERYONE, build, small
+from fedpfl.methods import METHODS
+from tests.conftest import CASES, CPU, LOCAL, LOOP, federate, flatten, rounds, tiny
+
+COHORTS, EVERYONE = [[0, 2, 3, 5], [0, 1, 4, 5]], list(range(6))
+FEDERATION = federate((40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1))
 
 
 def record(name: str, values: dict, norm: bool) -> dict[str, Tensor]:
     """Return all leaves by path."""
-    method, net = build(name, values), tiny(norm)
-    states, outcomes = rounds(method, net, small(), COHORTS)
+    method, net = METHODS[name](**values), tiny(norm)
+    states, outcomes = rounds(method, net, FEDERATION, COHORTS)
     judge = make(LOOP, net, CPU)
     tunings = {"plain": None, "tuned": Tuning(LOCAL, Draws(0, "finetune", 2))}
     found = {
         "state": dict(enumerate(states[1:])),
-        "outcome": [dataclasses.asdict(outcome) for outcome in outcomes],
-        "judged": {k: judge.evaluate(method, small(), states[-1], EVERYONE, tuning) for k, tuning in tunings.items()},
+        "outcome": [
+            {
+                "before": o.before,
+                "after": o.after,
+                "loss": o.loss,
+                "finite": o.finite,
+                "measures": o.metrics,
+                **o.sent._asdict(),
+            }
+            for o in outcomes
+        ],
+        "judged": {
+            k: judge.evaluate(method, FEDERATION, states[-1], EVERYONE, tuning) for k, tuning in tunings.items()
+        },
     }
     return {path: torch.as_tensor(leaf) for path, leaf in flatten(found).items()}
 

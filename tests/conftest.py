@@ -2,6 +2,9 @@
 
 import copy
 import os
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +15,17 @@ from hypothesis import settings
 from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Engine, Local, Outcome, State, begin, make, pick, play
+from fedpfl.engine import Engine, Local, Outcome, State, Stopping, begin, make, pick, play
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import METHODS, Method, neurons
+from fedpfl.methods import METHODS, Method
+from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
 from fedpfl.models.norm import BatchNorm2d
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("FEDPFL_TEST_DATA", ROOT.parent / "shared" / "data"))
+DATA = Path(os.environ["FEDPFL_TEST_DATA"]) if "FEDPFL_TEST_DATA" in os.environ else None
+"""A folder of public data sets as they are downloaded, for the tests that look at them; None: those are skipped."""
+
 CPU = torch.device("cpu")
 CLASSES = 5
 
@@ -33,6 +39,8 @@ COHORTS = [
 ]  # client 7 is unseen for two rounds, 2 trains twice in a row
 LOCAL = Local(epochs=2, batch_size=32, lr=0.05, momentum=0.7, weight_decay=1e-4)
 PLAIN = Local(epochs=1, batch_size=512, lr=0.05)  # one full-batch step without momentum
+
+torch.set_num_threads(1)  # as the loop backend does; workers of the test run share the cores
 
 settings.register_profile("fedpfl", deadline=None, derandomize=True)  # a shared machine stalls now and then
 settings.load_profile("fedpfl")
@@ -78,10 +86,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "per_fedavg": [{"outer_lr": 0.05}, {"version": "hf", "outer_lr": 0.05, "adapt_steps": 2}],
     "pfedme": [{}, {"average": "samples", "beta": 0.5, "inner_lr": 0.05}],
     "pfedsd": [{}, {"teacher": "train", "tau": 1.0}],
-    "fedspu": [{"widths": (0.3, 0.6, 1.0)}, {"early_stopping": True, "lam": 0.5}],
+    "fedspu": [{"widths": (0.3, 0.6, 1.0)}, {}],
     "random_dropout": [{"widths": (0.3, 0.6, 1.0)}, {"judge": "own"}],
     "fjord": [{}, {"ordered": True, "distill": 0.3}],
-    "hermes": [{}, {"first": "current", "assign": "random", "early_stopping": True}],
+    "hermes": [{}, {"first": "current", "assign": "random"}],
     "pspfl": [{"q": 0.5}, {"upload": "all"}],
     "heterofl": [{"scaler": True}, {"masked": False, "weighting": "samples", "dynamic": True}],
     "fedrolex": [{"widths": (0.3, 0.6, 1.0)}],
@@ -97,6 +105,30 @@ CASES = [
     for name in METHODS
     for values in SETTINGS.get(name, [{}])
 ]
+_turns: dict[str, count] = defaultdict(count)
+
+
+def every_method(*engines: str, also: tuple[str, ...] = ()) -> Callable[[Callable], Callable]:
+    """Ask a test of every method: of `name` and `values`, and of a `backend` if engines are named.
+
+    Each method is asked in one of its settings, another one by the file's next such test, so that all are met in a file
+    of enough of them. The rest of the product is marked `full`, and so are the engines in `also`, on which each method
+    runs in its first setting.
+    """
+
+    def ask(test: Callable) -> Callable:
+        turn, parameters = next(_turns[test.__module__]), []
+        for name in METHODS:
+            own = [case for case in CASES if case.values[0] == name]
+            for place, case in enumerate(own):
+                for engine in (*(engines or (None,)), *(also if place == 0 else ())):
+                    values, suffix = (case.values, "") if engine is None else ((*case.values, engine), f"-{engine}")
+                    marks = [pytest.mark.full] if engine in also or place != turn % len(own) else []
+                    parameters.append(pytest.param(*values, id=case.id + suffix, marks=marks))
+        names = ("name", "values", "backend") if engines else ("name", "values")
+        return pytest.mark.parametrize(names, parameters)(test)
+
+    return ask
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -170,16 +202,17 @@ def rounds(
     engine: Engine | str = LOOP,
     local: Local = LOCAL,
     seed: int = 0,
+    stopping: Stopping | None = None,
 ) -> tuple[list[State], list[Outcome]]:
     """Copies of the states before round 1 and after every round, and the outcomes."""
     backend = make(as_engine(engine), net, CPU)
-    state = begin(method, net, federation.clients, CPU, seed=seed)
+    state = begin(method, net, federation.clients, CPU, seed=seed, stopping=stopping is not None)
     states, outcomes = [copy.deepcopy(state)], []
     for planned in cohorts:
-        cohort = pick(method, state, planned, seed)
+        cohort = pick(state, planned, seed)
         if not cohort:
             break
-        state, outcome = play(backend, method, federation, state, cohort, local, seed)
+        state, outcome = play(backend, method, federation, state, cohort, local, seed, stopping)
         states.append(copy.deepcopy(state))
         outcomes.append(outcome)
     return states, outcomes
@@ -212,7 +245,7 @@ def row(stacked: Any, client: int) -> Any:
 
 
 def state_trees(state: State) -> dict[str, Any]:
-    parts = ("server", "clients", "server_buffers", "client_buffers")
+    parts = ("server", "clients", "server_buffers", "client_buffers", "stopping")
     return {part: getattr(state, part) for part in parts}
 
 

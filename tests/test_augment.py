@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from fedpfl import config
 from fedpfl.data import Augment
 from fedpfl.engine import Tuning, make
-from fedpfl.engine.backend import Training
+from fedpfl.engine.backend import TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.sgd import batches
+from fedpfl.engine.sgd import steps
 from fedpfl.errors import FedpflError
-from fedpfl.methods import Ditto, FedAvg, FedRep
+from fedpfl.methods import Ditto, FedAvg, FedRep, Phase
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -30,8 +30,8 @@ from tests.conftest import (
     trajectory,
 )
 from tests.test_config import TINY, compose
+from tests.test_hooks import Pairs
 from tests.test_program import Capture, played
-from tests.test_questions import Pairs
 
 BLACK = torch.tensor([-1.5, -0.5]).view(2, 1, 1)
 ALL = Augment(flip=True, rotate=30.0, crop=2, fill="mean")
@@ -151,7 +151,7 @@ def test_training_is_that_of_torchs_sgd_on_images_changed_by_hand(net, federatio
     black = federation.normalize(torch.zeros(1, 1, 1, dtype=torch.uint8))
     for epoch in range(LOCAL.epochs):
         views = draws.views(client, "main", epoch, len(own), 4)
-        for rows in batches(draws, client, "main", range(epoch, epoch + 1), len(own), LOCAL.batch_size):
+        for (rows,), *_ in steps(Phase(1), range(epoch, epoch + 1), LOCAL.batch_size, draws, federation, client):
             x = by_hand(ALL, federation.normalize(federation.x[own[rows]]), views[rows], black)
             optimizer.zero_grad()
             F.cross_entropy(module(x), federation.y[own[rows]]).backward()
@@ -161,7 +161,7 @@ def test_training_is_that_of_torchs_sgd_on_images_changed_by_hand(net, federatio
     assert differing(plain[-1].server, states[-1].server)
 
 
-def test_judged_images_are_as_they_are_and_fine_tuning_sees_changed_ones(net, federation, backend):
+def test_evaluated_images_are_as_they_are_and_fine_tuning_sees_changed_ones(net, federation, backend):
     augmented = replace(federation, augment=ALL)
     runner = make(as_engine(backend), net, CPU)
     state = trajectory(FedAvg(), net, federation, COHORTS[:1], engine=backend)[-1]
@@ -195,7 +195,7 @@ def test_runs_that_see_otherwise_do_not_share_steps(federation, net):
     federations = [replace(federation, augment=own) for own in (None, ALL, Augment(crop=1))]
     states = [trajectory(FedAvg(), net, own, COHORTS[:1])[-1] for own in federations]
     calls = [
-        Training(FedAvg(), own, state, COHORTS[1], LOCAL, Draws(0, "train", 2))
+        TrainCall(FedAvg(), own, state, COHORTS[1], LOCAL, Draws(0, "train", 2))
         for own, state in zip(federations, states, strict=True)
     ]
     runner = make(as_engine("batched"), net, CPU)

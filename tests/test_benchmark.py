@@ -51,7 +51,7 @@ def test_the_table_and_its_json(tmp_path):
     assert [line.split("  ")[0] for line in printed.splitlines()[1:5]] == list(variants)
     assert set(written["results"]) == set(variants)
     (ours,) = written["results"]["loop fp32"]
-    shares = [ours[f"share_{part}"] for part in ("train", "judge", "answers", "log")]
+    shares = [ours[f"share_{part}"] for part in ("train", "evaluate", "hooks", "log")]
     assert min(shares) > 0
     assert 0.5 < sum(shares) < 1.05
     assert ours["samples"] == written["results"]["plain"][0]["samples"]

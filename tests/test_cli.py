@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from fedpfl import config, overrides, record, train
+from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models import MODELS, Parts
 from fedpfl.tree import Tree
@@ -104,7 +105,18 @@ BAD = [
     (f"rounds={2**63}", f"rounds must be a whole number of at most 64 bits, got {2**63}"),
     (f"seed={10**400}", "seed must be a whole number of at most 64 bits, got 1000"),
     ("quantile.q=inf", "quantile.q must be a finite number, got inf"),
-    ("method=fedavg quantile.otherwise=nan", "quantile.otherwise must be a finite number, got nan"),
+    ("quantile.otherwise=nan", "quantile.otherwise must be a finite number, got nan"),
+    ("method=ditto score=fisher", "score is for a hyperparameter that the method does not have"),
+    ("method=ditto norm=layer", "norm is for a hyperparameter that the method does not have"),
+    ("method=ditto quantile.q=0.3", "quantile.q is for a hyperparameter that the method does not have"),
+    ("method=seqfededt +score=fisher", "score is for a hyperparameter that method=seqfededt does not have"),
+    ("-m method=fedavg,ditto score=fisher", "score is for a hyperparameter that the method does not have"),
+    ("-m method=fedobp,ditto quantile.q=0.3", "quantile.q is for a hyperparameter that the method does not have"),
+    (
+        "experiment=table5 partition=dirichlet method=ditto",
+        "norm is for a hyperparameter that the method does not have",
+    ),
+    ("experiment=fmnist_as_published method=ditto", "score is for a hyperparameter that the method does not have"),
     ("dataset.std=[inf]", "dataset.std must be a finite number, got inf"),
     *(
         (f"method={name} method.{key}={value}", f"method.{key} must be a finite number, got {value.strip('[]')}")
@@ -147,7 +159,7 @@ BAD = [
     ("quantile.q=1.1", "quantile.q must be between 0 and 1, got 1.1"),
     ("quantile.q=-0.1", "quantile.q must be between 0 and 1, got -0.1"),
     ("method.q=2", "method.q must be between 0 and 1, got 2.0"),
-    ("quantile.otherwise=2", "quantile.otherwise must hold numbers between 0 and 1, got 2"),
+    ("quantile.otherwise=2 partition.alpha=0.3", "quantile.otherwise must hold numbers between 0 and 1, got 2"),
     ("method.ema=1", "method.ema must be at least 0 and below 1, got 1"),
     ("method=fedper method.layers=-1", "method.layers must be 0 or more, got -1"),
     ("method=ditto method.lam=-1", "method.lam must be 0 or more, got -1"),
@@ -270,9 +282,26 @@ def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, pla
     assert snapshot(place) == before
 
 
-def test_bad_input_of_a_real_process_is_one_line(tmp_path: Path) -> None:
-    result = wait(start("rounds=0", cwd=tmp_path))
-    assert (result.code, result.out, result.err) == (2, "", "fedpfl: rounds must be 1 or more, got 0\n")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("rounds=0", "rounds must be 1 or more, got 0"),
+        ("seed=${nope}", "seed: Interpolation key 'nope' not found"),
+        (
+            "-m hydra/launcher=joblb",
+            "hydra/launcher must be one of basic, joblib, lockstep, got 'joblb'; did you mean joblib?",
+        ),
+        (
+            "hydra.run.dir=file/run",
+            "cannot make file/run: Not a directory; choose another place with hydra.run.dir=...",
+        ),
+    ],
+)
+def test_bad_input_of_a_real_process_is_one_line(words: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = wait(start(*words.split(), cwd=tmp_path))
+    assert (result.code, result.out, result.err) == (2, "", f"fedpfl: {says}\n")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 SWEPT = [
@@ -301,6 +330,12 @@ def test_bad_input_of_a_sweep_leaves_nothing(overrides: str, says: str, tmp_path
     assert "Traceback" not in result.err
     assert all(line.isprintable() for line in result.err.splitlines())
     assert snapshot(tmp_path) == {}
+
+
+def test_an_error_is_one_line_that_a_terminal_shows_as_it_is() -> None:
+    shown = r"a\nb\x1b[31m\x9b\u2028\udcff\U000e0041 Größe"
+    assert str(FedpflError("a\nb\x1b[31m\x9b\u2028\udcff\U000e0041 Größe")) == shown
+    assert str(FedpflError(shown)) == shown  # as one that comes from another process
 
 
 @pytest.mark.slow
@@ -350,7 +385,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path) -> None:
     tuning = ("eval.finetune_epochs=1", "eval.finetune_every=2")
-    result = call(*TINY, *tuning, f"method={method}", "quantile.q=0.9", cwd=tmp_path)
+    result = call(*TINY, *tuning, f"method={method}", cwd=tmp_path)
     assert result.code == 0, result
     (folder,) = (tmp_path / "outputs" / "digits" / method).glob("*/seed42")
     assert {path.name for path in folder.iterdir()} - {"run.lock"} == FILES
@@ -386,7 +421,7 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
 
 def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
     """Its last round is judged and saved, and the directory is a finished one."""
-    overrides = ("method=fedspu", "method.early_stopping=true", "method.widths=[1.0]", "participation=1", "rounds=60")
+    overrides = ("method=fedspu", "stopping.early=true", "method.widths=[1.0]", "participation=1", "rounds=60")
     overrides = (*TINY, *overrides, "local.lr=0.5", "eval.every=1000", "checkpoint.seconds=1000", "hydra.run.dir=run")
     assert call(*overrides, cwd=tmp_path).code == 0
     rows, told = table(tmp_path / "run/rounds.csv"), summary(tmp_path / "run")
@@ -395,7 +430,7 @@ def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
     assert (told["status"], told["rounds"], told["rounds_played"]) == ("finished", 60, played)
     assert told["last"]["round"] == played
     assert rows[-1]["accuracy"]
-    assert state(tmp_path / "run")["clients"]["stopped"].all()
+    assert state(tmp_path / "run")["stopping"]["stopped"].all()
     assert "already finished" in call(*overrides, cwd=tmp_path).out
 
 
@@ -478,6 +513,9 @@ class Faulty(FedAvg):
         if hook == self.where:
             raise KeyError("no such\nthing")
 
+    def __post_init__(self) -> None:
+        self._fail("__post_init__")
+
     def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
         self._fail("init")
         return super().init(params, parts)
@@ -486,9 +524,9 @@ class Faulty(FedAvg):
         self._fail("loss")
         return super().loss(*args)
 
-    def merge(self, server: Tree, uploads: Tree, weight: torch.Tensor) -> Tree:
-        self._fail("merge")
-        return super().merge(server, uploads, weight)
+    def aggregate(self, *args: Any) -> tuple[Tree, dict[str, Tree]]:
+        self._fail("aggregate")
+        return super().aggregate(*args)
 
 
 @pytest.fixture
@@ -497,7 +535,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return (*TINY, "method=fedavg", "method.name=faulty")
 
 
-@pytest.mark.parametrize(("hook", "backend"), [("loss", "loop"), ("loss", "batched"), ("merge", "loop")])
+@pytest.mark.parametrize(("hook", "backend"), [("loss", "loop"), ("loss", "batched"), ("aggregate", "loop")])
 def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
     hook: str, backend: str, faulty: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -512,10 +550,11 @@ def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
     assert summary(tmp_path / "here")["status"] == "failed"
 
 
-def test_a_fault_before_the_first_round_leaves_nothing(faulty: tuple[str, ...], tmp_path: Path) -> None:
-    result = call(*faulty, "+method.where=init", cwd=tmp_path)
+@pytest.mark.parametrize("hook", ["__post_init__", "init"])
+def test_a_fault_before_the_first_round_leaves_nothing(hook: str, faulty: tuple[str, ...], tmp_path: Path) -> None:
+    result = call(*faulty, f"+method.where={hook}", cwd=tmp_path)
     assert result.code == 1, result
-    assert result.err.startswith("fedpfl: method=faulty: Faulty.init raised KeyError: ")
+    assert result.err.startswith(f"fedpfl: method=faulty: Faulty.{hook} raised KeyError: ")
     assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
     assert result.err.count("\n") == 1
     assert snapshot(tmp_path) == {}
@@ -528,7 +567,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(tmp_path: Path, monkeypatch:
 
 
 def test_a_fault_in_a_method_does_not_stop_the_other_jobs(faulty: tuple[str, ...], tmp_path: Path) -> None:
-    result = call("-m", *faulty, "+method.where=merge,nowhere", cwd=tmp_path)
+    result = call("-m", *faulty, "+method.where=aggregate,nowhere", cwd=tmp_path)
     assert result.code == 1, result
     assert "fedpfl: 1 of 2 jobs failed" in result.err
     assert "Traceback" not in result.err

@@ -83,9 +83,18 @@ def test_every_registered_model_has_a_file_with_its_options_and_their_defaults()
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_composes_with_other_choices(method: str) -> None:
-    others = "dataset=svhn partition=shards norm=none quantile=paper score=fisher engine=batched logger=wandb"
-    whole = resolve(f"method={method}", *others.split(), "quantile.q=0.5")
+    whole = resolve(f"method={method}", *["dataset=svhn", "partition=shards", "engine=batched", "logger=wandb"])
     assert (whole["method"]["name"], whole["partition"]["name"]) == (method, "shards")
+    assert not {"quantile", "norm", "score"} & set(whole)
+    assert "groups" not in whole["method"]
+
+
+def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
+    chosen = resolve("method=fedobp", "norm=none", "score=fisher", "quantile=paper_cls", "dataset=svhn")["method"]
+    assert (chosen["norm"], chosen["score"], chosen["q"]) == ("none", "fisher", 0.9948)
+    for group in ("+score.name=fisher", "+quantile.q=0.5", "+norm=layer"):
+        with pytest.raises(FedpflError, match=r"is for a hyperparameter that method=seqfededt does not have"):
+            resolve("method=seqfededt", group)
 
 
 # Quantile
@@ -112,7 +121,7 @@ def test_the_papers_command_composes() -> None:
         ("quantile=paper dataset=fmnist partition.alpha=0.5", 0.9999),
         ("quantile=paper dataset=organcmnist_as_published", 0.9997),
         ("quantile=auto dataset=emnist", 0.995),
-        ("quantile=auto dataset=digits", 0.9999),
+        ("quantile=auto dataset=digits", 0.999),
         ("quantile=auto dataset=emnist partition=iid", 0.9999),
         ("quantile.q=0.75 dataset=emnist", 0.75),
         ("quantile=paper quantile.q=1", 1),
@@ -140,7 +149,7 @@ def test_the_papers_quantile_is_an_error_where_the_table_is_silent(overrides: st
     [
         *("seed=7", "logger=wandb", "device=cpu", "data_dir=elsewhere", "checkpoint.seconds=1"),
         *("engine.workers=1", "engine=loop", "engine.width=3", "dataset.download=false"),
-        *("quantile.q=0.9999", "norm.name=global"),  # what the defaults resolve to
+        *("quantile.q=0.999", "norm.name=global"),  # what the defaults resolve to
         *("local.lr=1e-2", "local.weight_decay=0", "method.ema=0"),  # another spelling of the same number
         "validation=0",
     ],
@@ -177,9 +186,13 @@ def test_keys_that_came_later_leave_the_identity_of_earlier_runs() -> None:
     assert config.identity(earlier) == config.identity(whole)
 
 
-def test_choices_that_a_method_does_not_read_are_no_part_of_its_identity() -> None:
-    plain = identity("method=fedavg")
-    assert identity("method=fedavg", "norm=layer", "score=fisher", "quantile.q=0.5") == plain
+@pytest.mark.parametrize("name", ["fedspu", "random_dropout", "fjord", "hermes", "fedmp", "prunefl"])
+def test_a_hyperparameter_that_became_a_key_for_all_leaves_the_identity_of_earlier_runs(name: str) -> None:
+    whole = resolve(f"method={name}")
+    earlier = {key: value for key, value in whole.items() if key != "stopping"}
+    earlier["method"] = {**whole["method"], "early_stopping": False, "lam": 0.7}
+    assert config.identity(earlier) == config.identity(whole)
+    assert config.identity(whole) != identity(f"method={name}", "stopping.early=true")
 
 
 def test_a_run_belongs_below_its_data_set_or_experiment() -> None:
@@ -320,7 +333,10 @@ def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
         ("quantile.table=3", "quantile.table must map data sets to alphas to q, got 3"),
         ("dataset=mnist quantile.table.mnist={0.1:x}", "quantile.table must hold numbers between 0 and 1, got 'x'"),
         ("~quantile.table", "quantile.table must map data sets to alphas to q, got None"),
-        ("~quantile.otherwise", "quantile=paper: Table II has no q for dataset digits with alpha 0.1"),
+        (
+            "~quantile.otherwise dataset=digits partition.alpha=0.3",
+            "quantile=paper: Table II has no q for dataset digits",
+        ),
         ("local=3", "local must be a group of keys, got 3"),
     ],
 )

@@ -2,11 +2,13 @@
 
 loop = batched: from one common state each round, 2e-6 absolute and 1e-4 relative (scores such as Fisher's are squares
 of gradients); bf16 is within 0.02 and 5 % of fp32; everything within one backend, precision and width is bit for bit.
+`make test` asks each of every method in one setting, `make test-all` in all (`every_method`).
 """
 
 import copy
 import dataclasses
-from functools import cache, partial
+from functools import cache
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -14,12 +16,13 @@ import yaml
 from torch import Tensor
 
 from fedpfl import tree
-from fedpfl.engine import Engine, Tuning, begin, make, play
-from fedpfl.engine.backend import Judging, Training
-from fedpfl.engine.keys import Draws
+from fedpfl.engine import Engine, Stopping, Tuning, begin, make, pick, play
+from fedpfl.engine.backend import EvalCall, TrainCall
+from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.shard import training_shard
-from fedpfl.methods import METHODS, Batch, Method
+from fedpfl.methods import METHODS, Batch, FedOBP, Method
 from fedpfl.traffic import count
+from fedpfl.tree import Agreed, Masked
 from tests.conftest import (
     BACKENDS,
     CASES,
@@ -31,6 +34,8 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
+    differing,
+    every_method,
     federate,
     flatten,
     participate,
@@ -45,18 +50,9 @@ COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
 EVERYONE = list(range(6))
 AGREE = {"atol": 2e-6, "rtol": 1e-4}
 
-cases = pytest.mark.parametrize(("name", "values"), CASES)
-FIRST = {case.values[0]: case for case in reversed(CASES)}
-
-
-def run_on(*engines: str):
-    """All settings of all methods on these engines; on the others each method in the first of its settings."""
-    pairs = [(case, engine) for case in CASES for engine in ENGINES if engine in engines or case in FIRST.values()]
-    parameters = [pytest.param(*case.values, engine, id=f"{case.id}-{engine}") for case, engine in pairs]
-    return pytest.mark.parametrize(("name", "values", "backend"), parameters)
-
-
-runs = run_on(*BACKENDS)
+cases = every_method()
+backends = every_method(*BACKENDS)
+runs = every_method(*BACKENDS, also=ENGINES[2:])
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +82,45 @@ def played(method: Method, backend: str, norm: bool = False):
     return rounds(method, tiny(norm), small(), COHORTS, engine=backend)
 
 
-def lockstep(method, net, federation, *, engines=BACKENDS, cohorts=COHORTS):
-    """Each round on every engine from the state that the first one reached."""
-    state = begin(method, net, federation.clients, CPU)
-    for cohort in cohorts:
-        ends = []
-        for engine in engines:
-            ends.append(
-                play(make(as_engine(engine), net, CPU), method, federation, copy.deepcopy(state), cohort, LOCAL, 0)
-            )
-        yield ends
-        state = ends[0][0]
+def entered(method: Method, net, state, number: int):
+    """A client's state after `prepare`, as it enters the next round."""
+    draws = Draws(0, "train", state.round + 1)
+    shard = training_shard(small(), number, LOCAL.batch_size, draws)
+    client = row(state.clients, number) | method.sample(draws.server(number), state.server)
+    bound = net.bind(state.buffers(number), training=True)
+    return method.prepare(state.server, client | method.before_training(bound, shard, state.server, client))
+
+
+def plan(method: Method, net, state, number: int):
+    """The phases of a client's training in the next round."""
+    client = entered(method, net, state, number)
+    return method.phases(state.server, client, method.start(state.server, client), 3)
+
+
+def one_step(method: Method, phase, bound, shard, params, server, client, ask=lambda hook, *given: hook(*given)):
+    """What a phase says of one batch of all samples: its loss (or step), what it keeps, and the client's state."""
+    batch = Batch(*shard.data, random=torch.full((phase.randoms,), 0.3))
+    if phase.step:
+        batches = (batch,) * phase.batches if phase.batches > 1 else batch
+        return ask(phase.step, bound, params, batches, server, client), {}, client
+    loss, kept = ask(phase.loss or method.loss, bound, params, batch, server, client), {}
+    if phase.keeps:
+        loss, kept = loss
+    if phase.after_gradient:
+        client = ask(phase.after_gradient, params, params, loss, batch, server, client)
+    return loss, kept, client
+
+
+def result(method: Method, backend: str, t: int, norm: bool = False):
+    """The state after round t + 1 and its outcome, of the shared run."""
+    states, outcomes = played(method, backend, norm)
+    return states[t + 1], outcomes[t]
+
+
+def replayed(method: Method, engine: Engine | str, t: int, *, of: str = "loop", norm: bool = False, cohort=None):
+    """The same round on another engine, from the state that the shared run of backend `of` has reached by then."""
+    runner, state = make(as_engine(engine), tiny(norm), CPU), copy.deepcopy(played(method, of, norm)[0][t])
+    return play(runner, method, small(), state, cohort or COHORTS[t], LOCAL, 0)
 
 
 def agree(one, other, **tolerance):
@@ -120,32 +144,32 @@ def agree(one, other, **tolerance):
 
 
 @cases
-def test_loop_equals_batched(name, values, net, federation):
-    for loop, batched in lockstep(build(name, values), net, federation):
-        agree(loop, batched, **AGREE)
+def test_loop_equals_batched(name, values):
+    method = build(name, values)
+    for t in range(len(COHORTS)):
+        agree(result(method, "loop", t), replayed(method, "batched", t), **AGREE)
 
 
 @cases
-def test_loop_equals_batched_with_batch_normalisation(name, values, federation):
+def test_loop_equals_batched_with_batch_normalisation(name, values):
     """Short last batches are padded on the batched backend; the running statistics agree too."""
-    for loop, batched in lockstep(build(name, values), tiny(norm=True), federation):
-        agree(loop, batched, atol=1e-5, rtol=1e-3)
+    method = build(name, values)
+    for t in range(len(COHORTS)):
+        one, other = result(method, "loop", t, norm=True), replayed(method, "batched", t, norm=True)
+        agree(one, other, atol=1e-5, rtol=1e-3)
 
 
-@run_on("batched")
+@runs
 def test_beside_other_runs_a_run_is_the_same(name, values, backend, net, federation):
     """Calls answered together with another seed's and with FedAvg's are what they are alone."""
     method, other, tuning = build(name, values), federate(TRAIN, TEST, seed=2), Tuning(LOCAL, Draws(0, "finetune", 2))
     other = dataclasses.replace(other, x=federation.x, y=federation.y)  # another partition of the same images
-    runs = [(method, federation), (method, other), (METHODS["fedavg"](), federation)]
-    runner = make(as_engine(backend), net, CPU)
-    calls = []
-    for seed, (own, fed) in enumerate(runs):
-        state = trajectory(own, net, fed, COHORTS[:1], engine=backend, seed=seed)[-1]
-        calls += [
-            Training(own, fed, state, COHORTS[seed % 2], LOCAL, Draws(seed, "train", 2)),
-            Judging(own, fed, state, EVERYONE, tuning),
-        ]
+    runner, calls = make(as_engine(backend), net, CPU), []
+    runs = [(method, federation, [0, 2, 5]), (method, other, [1, 3, 4]), (METHODS["fedavg"](), federation, [0, 3])]
+    for seed, (own, fed, cohort) in enumerate(runs):
+        state = played(own, backend)[0][1 + seed % 2]
+        calls.append(TrainCall(own, fed, state, cohort, LOCAL, Draws(seed, "train", 2)))
+        calls.append(EvalCall(own, fed, state, cohort[1:], tuning))
     for together, call in zip(runner.run(calls), calls, strict=True):
         assert not isinstance(together, Exception), together
         alone = runner.run([call])[0]
@@ -158,7 +182,7 @@ def test_beside_other_runs_a_run_is_the_same(name, values, backend, net, federat
 
 
 @cases
-def test_loop_equals_batched_in_judging_all_clients(name, values, net, federation):
+def test_loop_equals_batched_in_evaluating_all_clients(name, values, net, federation):
     method = build(name, values)
     state = played(method, "loop")[0][-1]
     for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 2))):
@@ -171,49 +195,37 @@ def test_loop_equals_batched_in_judging_all_clients(name, values, net, federatio
 
 
 @cases
-def test_the_width_of_the_batched_backend_does_not_matter(name, values, net, federation):
-    engines = [Engine("batched", width=width) for width in (0, 1, 3)]
-    for whole, *others in lockstep(build(name, values), net, federation, engines=engines):
-        for other in others:
-            agree(whole, other, **AGREE)
+def test_the_width_of_the_batched_backend_does_not_matter(name, values):
+    method = build(name, values)
+    for width in (1, 3):
+        other = replayed(method, Engine("batched", width=width), 1, of="batched")
+        agree(result(method, "batched", 1), other, **AGREE)
 
 
 @cases
-def test_the_number_of_workers_does_not_change_a_bit(name, values, net, federation):
+def test_the_number_of_workers_does_not_change_a_bit(name, values):
     method = build(name, values)
-    expected, _ = played(method, "loop")
     for workers in (1, 3):
-        assert_same(trajectory(method, net, federation, COHORTS, engine=Engine("loop", workers=workers)), expected)
-
-
-@runs
-def test_the_same_run_twice_is_the_same_bit_for_bit(name, values, backend, federation):
-    method = build(name, values)
-    again = trajectory(build(name, values), tiny(), federation, COHORTS, engine=backend)
-    assert_same(again, played(method, backend)[0])
+        assert_same(replayed(method, Engine("loop", workers=workers), 1)[0], result(method, "loop", 1)[0])
 
 
 @runs
 def test_the_order_of_the_cohort_does_not_matter(name, values, backend, net, federation):
-    method = build(name, values)
-    shuffled = [[5, 2, 0, 3], [1, 5, 4, 0]]
-    assert_same(trajectory(method, net, federation, shuffled, engine=backend), played(method, backend)[0])
+    method, (straight, mixed) = build(name, values), ([0, 1, 4, 5], [1, 5, 4, 0])
+    again = replayed(method, backend, 1, of=backend, cohort=mixed)
+    assert_same(again[0], result(method, backend, 1)[0])
+    assert_same(again[1].loss, result(method, backend, 1)[1].loss)
     state = played(method, backend)[0][1]
-    straight, mixed = (
-        participate(method, net, federation, state, c, engine=backend) for c in (COHORTS[1], shuffled[1])
-    )
-    for k, client in enumerate(COHORTS[1]):
-        at = shuffled[1].index(client)
-        pick = partial(tree.map, lambda leaf, i=k: leaf[i])
-        assert_same(pick(straight), tree.map(lambda leaf, i=at: leaf[i], mixed))
+    one, other = (participate(method, net, federation, state, c, engine=backend) for c in (straight, mixed))
+    for k, client in enumerate(straight):
+        assert_same(tree.take(one, k), tree.take(other, mixed.index(client)))
 
 
-@cases
-@pytest.mark.parametrize("backend", BACKENDS)
+@backends
 def test_bf16_is_near_fp32(name, values, backend, net, federation):
     method = build(name, values)
     if getattr(method, "judge", None) == "sparse":
-        pytest.skip("what is judged is cut at a threshold")
+        pytest.skip("what is evaluated is cut at a threshold")
     state = trajectory(method, net, federation, COHORTS[:1], engine=Engine(backend, precision="bf16"))[-1]
     expected = played(method, backend)[0][1]
     for path, leaf in flatten(state).items():
@@ -248,9 +260,10 @@ def test_only_the_cohorts_rows_change(name, values, backend):
     method = build(name, values)
     states, _ = played(method, backend, norm=True)
     for t, cohort in enumerate(COHORTS):
-        parts = ["client_buffers"] if method.gathers(t) else ["clients", "client_buffers"]  # a gathering is for all
+        turns = method.turns(t, cohort, len(EVERYONE), generator(0, "turns", t + 1))
+        surveyed = {client for turn in turns if turn.survey for client in turn.clients}
         for client in set(EVERYONE) - set(cohort):
-            for part in parts:
+            for part in ("client_buffers", *(() if client in surveyed else ("clients",))):
                 assert_same(row(getattr(states[t], part), client), row(getattr(states[t + 1], part), client))
 
 
@@ -265,18 +278,46 @@ def test_participation_changes_no_state(name, values, backend, federation):
     assert_same(net.buffers, tiny(norm=True).buffers)
 
 
-@cases
-@pytest.mark.parametrize("backend", BACKENDS)
+@backends
 def test_training_that_diverges_is_told_and_nothing_is_raised(name, values, backend, net, federation):
     method = build(name, values)
-    if method.step:
+    if any(phase.step for phase in plan(method, net, begin(method, net, federation.clients, CPU), 0)):
         pytest.skip("its steps have lengths of their own")
     local = dataclasses.replace(LOCAL, lr=1e30)
     outcome = rounds(method, net, federation, COHORTS[:1], engine=backend, local=local)[1][0]
     finite = dict(zip(COHORTS[0], outcome.finite.tolist(), strict=True))
     assert not finite[0]
-    if not method.sequential:  # where a client may receive what an earlier one made
+    turns = method.turns(0, COHORTS[0], len(EVERYONE), generator(0, "turns", 1))
+    if len(turns) == 1:  # else a client may receive what an earlier one made
         assert finite[5]  # has one sample, and makes no step
+
+
+# Early stopping
+
+
+@cases
+def test_with_any_method_clients_that_stop_are_not_drawn_again(name, values, net, federation):
+    """A round is as it is without; each participation sends a bit more; the run ends when nobody is left."""
+    method = build(name, values)
+    kept = []
+    for backend in BACKENDS:
+        state = begin(method, net, len(EVERYONE), CPU, stopping=True)
+        state.stopping["last"].fill_(-1.0)  # so that every loss is a rise
+        cohort = pick(state, COHORTS[0], 0)
+        assert cohort == COHORTS[0]
+        runner = make(Engine(backend), net, CPU)
+        state, outcome = play(runner, method, federation, state, cohort, LOCAL, 0, Stopping(early=True, lam=0.0))
+        plain, without = result(method, backend, 0)
+        assert_same(dataclasses.replace(state, stopping={}), plain)
+        assert outcome.sent == without.sent._replace(bits_up=without.sent.bits_up + len(cohort))
+        assert_same(state.stopping["last"][cohort], outcome.after.loss / outcome.after.total.clamp(min=1))
+        assert state.stopping["stopped"].tolist() == [client in cohort for client in EVERYONE]
+        cohort = pick(state, COHORTS[1], 0)
+        assert cohort == [1, 4]
+        state, _ = play(runner, method, federation, state, cohort, LOCAL, 0, Stopping(early=True, lam=1.0))
+        assert pick(state, COHORTS[1], 0) == []
+        kept.append(state.stopping)
+    assert_close(*kept, atol=1e-4, rtol=1e-4)
 
 
 # Evaluation
@@ -286,23 +327,45 @@ def test_training_that_diverges_is_told_and_nothing_is_raised(name, values, back
 def test_evaluation_changes_no_state_and_repeats_itself(name, values, backend, federation):
     method, net = build(name, values), tiny(norm=True)
     state = copy.deepcopy(played(method, backend, norm=True)[0][-1])
-    kept, judge = copy.deepcopy(state), make(as_engine(backend), net, CPU)
+    kept, runner = copy.deepcopy(state), make(as_engine(backend), net, CPU)
     for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 2))):
-        once, twice = (judge.evaluate(method, federation, state, EVERYONE, tuning) for _ in range(2))
+        once, twice = (runner.evaluate(method, federation, state, EVERYONE, tuning) for _ in range(2))
         assert_same(once, twice)
         assert_same(state, kept)
         assert_same(net.params, tiny(norm=True).params)
 
 
 @runs
-def test_evaluating_every_round_or_never_gives_the_same_trajectory(name, values, backend, net, federation):
-    method = build(name, values)
+def test_a_run_is_the_same_bit_for_bit_again_and_however_often_it_is_evaluated(name, values, backend, federation):
+    method, net = build(name, values), tiny()
     engine, state = make(as_engine(backend), net, CPU), begin(method, net, federation.clients, CPU)
-    for t, cohort in enumerate(COHORTS, 1):
+    for t, cohort in enumerate(COHORTS):
         for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", state.round))):
             engine.evaluate(method, federation, state, EVERYONE, tuning)
-        state, _ = play(engine, method, federation, state, cohort, LOCAL, 0)
-        assert_same(state, played(method, backend)[0][t])
+        state, outcome = play(engine, method, federation, state, cohort, LOCAL, 0)
+        expected = result(method, backend, t)
+        assert_same((state, outcome.loss, outcome.after), (expected[0], expected[1].loss, expected[1].after))
+
+
+TRAINED = (
+    *("fedselect", "pspfl", "seqfededt", "fedcac", "fedpurin", "pfedsd", "fedspu", "fjord", "hermes", "fedmp"),
+    *("prunefl", "heterofl", "fedrolex", "flexfl", "subflot"),
+)
+ANEW = ("fedala", "pfedfda", "pfedme", "random_dropout")  # find their model by draws of the evaluation's own
+
+
+@backends
+def test_the_cohort_is_evaluated_by_what_it_starts_from_and_ends_with(name, values, backend, net, federation):
+    """`before` is what evaluation said of these clients; where it is by TRAINED models, `after` is what it will say."""
+    method, runner = build(name, values), make(Engine(backend), tiny(), CPU)
+    states, outcomes = played(method, backend)
+    for t, cohort in enumerate(COHORTS):
+        before, after = (runner.evaluate(method, federation, state, cohort) for state in states[t : t + 2])
+        assert outcomes[t].before.total.tolist() == outcomes[t].after.total.tolist() == [TEST[i] for i in cohort]
+        if name not in (*ANEW, *TRAINED):
+            assert outcomes[t].before.correct.tolist() == before.correct.tolist()
+        if name in ("local_only", *TRAINED):
+            assert outcomes[t].after.correct.tolist() == after.correct.tolist()
 
 
 # The dataclass
@@ -324,12 +387,29 @@ def test_a_method_is_a_frozen_hashable_dataclass(name, values):
 def test_the_configuration_file_has_exactly_the_hyperparameters(name):
     values = yaml.safe_load((ROOT / f"conf/method/{name}.yaml").read_text())
     assert values.pop("name") == name
+    for key in ("defaults", "groups"):  # of configuration groups
+        values.pop(key, None)
     fields = {f.name: f.default for f in dataclasses.fields(METHODS[name])}
     assert list(values) == list(fields)
     for key, value in values.items():  # references are looked up elsewhere
         value = tuple(value) if isinstance(value, list) else value
         if fields[key] is not dataclasses.MISSING and not str(value).startswith("${"):
             assert value == fields[key], f"{name}.{key}: the file says {value}, the dataclass {fields[key]}"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "allowed"),
+    [
+        pytest.param(name, field, get_args(hint), id=f"{name}.{field}")
+        for name, method in METHODS.items()
+        for field, hint in get_type_hints(method).items()
+        if get_origin(hint) is Literal
+    ],
+)
+def test_a_choice_that_there_is_not_is_refused(name, field, allowed):
+    with pytest.raises(ValueError, match=f"^{field} must be .*, got 'nonsense'$") as told:
+        METHODS[name](**{**SETTINGS.get(name, [{}])[0], field: "nonsense"})
+    assert all(str(choice) in str(told.value) for choice in allowed)
 
 
 def test_every_configuration_file_and_setting_belongs_to_a_method():
@@ -346,7 +426,7 @@ def test_what_a_client_keeps_has_the_structure_it_began_with(name, values, backe
     states, _ = played(method, backend)
     first = flatten(states[0].clients)
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
-    kept = flatten(part.mine)
+    kept = flatten(part.clients)
     assert list(kept) == list(first)
     for path, leaf in kept.items():
         assert (leaf.dtype, leaf.shape[1:]) == (first[path].dtype, first[path].shape[1:]), path
@@ -364,73 +444,49 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
     method = build(name, values)
     state = copy.deepcopy(played(method, "loop")[0][1])
 
-    def ask(question, *arguments):
+    def ask(hook, *arguments):
         """Call with copies kept aside; objects that are not trees pass through."""
-        kept = copy.deepcopy([a for a in arguments if isinstance(a, dict)])
-        answer = question(*arguments)
-        for before, after in zip(kept, (a for a in arguments if isinstance(a, dict)), strict=True):
+        trees = [a for a in arguments if isinstance(a, dict | Masked | Agreed)]
+        kept = copy.deepcopy(trees)
+        answer = hook(*arguments)
+        for before, after in zip(kept, trees, strict=True):
             assert_same(before, after)
         return answer
 
     ask(method.init, net.params, net.parts)
-    server, parts, minds = state.server, [], []
-    for client in COHORTS[1]:
-        mine = row(state.clients, client)
-        buffers = dict.fromkeys(method.buffers, net.buffers)
-        shard = training_shard(federation, client, LOCAL.batch_size, Draws(0, "train", 2))
-        adapted = mine | (ask(method.adapt, net.bind(buffers), shard, server, mine) if method.adapt else {})
-        personal = ask(method.personal, server, adapted)
-        if method.draw:
-            mine |= ask(method.draw, Draws(0, "train", 2).server(client), server)
-        if method.survey:
-            mine |= ask(method.survey, net.bind(buffers, training=True), shard, server, mine)
-        mine = ask(method.prepare, server, mine)
-        start = ask(method.start, server, mine)
-        assert flatten(count(ask(method.send, server, mine)))
-        ask(method.measure, server, mine)
-        judged = ask(method.judged, server, mine, start)
-        assert flatten(judged).keys() == flatten(personal).keys()
-        x, y = shard.data
-        batch = Batch(x, y, random=torch.rand(method.randoms))
-        bound = net.bind(buffers, training=True)
-        for phase in ask(method.phases, server, mine, start, 2):
-            if method.step:
-                ask(
-                    method.step,
-                    bound,
-                    start,
-                    (batch,) * method.together if method.together > 1 else batch,
-                    server,
-                    mine,
-                )
-                continue
-            answer = ask(phase.loss or method.loss, bound, start, batch, server, mine)
-            if method.digest:
-                mine |= ask(method.digest, tree.map(Tensor.detach, answer[1]), server, mine)
-        ask(method.predict, bound, judged, x)
-        ask(method.tune, judged, net.parts, 2)
+    server, uploads, clients = state.server, [], []
+    for number in COHORTS[1]:
+        client, buffers, draws = row(state.clients, number), state.buffers(number), Draws(0, "train", 2)
+        shard = training_shard(federation, number, LOCAL.batch_size, draws)
+        found = ask(method.before_evaluation, net.bind(buffers), shard, server, client)
+        personal = ask(method.personal, server, client | found)
+        client |= ask(method.sample, draws.server(number), server)
+        client |= ask(method.before_training, net.bind(buffers, training=True), shard, server, client)
+        client = ask(method.prepare, server, client)
+        start = ask(method.start, server, client)
+        assert flatten(count(ask(method.download, server, client)))
+        ask(method.metrics, server, client)
+        evaluated = ask(method.evaluated, server, client, start)
+        assert flatten(evaluated).keys() == flatten(personal).keys()
+        kept = {}
+        for phase in ask(method.phases, server, client, start, 2):
+            bound = net.bind(buffers, training=True)
+            _, kept, client = one_step(method, phase, bound, shard, start, server, client, ask)
+        ask(method.predict, net.bind(buffers), evaluated, shard.data.x)
+        ask(method.finetuning, evaluated, net.parts, 2)
         end = tree.map(lambda leaf: leaf + 0.01 * torch.ones_like(leaf), start)
-        if method.observe:
-            mine = ask(method.observe, start, start, torch.ones(()), batch, server, mine)
-        if method.summarize:
-            summary = ask(method.summarize, net.bind(buffers), end, batch, server, mine)
-            mine = {**mine, "summary": summary}
-        if method.validate:
-            mine = {**mine, "validation": ask(method.validate, net.bind(buffers), end, batch, server, mine)}
-        if method.touched:
-            ask(method.touched, server, mine)
-        upload, mine = ask(method.finish, server, mine, start, end)
-        parts.append(upload)
-        minds.append(mine)
-        if method.eligible:
-            assert ask(method.eligible, server, mine).dtype == torch.bool
-    uploads, weight = tree.stack(parts), torch.full((4,), 0.25)
-    merged = ask(method.merge, server, uploads, weight)
-    if method.settle:
-        ask(method.settle, merged, uploads, tree.stack(minds))
+        client |= ask(method.after_training, net.bind(buffers), shard, end, kept, server, client)
+        ask(method.updated_buffers, server, client)
+        upload, client = ask(method.finish, server, client, start, end)
+        uploads.append(upload)
+        clients.append(client)
+    weight = torch.full((4,), 0.25)
+    ask(method.aggregate, server, tree.stack(uploads), tree.stack(clients), weight)
     assert weight.tolist() == [0.25] * 4
-    if method.gather:
-        ask(method.gather, server, tree.stack(parts), tree.stack(minds))
+    for played_rounds in range(3):
+        for turn in method.turns(played_rounds, COHORTS[1], len(EVERYONE), generator(0, "turns", 2)):
+            if turn.survey:
+                ask(turn.survey, server, tree.stack(uploads), tree.stack(clients))
 
 
 @cases
@@ -439,15 +495,76 @@ def test_phases_are_the_same_for_all_clients(name, values, net):
     state = played(method, "loop")[0][-1]
     plans = set()
     for client in EVERYONE:
-        mine = row(state.clients, client)
-        if method.draw:
-            mine |= method.draw(Draws(0, "train", 2).server(client), state.server)
-        if method.survey:
-            bound = net.bind(dict.fromkeys(method.buffers, net.buffers), training=True)
-            shard = training_shard(small(), client, LOCAL.batch_size, Draws(0, "train", 2))
-            mine |= method.survey(bound, shard, state.server, mine)
-        mine = method.prepare(state.server, mine)
-        phases = method.phases(state.server, mine, method.start(state.server, mine), 3)
+        phases = plan(method, net, state, client)
         plans.add(tuple((phase.epochs, phase.stream) for phase in phases))
         assert sum(max(0, phase.epochs) for phase in phases) > 0
     assert len(plans) == 1
+
+
+# What travels
+
+
+def told(method: Method, server, client) -> list[Tensor]:
+    """Which entries of the server's state travel down to a client, by the gradient of what travels: bools, by leaf."""
+    leaves = [leaf.clone().requires_grad_(leaf.is_floating_point()) for leaf in tree.leaves(server)]
+    generator = torch.Generator().manual_seed(0)
+
+    def total(sent) -> Tensor:
+        if isinstance(sent, Masked | Agreed):
+            pairs = zip(tree.leaves(sent.values), tree.leaves(sent.mask), strict=True)
+            return sum(total(torch.where(mask, leaf, 0.0)) for leaf, mask in pairs if leaf.is_floating_point())
+        if isinstance(sent, dict):
+            return sum((total(part) for part in sent.values()), torch.zeros(()))
+        return (sent * (1 + torch.rand(sent.shape, generator=generator))).sum()
+
+    floats = [leaf for leaf in leaves if leaf.requires_grad]
+    travelling = total(method.download(tree.rebuild(server, leaves), client))
+    if not travelling.requires_grad:
+        return [torch.zeros_like(leaf, dtype=torch.bool) for leaf in leaves]
+    slopes = iter(torch.autograd.grad(travelling, floats, materialize_grads=True))
+    return [next(slopes) != 0 if leaf.requires_grad else torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves]
+
+
+def poisoned(method: Method, first, server, client):
+    """The server's state with nan in every float that the client was not told. It knows from the beginning what is
+    still as `init` made it, which is in `first`.
+    """
+
+    def poison(leaf, old, sent):
+        known = not leaf.is_floating_point() or torch.equal(leaf, old)
+        return leaf if known else torch.where(sent, leaf, torch.nan)
+
+    return tree.map(poison, server, first, tree.rebuild(server, told(method, server, client)))
+
+
+@cases
+def test_start_and_training_see_of_the_server_what_download_sends(name, values, net, federation):
+    method = build(name, values)
+    first, *states = played(method, "loop")[0]
+    if len(method.turns(0, COHORTS[0], len(EVERYONE), generator(0, "turns", 1))) > 1:
+        pytest.skip("its model comes from the client before, whose upload it was")
+    for state in states:
+        for number in EVERYONE:
+            client = entered(method, net, state, number)
+            other, start = poisoned(method, first.server, state.server, client), method.start(state.server, client)
+            assert_same(method.start(other, client), start)
+            shard = training_shard(federation, number, LOCAL.batch_size, Draws(0, "train", 1))
+            for phase in method.phases(state.server, client, start, 2):
+                seen, same = (
+                    one_step(method, phase, net.bind(state.buffers(number), True), shard, start, server, client)
+                    for server in (other, state.server)
+                )
+                assert_same(seen, same)
+
+
+def test_a_start_from_what_was_not_sent_is_found(net):
+    @dataclasses.dataclass(frozen=True)
+    class Leaky(FedOBP):
+        def start(self, server, client):
+            return server
+
+    first, _, state = played(method := Leaky(q=0.9), "loop")[0]
+    client = entered(method, net, state, 0)
+    other = poisoned(method, first.server, state.server, client)
+    assert int(tree.flat(other).isnan().sum()) == int(tree.flat(client["mask"]).sum()) > 0
+    assert differing(method.start(other, client), method.start(state.server, client))

@@ -105,10 +105,13 @@ def test_the_table_of_methods_is_up_to_date():
     assert shown == methods_table.table(), "run python scripts/methods_table.py --write"
 
 
-def test_readme_and_experiments_name_every_method():
+def test_the_readme_names_methods_that_there_are_and_experiments_every_one():
     readme = (ROOT / "README.md").read_text()
     row = next(line for line in readme.splitlines() if line.startswith("| `method` |"))
-    assert sorted(re.findall(r"`(\w+)`", row)[1:]) == sorted(METHODS)
+    named = re.findall(r"`(\w+)`", row)[1:]
+    assert len(named) > 5
+    assert set(named) <= set(METHODS)
+    assert "docs/methods.md" in row
     for name in ("smoke", "all_methods"):
         experiment = yaml.safe_load((ROOT / f"conf/experiment/{name}.yaml").read_text())
         assert sorted(experiment["hydra"]["sweeper"]["params"]["method"].split(",")) == sorted(METHODS)
@@ -179,7 +182,6 @@ def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
 def test_the_readme_lists_every_choice():
     readme = (ROOT / "README.md").read_text()
     for group in (
-        "method",
         "dataset",
         "partition",
         "model",

@@ -1,4 +1,4 @@
-"""The engine: random draws, rounds, what toy methods answer through every hook, judging, precision, errors, CUDA."""
+"""The engine: random draws, rounds, what toy methods answer through every hook, evaluation, precision, errors, CUDA."""
 
 import copy
 import random
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fedpfl import engine, tree
 from fedpfl.engine import Engine, Local, Tuning, begin, cohorts, make, play
-from fedpfl.engine.backend import Tally
+from fedpfl.engine.backend import Counts
 from fedpfl.engine.evaluate import accuracies, per_client, pooled
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.select import check, device
@@ -20,18 +20,17 @@ from fedpfl.methods import METHODS, FedAvg, FedOBP, LocalOnly, Method, Phase
 from fedpfl.tree import Masked
 from tests.conftest import (
     BACKENDS,
-    CASES,
     COHORTS,
     CPU,
     LOCAL,
     LOOP,
-    SETTINGS,
     TEST,
     TRAIN,
     Tiny,
     assert_close,
     assert_same,
     differing,
+    every_method,
     federate,
     flatten,
     participate,
@@ -130,9 +129,9 @@ def test_rounds_count_up(net, federation):
 
 
 def test_the_old_server_tree_survives_a_round(net, federation, backend):
-    judge, state = make(Engine(backend), net, CPU), begin(FedAvg(), net, 10, CPU)
+    runner, state = make(Engine(backend), net, CPU), begin(FedAvg(), net, 10, CPU)
     server, kept = state.server, copy.deepcopy(state.server)
-    new, _ = play(judge, FedAvg(), federation, state, COHORTS[0], LOCAL, 0)
+    new, _ = play(runner, FedAvg(), federation, state, COHORTS[0], LOCAL, 0)
     assert_same(server, kept)
     assert differing(new.server, kept)
 
@@ -161,62 +160,41 @@ def test_losses_are_means_over_a_clients_steps(net, federation, backend):
     assert outcome.loss.tolist() == pytest.approx([*expected, 0.0], abs=1e-5)
 
 
-def test_the_cohort_is_judged_by_what_it_starts_from_and_ends_with(net, federation, backend):
-    """`before` is what evaluation said of these clients; where it is by trained models, `after` is what it will say."""
-    anew = ("fedala", "pfedfda", "pfedme", "random_dropout")  # find their model by draws of the evaluation's own
-    trained = ("fedselect", "pspfl", "seqfededt", "fedcac", "fedpurin", "pfedsd")
-    trained += ("fedspu", "fjord", "hermes", "fedmp", "prunefl", "heterofl", "fedrolex", "flexfl", "subflot")
-    for name in METHODS:
-        if name in anew:
-            continue
-        method = METHODS[name](**SETTINGS.get(name, [{}])[0])
-        states, outcomes = rounds(method, net, federation, engine=backend)
-        judge = make(Engine(backend), net, CPU)
-        for t, cohort in enumerate(COHORTS):
-            tally = judge.evaluate(method, federation, states[t], cohort)
-            assert outcomes[t].before.total.tolist() == [TEST[i] for i in cohort]
-            if name not in trained:
-                assert outcomes[t].before.correct.tolist() == tally.correct.tolist()
-            if name in ("local_only", *trained):
-                tally = judge.evaluate(method, federation, states[t + 1], cohort)
-                assert outcomes[t].after.correct.tolist() == tally.correct.tolist()
-
-
-def test_judging_passes_all_samples_once_in_chunks(net, backend):
+def test_evaluation_passes_all_samples_once_in_chunks(net, backend):
     large = federate((4, 5, 6), (600, 0, 257))
-    tally = make(Engine(backend), net, CPU).evaluate(FedAvg(), large, begin(FedAvg(), net, 3, CPU), [2, 0, 1])
+    counts = make(Engine(backend), net, CPU).evaluate(FedAvg(), large, begin(FedAvg(), net, 3, CPU), [2, 0, 1])
     module = Tiny()
     module.load_state_dict(net.params)
     for k, client in enumerate([2, 0, 1]):
         index = large.test[client]
         with torch.no_grad():
             logits = module((large.x[index].float() / 255 - 0.4) / 0.3)
-        assert tally.total[k] == len(index)
-        assert tally.correct[k] == (logits.argmax(1) == large.y[index]).sum()
-        assert float(tally.loss[k]) == pytest.approx(
+        assert counts.total[k] == len(index)
+        assert counts.correct[k] == (logits.argmax(1) == large.y[index]).sum()
+        assert float(counts.loss[k]) == pytest.approx(
             float(F.cross_entropy(logits, large.y[index], reduction="sum")), rel=1e-5
         )
 
 
 def test_accuracies_by_hand():
-    tally = Tally(torch.tensor([1, 3, 0, 2]), torch.tensor([2.0, 1.0, 0.0, 4.0]), torch.tensor([2, 4, 0, 4]))
-    result = accuracies(tally)
+    counts = Counts(torch.tensor([1, 3, 0, 2]), torch.tensor([2.0, 1.0, 0.0, 4.0]), torch.tensor([2, 4, 0, 4]))
+    result = accuracies(counts)
     assert result["accuracy"] == pytest.approx((50 + 75 + 50) / 3)
-    assert result["accuracy_pooled"] == pooled(tally) == pytest.approx(60)
+    assert result["accuracy_pooled"] == pooled(counts) == pytest.approx(60)
     assert result["accuracy_std"] == pytest.approx((2 * (25 / 3) ** 2 / 3 + (50 / 3) ** 2 / 3) ** 0.5)
     assert result["accuracy_worst10"] == 50
     assert result["loss"] == pytest.approx(0.7)
-    assert per_client(tally) == pytest.approx([50, 75, float("nan"), 50], nan_ok=True)
+    assert per_client(counts) == pytest.approx([50, 75, float("nan"), 50], nan_ok=True)
 
 
 def test_the_worst_decile_is_a_tenth_of_the_clients():
     correct = torch.arange(40)
-    tally = Tally(correct, torch.zeros(40), torch.full((40,), 100))
-    assert accuracies(tally)["accuracy_worst10"] == (0 + 1 + 2 + 3) / 4
+    counts = Counts(correct, torch.zeros(40), torch.full((40,), 100))
+    assert accuracies(counts)["accuracy_worst10"] == (0 + 1 + 2 + 3) / 4
 
 
 def test_without_test_samples_there_is_no_accuracy():
-    nothing = Tally(torch.zeros(2, dtype=torch.int64), torch.zeros(2), torch.zeros(2, dtype=torch.int64))
+    nothing = Counts(torch.zeros(2, dtype=torch.int64), torch.zeros(2), torch.zeros(2, dtype=torch.int64))
     assert all(value != value for value in [*accuracies(nothing).values(), pooled(nothing), *per_client(nothing)])
 
 
@@ -233,14 +211,14 @@ class TwoPhases(Method):
     def init(self, params, parts):
         return params, {"mask": tree.full_like(params, False), "start": params, "end": params}
 
-    def draw(self, generator, server):
+    def sample(self, generator, server):
         return {"mask": tree.map(lambda leaf: torch.rand(leaf.shape, generator=generator) < 0.3, server)}
 
-    def phases(self, server, mine, params, epochs):
-        return [Phase(self.first, mine["mask"], "first"), Phase(self.second, tree.invert(mine["mask"]), "second")]
+    def phases(self, server, client, params, epochs):
+        return [Phase(self.first, client["mask"], "first"), Phase(self.second, tree.invert(client["mask"]), "second")]
 
-    def finish(self, server, mine, start, end):
-        return end, {"mask": mine["mask"], "start": start, "end": end}
+    def finish(self, server, client, start, end):
+        return end, {"mask": client["mask"], "start": start, "end": end}
 
 
 @pytest.mark.parametrize(("first", "second"), [(2, 0), (0, 2)])
@@ -280,9 +258,9 @@ def test_masked_phases_with_streams_of_their_own(net, federation, backend):
     states = trajectory(TwoPhases(), net, federation, COHORTS[:2], engine=backend)
     for t, cohort in enumerate(COHORTS[:2], 1):
         for client in cohort:
-            mine = row(states[t].clients, client)
-            expected = masked_by_hand(net, federation, states[t - 1].server, mine["mask"], client, t)
-            assert_close(mine["end"], expected, atol=1e-6, rtol=0)
+            own = row(states[t].clients, client)
+            expected = masked_by_hand(net, federation, states[t - 1].server, own["mask"], client, t)
+            assert_close(own["end"], expected, atol=1e-6, rtol=0)
 
 
 def test_draws_are_the_clients_and_the_rounds_own(net, federation, backend):
@@ -303,42 +281,41 @@ class Observer(Method):
 
     def init(self, params, parts):
         zero = torch.zeros(())
-        mine = {"steps": zero, "loss": zero, "samples": zero, "gradient": tree.full_like(params, 0.0)}
-        return params, {**mine, "first": params, "moved": tree.full_like(params, 0.0)}
+        client = {"steps": zero, "loss": zero, "samples": zero, "gradient": tree.full_like(params, 0.0)}
+        return params, {**client, "first": params, "moved": tree.full_like(params, 0.0)}
 
-    def phases(self, server, mine, params, epochs):
-        return [Phase(epochs, {name: "classifier" not in name for name in params} if self.frozen_head else None)]
+    def phases(self, server, client, params, epochs):
+        mask = {name: "classifier" not in name for name in params} if self.frozen_head else None
+        return [Phase(epochs, mask, after_gradient=self._observe)]
 
-    def observe(self, params, grads, loss, batch, server, mine):
-        begun = mine["steps"] > 0
-        real = torch.ones_like(batch.y) if batch.weight is None else batch.weight
+    def _observe(self, params, grads, loss, batch, server, client):
+        begun = client["steps"] > 0
         return {
-            "steps": mine["steps"] + 1,
-            "loss": mine["loss"] + loss,
-            "samples": mine["samples"] + real.sum(),
-            "gradient": tree.map(torch.add, mine["gradient"], grads),
-            "first": tree.where(begun, mine["first"], params),
-            "moved": mine["moved"],
+            "steps": client["steps"] + 1,
+            "loss": client["loss"] + loss,
+            "samples": client["samples"] + batch.samples.sum(),
+            "gradient": tree.map(torch.add, client["gradient"], grads),
+            "first": tree.where(begun, client["first"], params),
+            "moved": client["moved"],
         }
 
-    def finish(self, server, mine, start, end):
-        return end, {**mine, "moved": tree.map(torch.sub, end, start)}
+    def finish(self, server, client, start, end):
+        return end, {**client, "moved": tree.map(torch.sub, end, start)}
 
 
-def test_observe_sees_every_step_before_it_is_made(net, federation, backend):
-    state, outcome = begin(Observer(), net, 10, CPU), None
+def test_after_gradient_sees_every_step_before_it_is_made(net, federation, backend):
+    state = begin(Observer(), net, 10, CPU)
     part = participate(Observer(), net, federation, state, EVERYONE, engine=backend, local=GENTLE)
     for client in EVERYONE:
-        mine, n = row(part.mine, client), TRAIN[client]
-        assert mine["steps"] == steps(n)
-        assert mine["samples"] == 2 * (n - (n % 32 == 1))
-        assert_close(mine["moved"], tree.map(lambda g: -0.05 * g, mine["gradient"]), atol=1e-6)
-        assert_same(mine["first"], net.params)
-        assert float(mine["loss"] / max(1, steps(n))) == pytest.approx(float(part.loss[client]), abs=1e-5)
-    assert outcome is None
+        own, n = row(part.clients, client), TRAIN[client]
+        assert own["steps"] == steps(n)
+        assert own["samples"] == 2 * (n - (n % 32 == 1))
+        assert_close(own["moved"], tree.map(lambda g: -0.05 * g, own["gradient"]), atol=1e-6)
+        assert_same(own["first"], net.params)
+        assert float(own["loss"] / max(1, steps(n))) == pytest.approx(float(part.loss[client]), abs=1e-5)
 
 
-def test_observe_gets_zero_gradients_for_what_does_not_move(net, federation, backend):
+def test_after_gradient_gets_zero_gradients_for_what_does_not_move(net, federation, backend):
     part = participate(
         Observer(frozen_head=True),
         net,
@@ -348,56 +325,62 @@ def test_observe_gets_zero_gradients_for_what_does_not_move(net, federation, bac
         engine=backend,
         local=GENTLE,
     )
-    for name, leaf in part.mine["gradient"].items():
+    for name, leaf in part.clients["gradient"].items():
         assert bool((leaf == 0).all()) == ("classifier" in name)
 
 
 @dataclass(frozen=True)
 class Summarizer(Method):
-    """Sums pixels, samples and (at the trained model) hits per class over a client's training data."""
+    """Sums pixels, samples and (at the trained model) logits over a client's training data."""
 
     def init(self, params, parts):
         return params, {"mean": torch.zeros(1, 8, 8), "samples": torch.zeros(()), "logits": torch.zeros(5)}
 
-    def summarize(self, net, end, batch, server, mine):
-        weight = torch.ones(len(batch.y)) if batch.weight is None else batch.weight
+    def after_training(self, net, shard, params, kept, server, client):
         assert not net.training
-        logits = (self.predict(net, end, batch.x) * weight[:, None]).sum(0)
-        return {"x": (batch.x * weight[:, None, None, None]).sum(0), "n": weight.sum(), "logits": logits}
+        assert kept == {}
+        batches = list(shard.data.chunks())
+        assert all(batch.weight is None for batch in batches)
+        logits = sum(self.predict(net, params, batch.x).sum(0) for batch in batches)
+        n = sum(len(batch.y) for batch in batches)
+        return {
+            "mean": sum(batch.x.sum(0) for batch in batches) / n,
+            "samples": torch.tensor(1.0 * n),
+            "logits": logits,
+        }
 
-    def finish(self, server, mine, start, end):
-        s = mine["summary"]
-        return end, {"mean": s["x"] / s["n"], "samples": s["n"], "logits": s["logits"]}
 
-
-def test_summarize_passes_all_training_samples_once_after_training(net, backend):
-    large = federate((300, 5, 1, 130), (2, 2, 2, 2))
+@pytest.mark.parametrize("norm", [False, True])
+def test_after_training_sees_all_training_samples_and_the_trained_model(norm, backend):
+    """In evaluation mode, by the statistics as they are after training."""
+    large, net = federate((300, 5, 1, 130), (2, 2, 2, 2)), tiny(norm)
     state = begin(Summarizer(), net, 4, CPU)
     part = participate(Summarizer(), net, large, state, [0, 1, 2, 3], engine=backend)
     for client in range(4):
-        mine, (x, y) = row(part.mine, client), images(large, client)
-        assert mine["samples"] == len(y)
-        assert_close(mine["mean"], x.mean(0), atol=1e-5)
-        module = Tiny()
-        module.load_state_dict(row(part.uploads, client))
-        assert_close(mine["logits"], module(x).sum(0).detach(), atol=1e-3, rtol=1e-4)
+        found, (x, y) = row(part.clients, client), images(large, client)
+        assert found["samples"] == len(y)
+        assert_close(found["mean"], x.mean(0), atol=1e-5)
+        module = Tiny(norm).eval()
+        module.load_state_dict(row(part.uploads, client) | row(part.buffers["main"], client))
+        assert_close(found["logits"], module(x).sum(0).detach(), atol=1e-3, rtol=1e-4)
 
 
 @dataclass(frozen=True)
-class Settler(Method):
-    """Sends every client of the cohort a reply: how far its upload lies from the merged model."""
+class Replying(Method):
+    """Sends every client of the cohort a reply: how far its upload lies from the mean."""
 
     def init(self, params, parts):
         return params, {"gap": torch.zeros(())}
 
-    def settle(self, server, uploads, mine):
+    def aggregate(self, server, uploads, clients, weight):
+        server, clients = super().aggregate(server, uploads, clients, weight)
         gaps = [(uploads[name] - server[name]).abs().flatten(1).sum(1) for name in server]
-        return {"gap": torch.stack(gaps).sum(0)}
+        return server, {"gap": clients["gap"] + torch.stack(gaps).sum(0)}
 
 
-def test_settle_replies_to_each_client_after_the_merge(net, federation, backend):
-    before, after = trajectory(Settler(), net, federation, COHORTS[:1], engine=backend)
-    part = participate(Settler(), net, federation, before, COHORTS[0], engine=backend)
+def test_aggregate_may_reply_to_each_client(net, federation, backend):
+    before, after = trajectory(Replying(), net, federation, COHORTS[:1], engine=backend)
+    part = participate(Replying(), net, federation, before, COHORTS[0], engine=backend)
     for k, client in enumerate(COHORTS[0]):
         upload = row(part.uploads, k)
         gap = sum(float((upload[name] - after.server[name]).abs().sum()) for name in upload)
@@ -409,13 +392,13 @@ def test_settle_replies_to_each_client_after_the_merge(net, federation, backend)
 class OwnLosses(Method):
     """Minimises the norm of the parameters in one phase, and nothing that depends on them in the other."""
 
-    def phases(self, server, mine, params, epochs):
-        return [Phase(1, loss=self.shrink), Phase(3)]
+    def phases(self, server, client, params, epochs):
+        return [Phase(1, loss=self._shrink), Phase(3)]
 
-    def shrink(self, net, params, batch, server, mine):
+    def _shrink(self, net, params, batch, server, client):
         return sum(leaf.square().sum() / 2 for leaf in tree.leaves(params))
 
-    def loss(self, net, params, batch, server, mine):
+    def loss(self, net, params, batch, server, client):
         return sum((0.0 * leaf).sum() for leaf in tree.leaves(params))
 
 
@@ -432,13 +415,13 @@ def test_a_phase_may_have_a_loss_of_its_own(net, federation, backend):
 
 @dataclass(frozen=True)
 class Weigher(FedAvg):
-    """Notes the shares of the merge."""
+    """Notes the shares of the mean."""
 
     shares: ClassVar[list] = []
 
-    def merge(self, server, uploads, weight):
+    def aggregate(self, server, uploads, clients, weight):
         self.shares.append(weight)
-        return super().merge(server, uploads, weight)
+        return super().aggregate(server, uploads, clients, weight)
 
 
 def test_shares_are_training_samples_over_the_cohorts(net, federation, backend):
@@ -454,23 +437,23 @@ def test_shares_are_training_samples_over_the_cohorts(net, federation, backend):
 class Sparse(Method):
     """Uploads only the first tenth of every tensor; measures its cohort."""
 
-    def finish(self, server, mine, start, end):
+    def finish(self, server, client, start, end):
         chosen = tree.map(lambda leaf: (torch.arange(leaf.numel()) * 10 < leaf.numel()).view(leaf.shape), end)
-        return Masked(end, chosen), mine
+        return Masked(end, chosen), client
 
-    def merge(self, server, uploads, weight):
-        return tree.where(tree.take(uploads.mask, 0), tree.mean(uploads.values, weight), server)
+    def aggregate(self, server, uploads, clients, weight):
+        return tree.where(tree.take(uploads.mask, 0), tree.mean(uploads.values, weight), server), clients
 
-    def measure(self, server, mine):
+    def metrics(self, server, client):
         return {"constant": torch.tensor(3.0), "size": torch.tensor(tree.size(server))}
 
 
-def test_masked_uploads_are_merged_counted_and_measured(net, federation, backend):
+def test_masked_uploads_are_averaged_counted_and_measured(net, federation, backend):
     states, (outcome,) = rounds(Sparse(), net, federation, COHORTS[:1], engine=backend)
     chosen = sum(-(-p.numel() // 10) for p in net.params.values())
-    assert outcome.values_up == 5 * chosen
-    assert outcome.bits_up == 5 * (32 * chosen + min(32 * chosen, 549))
-    assert outcome.measures == {"constant": 3.0, "size": 549.0}
+    assert outcome.sent.values_up == 5 * chosen
+    assert outcome.sent.bits_up == 5 * (32 * chosen + min(32 * chosen, 549))
+    assert outcome.metrics == {"constant": 3.0, "size": 549.0}
     for name, leaf in states[-1].server.items():
         same = leaf.flatten() == net.params[name].flatten()
         assert same[-(-leaf.numel() // 10) :].all()
@@ -479,19 +462,19 @@ def test_masked_uploads_are_merged_counted_and_measured(net, federation, backend
 
 @dataclass(frozen=True)
 class Prepared(Method):
-    """Counts its participations in `prepare`; what is prepared reaches every later answer."""
+    """Counts its participations in `prepare`; what is prepared reaches every later hook."""
 
     def init(self, params, parts):
         return params, {"times": torch.zeros(())}
 
-    def prepare(self, server, mine):
-        return {"times": mine["times"] + 1, "scale": mine["times"] * 0}
+    def prepare(self, server, client):
+        return {"times": client["times"] + 1, "scale": client["times"] * 0}
 
-    def start(self, server, mine):
-        return tree.map(lambda leaf: leaf * mine["scale"], server)
+    def start(self, server, client):
+        return tree.map(lambda leaf: leaf * client["scale"], server)
 
-    def finish(self, server, mine, start, end):
-        return start, {"times": mine["times"]}
+    def finish(self, server, client, start, end):
+        return start, {"times": client["times"]}
 
 
 def test_prepare_runs_once_per_participation(net, federation, backend):
@@ -513,7 +496,7 @@ def test_bf16_differs_from_fp32_and_keeps_states_in_fp32(net, federation, backen
 
 def test_a_failing_method_fails_the_round(net, federation, backend):
     class Broken(FedAvg):
-        def loss(self, net, params, batch, server, mine):
+        def loss(self, net, params, batch, server, client):
             raise RuntimeError("broken on purpose")
 
     with pytest.raises(RuntimeError, match="broken on purpose"):
@@ -560,17 +543,16 @@ def exact_products():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch-norm"])
-@pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize(("method", "values"), CASES)
-def test_a_round_on_cuda_equals_the_cpus(method, values, name, norm, federation, exact_products):
+@every_method(*BACKENDS)
+def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation, exact_products):
     """Each round from the CPU's state; 1e-4 after two epochs."""
-    method, gpu, net = METHODS[method](**values), torch.device("cuda"), tiny(norm)
+    method, gpu, net = METHODS[name](**values), torch.device("cuda"), tiny(norm)
     there, states = federation.to(gpu), trajectory(method, net, federation)
-    judge = make(Engine(name), net, gpu)
+    runner = make(Engine(backend), net, gpu)
     for t, cohort in enumerate(COHORTS):
-        moved = {part: tree.to(copy.deepcopy(getattr(states[t], part)), gpu) for part in
-                 ("server", "clients", "server_buffers", "client_buffers")}  # fmt: skip
-        state, outcome = play(judge, method, there, replace(states[t], **moved), cohort, LOCAL, 0)
+        parts = ("server", "clients", "server_buffers", "client_buffers")
+        moved = {part: tree.to(copy.deepcopy(getattr(states[t], part)), gpu) for part in parts}
+        state, outcome = play(runner, method, there, replace(states[t], **moved), cohort, LOCAL, 0)
         assert all(leaf.device.type == "cuda" for leaf in flatten(state).values())
         on_cpu = {part: tree.to(getattr(state, part), CPU) for part in moved}
         assert_close(replace(state, **on_cpu), states[t + 1], atol=1e-4, rtol=1e-3)
@@ -579,7 +561,7 @@ def test_a_round_on_cuda_equals_the_cpus(method, values, name, norm, federation,
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", BACKENDS)
-def test_judging_and_tuning_on_cuda_equal_the_cpus(name, net, federation, exact_products):
+def test_evaluation_and_tuning_on_cuda_equal_the_cpus(name, net, federation, exact_products):
     gpu = torch.device("cuda")
     for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 0))):
         here = make(LOOP, net, CPU).evaluate(FedAvg(), federation, begin(FedAvg(), net, 10, CPU), EVERYONE, tuning)

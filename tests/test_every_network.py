@@ -1,4 +1,4 @@
-"""Every method on every kind of network: texts, signals, residual streams; a round and its judgement on both backends.
+"""Every method on every kind of network: texts, signals, residual streams; a round and its evaluation on both backends.
 
 The contract suite has one smooth network of images; what a method assumes of a network shows here.
 """
@@ -12,13 +12,15 @@ from fedpfl import models
 from fedpfl.engine import Engine, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
+from fedpfl.models import Net
+from fedpfl.models.resnet import ResNet
 from tests.conftest import BACKENDS, CLASSES, CPU, LOCAL, SETTINGS, assert_close, federate
 
 NETWORKS = {
     "text": ((6,), {"vocabulary": 30, "width": 8}),
     "har_cnn": ((3, 32), {}),
     "mlp": ((11,), {"hidden": (16, 8)}),
-    "resnet8": ((1, 8, 8), {"norm": "batch", "stem": "small"}),
+    "resnet": ((1, 8, 8), {}),
 }
 TRAIN, TEST = (20, 7, 3), (5, 3, 4)
 
@@ -30,22 +32,27 @@ def setting(network: str):
     x = torch.randn(len(federation.y), *shape, generator=g) + federation.y.view(-1, *[1] * len(shape))
     if network == "text":
         x = (8 * x).clamp(0, 40).int()
-    if network != "resnet8":
-        federation = dataclasses.replace(federation, x=x, mean=(), std=())
+    if network == "resnet":  # of two blocks: an identity and a projection
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return Net(ResNet(shape, CLASSES, (1, 1), "batch", "small")), federation
+    federation = dataclasses.replace(federation, x=x, mean=(), std=())
     return models.build(network, shape, CLASSES, 0, **options), federation
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", METHODS)
-def test_a_round_and_its_judgement(name, network):
+def test_a_round_and_its_evaluation(name, network):
     net, federation = setting(network)
     method = METHODS[name](**SETTINGS.get(name, [{}])[0])
-    tuning = Tuning(LOCAL, Draws(0, "finetune", 1))
+    tuning = Tuning(dataclasses.replace(LOCAL, epochs=1), Draws(0, "finetune", 1))
     ends = []
     for backend in BACKENDS:
         engine, state = make(Engine(backend), net, CPU), begin(method, net, 3, CPU)
         state, outcome = play(engine, method, federation, state, [0, 2], LOCAL, 0)
         assert outcome.finite.all()
-        ends.append((outcome.loss, outcome.values_up, engine.evaluate(method, federation, state, [0, 1, 2], tuning)))
+        ends.append(
+            (outcome.loss, outcome.sent.values_up, engine.evaluate(method, federation, state, [0, 1, 2], tuning))
+        )
     assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-4)  # scores at a threshold may round to either side
     assert_close((ends[0][0], ends[0][2].loss), (ends[1][0], ends[1][2].loss), atol=0.01, rtol=0.01)

@@ -1,6 +1,7 @@
-"""FedALA: the exact tests of its specification."""
+"""FedALA (arXiv:2212.01197): weights of one and zero, how they are learned and for how long."""
 
 import dataclasses
+from functools import cache
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from fedpfl import tree
 from fedpfl.engine import begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
-from fedpfl.methods import FedALA, FedAvg, LocalOnly, mean_cross_entropy
+from fedpfl.methods import FedALA, FedAvg, LocalOnly
 from fedpfl.methods.fedala import merged
 from tests.conftest import (
     COHORTS,
@@ -17,6 +18,7 @@ from tests.conftest import (
     HEAD,
     LOCAL,
     LOOP,
+    as_engine,
     assert_close,
     assert_same,
     participate,
@@ -28,27 +30,33 @@ from tests.conftest import (
 ALL = 3
 
 
+@pytest.fixture(scope="module")
+def played(net, federation):
+    """Three rounds, computed once: nobody changes them."""
+    return cache(lambda method, backend="loop": trajectory(method, net, federation, engine=backend))
+
+
 @dataclasses.dataclass(frozen=True)
 class FromZero(FedALA):
     """All weights are 0 at first."""
 
     def init(self, params, parts):
-        server, mine = super().init(params, parts)
-        return server, {**mine, "weights": tree.full_like(mine["weights"], 0.0)}
+        server, client = super().init(params, parts)
+        return server, {**client, "weights": tree.full_like(client["weights"], 0.0)}
 
 
 def learned(method, net, federation, state, client, seed=0, buffers=None):
     """A client's tree with the weights that its next round would start from."""
     shard = training_shard(federation, client, LOCAL.batch_size, Draws(seed, "train", 9))
     bound = net.bind(buffers or {"main": {}}, training=True)
-    mine = row(state.clients, client)
-    return mine | method.survey(bound, shard, state.server, mine)
+    own = row(state.clients, client)
+    return own | method.before_training(bound, shard, state.server, own)
 
 
 @pytest.mark.parametrize("layers", [1, ALL])
-def test_weights_of_one_that_do_not_move_are_fedavg(layers, backend, net, federation):
-    own = trajectory(FedALA(layers=layers, eta=0.0), net, federation, engine=backend)
-    for state, fedavg in zip(own, trajectory(FedAvg(), net, federation, engine=backend), strict=True):
+def test_weights_of_one_that_do_not_move_are_fedavg(layers, backend, played):
+    own = played(FedALA(layers=layers, eta=0.0), backend)
+    for state, fedavg in zip(own, played(FedAvg(), backend), strict=True):
         assert_same(state.server, fedavg.server)
         assert_same(FedALA(eta=0.0).personal(state.server, row(state.clients, 2)), fedavg.server)
 
@@ -71,14 +79,11 @@ def test_weights_of_zero_everywhere_are_local_only(backend, net, federation):
         assert_same(state.clients["top"], local.clients["model"])
 
 
-@pytest.mark.parametrize("layers", [1, 2, ALL])
-def test_the_first_round_is_fedavgs(layers, backend, net, federation):
-    own, fedavg = (
-        trajectory(m, net, federation, COHORTS[:1], engine=backend)[-1] for m in (FedALA(layers=layers), FedAvg())
-    )
-    assert_same(own.server, fedavg.server)
-    later = trajectory(FedALA(layers=layers), net, federation, engine=backend)[-1]
-    assert not torch.equal(later.server["fc.weight"], trajectory(FedAvg(), net, federation)[-1].server["fc.weight"])
+@pytest.mark.parametrize("layers", [1, ALL])
+def test_the_first_round_is_fedavgs(layers, backend, played):
+    own, fedavg = (played(m, backend) for m in (FedALA(layers=layers), FedAvg()))
+    assert_same(own[1].server, fedavg[1].server)
+    assert not torch.equal(own[-1].server["fc.weight"], fedavg[-1].server["fc.weight"])
 
 
 def test_merging_is_exact_at_both_ends():
@@ -93,8 +98,8 @@ def test_merging_is_exact_at_both_ends():
 def test_weights_stay_between_zero_and_one_and_equal_entries_stay(net, federation):
     method = FedALA(eta=50.0)
     state = trajectory(method, net, federation)[-1]
-    mine = row(state.clients, 2)
-    own = {name: value.clone() for name, value in mine["top"].items()}
+    client = row(state.clients, 2)
+    own = {name: value.clone() for name, value in client["top"].items()}
     own["classifier.weight"][0] = state.server["classifier.weight"][0]
     state = dataclasses.replace(
         state, clients={**state.clients, "top": tree.map(lambda v: v[None].expand(10, *v.shape), own)}
@@ -102,32 +107,32 @@ def test_weights_stay_between_zero_and_one_and_equal_entries_stay(net, federatio
     found = learned(method, net, federation, state, 2)["weights"]
     for leaf in tree.leaves(found):
         assert ((leaf >= 0) & (leaf <= 1)).all()
-    assert torch.equal(found["classifier.weight"][0], mine["weights"]["classifier.weight"][0])
+    assert torch.equal(found["classifier.weight"][0], client["weights"]["classifier.weight"][0])
     assert (found["classifier.weight"] < 1).any()
     assert 0 in tree.flat(found).tolist()
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_learning_changes_the_weights_alone(layers, net, federation):
+def test_learning_changes_the_weights_alone(layers, played, net, federation):
     method = FedALA(layers=layers)
-    state = trajectory(method, net, federation)[-1]
+    state = played(method)[-1]
     before = tree.clone({"server": state.server, "clients": state.clients})
-    mine = learned(method, net, federation, state, 2)
+    client = learned(method, net, federation, state, 2)
     assert_same({"server": state.server, "clients": state.clients}, before)
-    assert_same(mine["top"], row(state.clients["top"], 2))
-    start = method.start(state.server, mine)
+    assert_same(client["top"], row(state.clients["top"], 2))
+    start = method.start(state.server, client)
     for name in net.params:
-        if name not in mine["top"]:
+        if name not in client["top"]:
             assert torch.equal(start[name], state.server[name])
 
 
-def test_learning_on_kept_features_is_learning_by_whole_forwards(net, federation):
-    state = trajectory(FedALA(), net, federation)[-1]
+def test_learning_on_kept_features_is_learning_by_whole_forwards(played, net, federation):
+    state = played(FedALA())[-1]
 
     @dataclasses.dataclass(frozen=True)
     class Whole(FedALA):
-        def _objective(self, net, batch, server, mine):
-            return lambda top: mean_cross_entropy(net({**server, **top}, batch.x), batch)
+        def _objective(self, net, batch, server, client):
+            return lambda top: batch.cross_entropy(net({**server, **top}, batch.x))
 
     fast, slow = (learned(m, net, federation, state, 2)["weights"] for m in (FedALA(), Whole()))
     assert_close(fast, slow, atol=1e-6)
@@ -135,12 +140,12 @@ def test_learning_on_kept_features_is_learning_by_whole_forwards(net, federation
 
 
 def epochs(method, net, federation, state, client):
-    """How many epochs a survey takes."""
+    """How many epochs the learning takes."""
     count, inner = [0], method._objective
 
     class Counting(type(method)):
-        def _objective(self, net, batch, server, mine):
-            objective = inner(net, batch, server, mine)
+        def _objective(self, net, batch, server, client):
+            objective = inner(net, batch, server, client)
 
             def counted(top):
                 count[0] += 1
@@ -156,14 +161,14 @@ def epochs(method, net, federation, state, client):
     return count[0] / len(list(batches))
 
 
-def test_the_first_time_lasts_until_the_loss_settles_and_later_ones_an_epoch(net, federation):
-    state = trajectory(FedALA(), net, federation, COHORTS[:1])[-1]
+def test_the_first_time_lasts_until_the_loss_settles_and_later_ones_an_epoch(played, net, federation):
+    state = played(FedALA())[1]
     assert not state.clients["settled"][2]
     assert epochs(FedALA(), net, federation, state, 2) == 11
     assert epochs(FedALA(window=4), net, federation, state, 2) == 5
     assert epochs(FedALA(threshold=0.0, max_epochs=17), net, federation, state, 2) == 17
     assert epochs(FedALA(max_epochs=3), net, federation, state, 2) == 3
-    state = trajectory(FedALA(), net, federation, COHORTS[:2])[-1]  # client 2 took part in both
+    state = played(FedALA())[2]  # client 2 took part in both
     assert state.clients["settled"].tolist() == [client == 2 for client in range(10)]
     assert epochs(FedALA(), net, federation, state, 2) == 1
 
@@ -179,23 +184,22 @@ def test_losses_that_are_not_finite_end_the_learning_without_an_error(layers, va
     assert epochs(method, net, federation, state, 2) == 1
 
 
-def test_a_threshold_between_waits(net, federation):
+def test_a_threshold_between_waits(played, net, federation):
     """Large steps make the losses fall for longer than eleven epochs."""
-    state = trajectory(FedALA(), net, federation, COHORTS[:1])[-1]
+    state = played(FedALA())[1]
     counts = [epochs(FedALA(eta=5.0, threshold=t), net, federation, state, 2) for t in (0.1, 1e-3, 1e-5)]
     assert counts == sorted(counts)
     assert 11 <= counts[0] < counts[-1]
 
 
-def test_weights_are_kept_from_round_to_round_and_judging_keeps_none(backend, net, federation):
+def test_weights_are_kept_from_round_to_round_and_judging_keeps_none(backend, played, net, federation):
     method = FedALA()
-    states = trajectory(method, net, federation, engine=backend)
+    states = played(method, backend)
     first, second = (row(state.clients["weights"], 2) for state in (states[1], states[2]))
     assert_same(first, tree.full_like(first, 1.0))
     assert not torch.equal(second["classifier.weight"], first["classifier.weight"])
     before = tree.clone(states[2].clients)
-    backend = make(LOOP, net, CPU)
-    backend.evaluate(method, federation, states[2], list(range(10)))
+    make(as_engine(backend), net, CPU).evaluate(method, federation, states[2], list(range(10)))
     assert_same(states[2].clients, before)
 
 
@@ -215,17 +219,17 @@ def test_a_client_that_never_trained_has_the_global_model(backend, net, federati
     assert_same(method.personal(state.server, learned(method, net, federation, state, 7)), state.server)
 
 
-def test_a_client_without_a_minibatch_keeps_its_weights(net, federation):
+def test_a_client_without_a_minibatch_keeps_its_weights(played, net, federation):
     """80 % of two samples is a lone one."""
     method = FedALA()
-    state = trajectory(method, net, federation)[-1]
+    state = played(method)[-1]
     assert state.clients["trained"][8]
     assert_same(learned(method, net, federation, state, 8)["weights"], row(state.clients["weights"], 8))
 
 
-def test_the_part_of_the_data_is_drawn_anew(net, federation):
+def test_the_part_of_the_data_is_drawn_anew(played, net, federation):
     method = FedALA()
-    state = trajectory(method, net, federation)[-1]
+    state = played(method)[-1]
     one, other = (learned(method, net, federation, state, 2, seed)["weights"] for seed in (0, 1))
     assert not torch.equal(one["classifier.weight"], other["classifier.weight"])
 
@@ -235,7 +239,7 @@ def test_batch_normalisation_stays(backend, federation):
     state = trajectory(method, net, federation, engine=backend)[-1]
     bound = net.bind(state.server_buffers, training=True)
     shard = training_shard(federation, 2, LOCAL.batch_size, Draws(0, "train", 9))
-    method.survey(bound, shard, state.server, row(state.clients, 2))
+    method.before_training(bound, shard, state.server, row(state.clients, 2))
     assert_same(bound.buffers, state.server_buffers)
 
 

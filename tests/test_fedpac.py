@@ -1,4 +1,4 @@
-"""FedPAC: the exact tests of its specification."""
+"""FedPAC (arXiv:2306.11867): mixtures of heads, statistics, prototypes, both phases, traffic."""
 
 import dataclasses
 
@@ -30,9 +30,11 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def survey(method, net, federation, state, client):
+def found_before(method, net, federation, state, client):
     shard = training_shard(federation, client, 32, Draws(0, "train", 1))
-    return method.survey(net.bind(state.server_buffers, training=True), shard, state.server, row(state.clients, client))
+    return method.before_training(
+        net.bind(state.server_buffers, training=True), shard, state.server, row(state.clients, client)
+    )
 
 
 # The mixture
@@ -59,7 +61,8 @@ def test_alone_a_client_keeps_its_head(net, federation):
     method = FedPAC()
     state = trajectory(method, net, federation, COHORTS[:1])[-1]
     part = participate(method, net, federation, state, [2])
-    assert_same(method.settle(state.server, part.uploads, part.mine)["head"], part.uploads["head"])
+    _, kept = method.aggregate(state.server, part.uploads, part.clients, torch.ones(1))
+    assert_same(kept["head"], part.uploads["head"])
 
 
 def test_identical_statistics_are_weighted_by_their_precision():
@@ -115,7 +118,7 @@ def test_statistics_are_those_of_loops_over_samples(federation):
     for norm in (False, True):
         net, method = tiny(norm), FedPAC()
         state = trajectory(method, net, federation, COHORTS[:1])[-1]
-        found = survey(method, net, federation, state, 0)
+        found = found_before(method, net, federation, state, 0)
         model = method.personal(state.server, row(state.clients, 0))
         index = federation.train[0]
         with torch.no_grad():
@@ -126,18 +129,18 @@ def test_statistics_are_those_of_loops_over_samples(federation):
             share = len(own) / len(y)
             mean = own.mean(0) if len(own) else torch.zeros(12, dtype=torch.float64)
             assert_close({"": found["own"][c]}, {"": mean.float()}, atol=1e-6)
-            assert_close({"": found["statistics"]["H"][c]}, {"": (share * mean).float()}, atol=1e-6)
+            assert_close({"": found["H"][c]}, {"": (share * mean).float()}, atol=1e-6)
             if len(own):
                 variance += share * float(own.square().sum(1).mean()) - share**2 * float(mean.square().sum())
-        assert float(found["statistics"]["v"]) == pytest.approx(variance / len(y), rel=1e-4)
-        assert found["statistics"]["v"] >= 0
+        assert float(found["v"]) == pytest.approx(variance / len(y), rel=1e-4)
+        assert found["v"] >= 0
 
 
-def test_a_survey_moves_no_batch_normalisation(federation):
+def test_collecting_statistics_moves_no_batch_normalisation(federation):
     net, method = tiny(norm=True), FedPAC()
     state = trajectory(method, net, federation, COHORTS[:1])[-1]
     bound = net.bind(state.server_buffers, training=True)
-    method.survey(bound, training_shard(federation, 0, 32, None), state.server, row(state.clients, 0))
+    method.before_training(bound, training_shard(federation, 0, 32, None), state.server, row(state.clients, 0))
     assert_same(bound.buffers, state.server_buffers)
 
 
@@ -191,8 +194,8 @@ def test_the_first_round_aligns_nothing_and_later_ones_do(backend, net, federati
 
 @dataclasses.dataclass(frozen=True)
 class HeadPhase(FedPAC):
-    def phases(self, server, mine, params, epochs):
-        return super().phases(server, mine, params, epochs)[:1]
+    def phases(self, server, client, params, epochs):
+        return super().phases(server, client, params, epochs)[:1]
 
 
 def test_each_phase_moves_its_part_alone(backend, net, federation):
@@ -222,16 +225,16 @@ def test_missing_prototypes_are_the_clients_own(net, federation):
     """With no other class seen than 0, a client without class 0 is pulled to its own means."""
     method = FedPAC()
     state = begin(method, net, 10, CPU)
-    mine = row(state.clients, 0) | survey(method, net, federation, state, 0)
+    client = row(state.clients, 0) | found_before(method, net, federation, state, 0)
     seen = torch.tensor([True] + [False] * 4)
     far = {"mean": torch.full_like(state.server["prototypes"]["mean"], 9.0), "seen": seen}
     x, y = federation.normalize(federation.x[federation.train[0]]), federation.y[federation.train[0]]
     for c in y.unique():
         batch = Batch(x[y == c], y[y == c])
-        params, bound = method.start(state.server, mine), net.bind({"main": {}}, training=True)
-        loss = method.loss(bound, params, batch, {**state.server, "prototypes": far}, mine)
+        params, bound = method.start(state.server, client), net.bind({"main": {}}, training=True)
+        loss = method.loss(bound, params, batch, {**state.server, "prototypes": far}, client)
         logits, z = bound.features(params, batch.x)
-        target = far["mean"][0] if c == 0 else mine["own"][c]
+        target = far["mean"][0] if c == 0 else client["own"][c]
         wanted = torch.nn.functional.cross_entropy(logits, batch.y) + (z - target).square().mean()
         assert_close({"": loss}, {"": wanted}, atol=1e-6)
 
@@ -247,8 +250,8 @@ def test_what_travels():
 def test_traffic_of_each_round(net, federation):
     outcomes = rounds(FedPAC(), net, federation, COHORTS[:2])[1]
     size, block = tree.size(net.params), CLASSES * 12
-    assert [o.values_up for o in outcomes] == [5 * (size + 2 * block + CLASSES + 1)] * 2
-    assert [o.values_down for o in outcomes] == [5 * size, 5 * (size + block)]
+    assert [o.sent.values_up for o in outcomes] == [5 * (size + 2 * block + CLASSES + 1)] * 2
+    assert [o.sent.values_down for o in outcomes] == [5 * size, 5 * (size + block)]
 
 
 def test_a_client_that_was_never_sampled_has_the_initial_head(net, federation):

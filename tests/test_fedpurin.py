@@ -1,8 +1,9 @@
-"""FedCAC and FedPURIN: the exact tests of their specifications."""
+"""FedCAC and FedPURIN (arXiv:2510.16065): critical entries, collaborators, limits, means and traffic."""
 
 import dataclasses
 import itertools
 import math
+from functools import cache
 from typing import ClassVar
 
 import pytest
@@ -12,8 +13,8 @@ import torch.nn.functional as F
 from fedpfl import models, tree
 from fedpfl.data import Federation
 from fedpfl.engine import Local, begin
-from fedpfl.methods import FedAvg, FedBN, FedCAC, FedPURIN, LocalOnly
-from fedpfl.methods.fedpurin import collaborators, highest, overlaps
+from fedpfl.methods import FedAvg, FedBN, FedCAC, FedPURIN, LocalOnly, Phase
+from fedpfl.methods.shared.critical import collaborators, highest, overlaps
 from fedpfl.tree import Masked
 from tests.conftest import (
     COHORTS,
@@ -42,13 +43,20 @@ kinds = pytest.mark.parametrize("method", KINDS.values(), ids=KINDS)
 class Averaging(FedAvg):
     """FedAvg whose statistics stay with the clients."""
 
-    buffers: ClassVar[dict[str, str]] = {"main": "local"}
+    def buffers(self):
+        return {"main": "local"}
 
 
 @pytest.fixture(scope="module")
 def equal():
     """Four clients of one size, whose plain mean is the mean by samples."""
     return federate((40,) * 4, (8,) * 4)
+
+
+@pytest.fixture(scope="module")
+def played(net, federation):
+    """Three rounds, computed once: nobody changes them."""
+    return cache(lambda method, backend="loop": trajectory(method, net, federation, engine=backend))
 
 
 def same_on(backend):
@@ -60,8 +68,12 @@ def parts(method, net, federation, t=0, backend="loop", cohort=EVERYONE[0], **kw
     state = trajectory(method, net, federation, [cohort] * t, engine=backend, **kwargs)[-1]
     part = participate(method, net, federation, state, cohort, engine=backend, **kwargs)
     sizes = federation.train_sizes[cohort].double()
-    server = method.merge(state.server, part.uploads, (sizes / sizes.sum()).float())
-    return state, part, server, method.settle(server, part.uploads, part.mine)
+    return state, part, *method.aggregate(state.server, part.uploads, part.clients, (sizes / sizes.sum()).float())
+
+
+def begins(method, server, client):
+    """The model that a client's local training starts from."""
+    return method.start(server, method.prepare(server, client))
 
 
 # Which entries are critical
@@ -100,21 +112,24 @@ def test_scores_are_by_hand_those_of_the_last_minibatch(score, hessian, net, fed
     """Client 2: 65 samples make batches of 32, 32, and a lone one that is skipped."""
     method, local = FedPURIN(score=score, hessian=hessian, judge="dense"), Local(epochs=1, batch_size=32, lr=0.05)
     part = participate(method, net, federation, begin(method, net, 10, CPU), [2], local=local)
-    end = row(part.mine["model"], 0)
+    end = row(part.clients["model"], 0)
 
-    class Stopping(FedAvg):
+    class Watching(FedAvg):
         """Notes the parameters before the last step, and the last batch."""
 
         seen: ClassVar[list] = []
 
-        def observe(self, params, grads, loss, batch, server, mine):
-            self.seen.append((tree.clone(params), batch))
-            return mine
+        def phases(self, server, client, params, epochs):
+            return [Phase(epochs, after_gradient=self._note)]
 
-    Stopping.seen.clear()
-    participate(Stopping(), net, federation, begin(Stopping(), net, 10, CPU), [2], local=local)
-    assert len(Stopping.seen) == 2
-    before, batch = Stopping.seen[-1]
+        def _note(self, params, grads, loss, batch, server, client):
+            self.seen.append((tree.clone(params), batch))
+            return client
+
+    Watching.seen.clear()
+    participate(Watching(), net, federation, begin(Watching(), net, 10, CPU), [2], local=local)
+    assert len(Watching.seen) == 2
+    before, batch = Watching.seen[-1]
     module = Tiny()
     module.load_state_dict(before)
     F.cross_entropy(module(batch.x), batch.y).backward()
@@ -124,20 +139,20 @@ def test_scores_are_by_hand_those_of_the_last_minibatch(score, hessian, net, fed
         wanted = (-product + product.square() / 2).abs() if hessian else product.abs()
         count = p.numel() // 2
         chosen = wanted.flatten().topk(count).indices
-        assert part.mine["mask"][name].flatten().nonzero().flatten().tolist() == sorted(chosen.tolist()), name
+        assert part.clients["mask"][name].flatten().nonzero().flatten().tolist() == sorted(chosen.tolist()), name
 
 
 def test_the_second_order_matters_where_scores_are_large(net):
     """An entry whose product is 2 would not change the loss."""
-    mine, end = {"gradient": {"a": torch.tensor([2.0, 1.0, -1.0, 4.0])}}, {"a": torch.ones(4)}
-    first, second = (FedPURIN(hessian=hessian).scores(mine, end, end)["a"].tolist() for hessian in (False, True))
+    client, end = {"gradient": {"a": torch.tensor([2.0, 1.0, -1.0, 4.0])}}, {"a": torch.ones(4)}
+    first, second = (FedPURIN(hessian=hessian)._scores(client, end, end)["a"].tolist() for hessian in (False, True))
     assert first == [2, 1, 1, 4]
     assert second == [0, 0.5, 1.5, 4]
 
 
 def test_the_last_gradient_and_the_change_choose_differently(net, federation):
     found = [
-        participate(method, net, federation, begin(method, net, 10, CPU), [4]).mine["mask"]
+        participate(method, net, federation, begin(method, net, 10, CPU), [4]).clients["mask"]
         for method in (FedPURIN(), FedPURIN(score="delta"))
     ]
     assert len(differing(*found)) > 3
@@ -155,13 +170,13 @@ def test_masks_have_their_share_in_every_tensor_and_are_made_anew_every_round(me
         assert (now & ~was).any()
 
 
-def test_a_client_without_a_step_keeps_everything(backend, federation, net):
+def test_a_client_without_a_step_keeps_everything(backend, played, net, federation):
     """Client 9 has one sample, which makes no batch: all its scores are zero."""
     for method in (FedPURIN(), FedPURIN(score="delta"), FedCAC()):
-        state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
+        state = played(method, backend)[2]
         part = participate(method, net, federation, state, [9], engine=backend)
-        assert tree.flat(part.mine["mask"]).all()
-        assert_same(row(part.mine["model"], 0), method.start(state.server, row(state.clients, 9)))
+        assert tree.flat(part.clients["mask"]).all()
+        assert_same(row(part.clients["model"], 0), begins(method, state.server, row(state.clients, 9)))
 
 
 # Overlaps and collaborators
@@ -222,8 +237,7 @@ def test_a_client_alone_has_itself():
 # Limits
 
 
-@pytest.mark.parametrize("beta", [100, 1])
-@pytest.mark.parametrize("score", ["gradient", "delta"])
+@pytest.mark.parametrize(("score", "beta"), [("gradient", 1), ("delta", 100)])
 def test_with_tau_one_it_is_fedbn(score, beta, backend, equal):
     """Everybody overlaps wholly, so that rounds after beta are no exception."""
     net, method = tiny(norm=True), FedPURIN(tau=1.0, cutoff=-1.0, score=score, beta=beta)
@@ -233,7 +247,7 @@ def test_with_tau_one_it_is_fedbn(score, beta, backend, equal):
         same(ours.server["model"], theirs.server)
         same(ours.client_buffers, theirs.client_buffers)
         for client in range(4):
-            start = method.start(ours.server, row(ours.clients, client))
+            start = begins(method, ours.server, row(ours.clients, client))
             assert list(start) == list(net.params)
             same(start, {name: {**theirs.server, **row(theirs.clients["own"], client)}[name] for name in start})
         assert ours.clients["partners"].tolist() == [3 if t else 0] * 4
@@ -257,7 +271,7 @@ def test_with_tau_one_and_all_tensors_it_is_fedavg_with_statistics_of_the_client
         same(ours.server["model"], theirs.server)
         same(ours.client_buffers, theirs.client_buffers)
         for client in range(4):
-            same(method.start(ours.server, row(ours.clients, client)), theirs.server)
+            same(begins(method, ours.server, row(ours.clients, client)), theirs.server)
     assert not torch.equal(*own[-1].client_buffers["main"]["norm.running_mean"][:2])
 
 
@@ -268,7 +282,7 @@ def test_the_default_cutoff_breaks_the_equality(equal):
     dark.x[..., :6] = 0
     for score in ("gradient", "delta"):
         off, on = (FedPURIN(tau=1.0, cutoff=cutoff, score=score) for cutoff in (-1.0, 1e-10))
-        kept, lost = (parts(m, net, dark, local=local)[1].mine["mask"]["conv.weight"] for m in (off, on))
+        kept, lost = (parts(m, net, dark, local=local)[1].clients["mask"]["conv.weight"] for m in (off, on))
         assert kept.all()
         assert not lost[..., 0].any()
         assert lost[..., 1:].all()
@@ -283,7 +297,7 @@ def test_fedcac_with_tau_zero_is_fedavg_of_any_cohorts(backend, federation):
         same(ours.server["model"], theirs.server)
         same(ours.client_buffers, theirs.client_buffers)
         for client in range(10):
-            same(method.start(ours.server, row(ours.clients, client)), theirs.server)
+            same(begins(method, ours.server, row(ours.clients, client)), theirs.server)
         assert not tree.flat(ours.clients["mask"]).any()
     assert len(differing(own[-1].server["model"], net.params)) == len(net.params)
 
@@ -303,9 +317,9 @@ def test_a_federation_of_one_client_is_local_training(method, backend):
 def test_a_cohort_of_one_begins_anew_from_what_is_critical(backend, net, federation):
     method = FedPURIN(judge="dense")
     state = trajectory(method, net, federation, [[2]], engine=backend)[-1]
-    mine = row(state.clients, 2)
-    padded = tree.map(lambda leaf, own: torch.where(own, leaf, 0.0), mine["model"], mine["mask"])
-    assert_same(method.start(state.server, mine), padded)
+    client = row(state.clients, 2)
+    padded = tree.map(lambda leaf, own: torch.where(own, leaf, 0.0), client["model"], client["mask"])
+    assert_same(begins(method, state.server, client), padded)
     assert 0.4 < float((tree.flat(padded) == 0).double().mean()) < 0.6
 
 
@@ -315,13 +329,12 @@ def test_identical_clients_agree(method, net, federation):
     state, part, _, _ = parts(method, net, federation, cohort=[2])
     for count, t in itertools.product((2, 3), (0, 500)):
         before, copies = {**state.server, "round": torch.tensor(t)}, torch.zeros(count, dtype=torch.long)
-        uploads, mine = (tree.take(stacked, copies) for stacked in (part.uploads, part.mine))
-        server = method.merge(before, uploads, torch.full((count,), 1 / count))
-        settled = method.settle(server, uploads, mine)
+        uploads, clients = (tree.take(stacked, copies) for stacked in (part.uploads, part.clients))
+        server, replied = method.aggregate(before, uploads, clients, torch.full((count,), 1 / count))
         end = row(uploads["model"].values if isinstance(method, FedPURIN) else uploads["model"], 0)
         for client in range(count):
-            assert_close(method.start(server, row(settled, client)), end, atol=1e-7)
-        assert settled["partners"].tolist() == [count - 1] * count
+            assert_close(begins(method, server, row(replied, client)), end, atol=1e-7)
+        assert replied["partners"].tolist() == [count - 1] * count
         assert (tree.flat(end) == 0).any() == isinstance(method, FedPURIN)
 
 
@@ -334,14 +347,14 @@ def test_after_beta_critical_entries_are_the_clients_own_and_the_others_the_mean
     cohort = COHORTS[0]
     for t, beta in ((1, 1), (0, 100)):
         own = dataclasses.replace(method, beta=beta)
-        _, part, server, settled = parts(own, net, federation, t, backend, cohort)
+        _, part, server, replied = parts(own, net, federation, t, backend, cohort)
         sent = part.uploads["model"]
         sent = sent.values if isinstance(sent, Masked) else sent
-        alone = settled["partners"] == 0
+        alone = replied["partners"] == 0
         assert alone.all() if beta == 1 else (~alone).sum() > 2
         for k in range(len(cohort)):
-            start = own.start(server, row(settled, k))
-            for name, mask in row(part.mine["mask"], k).items():
+            start = begins(own, server, row(replied, k))
+            for name, mask in row(part.clients["mask"], k).items():
                 assert torch.equal(start[name][mask], sent[name][k][mask]) == bool(alone[k]) or not mask.any()
                 assert torch.equal(start[name][~mask], server["model"][name][~mask])
 
@@ -349,19 +362,19 @@ def test_after_beta_critical_entries_are_the_clients_own_and_the_others_the_mean
 @pytest.mark.parametrize("method", [FedPURIN(beta=3), FedCAC(beta=3)], ids=["fedpurin", "fedcac"])
 def test_replies_are_plain_means_over_collaborators_and_the_mean_is_by_samples(method, net, federation):
     cohort = COHORTS[0]
-    _, part, server, settled = parts(method, net, federation, 1, cohort=cohort)
+    _, part, server, replied = parts(method, net, federation, 1, cohort=cohort)
     sent = part.uploads["model"]
     sent = sent.values if isinstance(sent, Masked) else sent
-    masks = torch.cat([leaf.flatten(1) for leaf in tree.leaves(part.mine["mask"])], 1)
+    masks = torch.cat([leaf.flatten(1) for leaf in tree.leaves(part.clients["mask"])], 1)
     table = brute(masks)
     pairs = table[~torch.eye(5, dtype=torch.bool)]
     threshold = pairs.mean() + 2 / 3 * (pairs.max() - pairs.mean())
     members = [[j for j in range(5) if j == i or table[i, j] >= threshold] for i in range(5)]
     assert sorted({len(own) for own in members})[0] == 1 < max(map(len, members))
-    assert settled["partners"].tolist() == [len(own) - 1 for own in members]
+    assert replied["partners"].tolist() == [len(own) - 1 for own in members]
     for i, own in enumerate(members):
         wanted = tree.map(lambda leaf, own=own: leaf[own].double().mean(0).float(), sent)
-        assert_close(row(settled["own"], i), wanted, atol=1e-7)
+        assert_close(row(replied["own"], i), wanted, atol=1e-7)
     sizes = federation.train_sizes[cohort].double()
     wanted = tree.map(lambda leaf: torch.einsum("k,k...->...", sizes / sizes.sum(), leaf.double()).float(), sent)
     assert_close(server["model"], wanted, atol=1e-7)
@@ -420,21 +433,21 @@ def test_sparse_judging_leaves_normalisation_alone(backend, federation):
 
 
 @kinds
-def test_a_client_is_judged_by_its_model_before_aggregation(method, backend, net, federation):
-    states = trajectory(method, net, federation, engine=backend)
+def test_a_client_is_judged_by_its_model_before_aggregation(method, backend, played, net, federation):
+    states = played(method, backend)
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
         model = method.personal(states[2].server, row(states[2].clients, client))
-        assert_same(model, row(part.mine["model"], k))
+        assert_same(model, row(part.clients["model"], k))
     assert_same(method.personal(states[2].server, row(states[2].clients, UNSEEN)), net.params)
     later = method.personal(states[3].server, row(states[3].clients, 2))  # who did not train in round 3
     assert_same(later, method.personal(states[2].server, row(states[2].clients, 2)))
 
 
 @kinds
-def test_who_comes_late_starts_from_the_latest_mean(method, net, federation):
-    state = trajectory(method, net, federation, COHORTS[:2])[-1]
-    assert_same(method.start(state.server, row(state.clients, UNSEEN)), state.server["model"])
+def test_who_comes_late_starts_from_the_latest_mean(method, played):
+    state = played(method)[2]
+    assert_same(begins(method, state.server, row(state.clients, UNSEEN)), state.server["model"])
     assert state.server["round"] == 2
 
 
@@ -452,8 +465,8 @@ def test_batch_normalisation_is_the_clients_own_or_shared(backend, federation):
         assert torch.equal(mean[0], part.buffers["main"]["norm.running_mean"][0])
         assert not torch.equal(mean[0], mean[1])
         if method == FedPURIN():
-            mine = row(states[3].clients, 0)
-            assert torch.equal(method.start(states[3].server, mine)["norm.weight"], mine["model"]["norm.weight"])
+            client = row(states[3].clients, 0)
+            assert torch.equal(begins(method, states[3].server, client)["norm.weight"], client["model"]["norm.weight"])
             assert_same({k: row(states[3].clients["model"], 3)[k] for k in norms}, {  # who trained in round 1 alone
                 k: row(states[1].clients["model"], 3)[k] for k in norms
             })  # fmt: skip
@@ -468,35 +481,35 @@ def test_critical_entries_go_up_and_what_is_not_zero_comes_down(backend, net, eq
     method, size, half = FedPURIN(beta=2), tree.size(net.params), 2 + 18 + 6 + 216 + 2 + 30
     states, outcomes = rounds(method, net, equal, EVERYONE * 4, engine=backend)
     for t, (state, outcome) in enumerate(zip(states, outcomes, strict=False)):
-        assert outcome.values_up == 4 * half
-        assert outcome.bits_up == 4 * (32 * half + size)
+        assert outcome.sent.values_up == 4 * half
+        assert outcome.sent.bits_up == 4 * (32 * half + size)
         wanted = 0
         for client in range(4):
-            mine = row(state.clients, client)
-            start, alone = method.start(state.server, mine), t > 0 and mine["partners"] == 0
+            own = row(state.clients, client)
+            start, alone = begins(method, state.server, own), t > 0 and own["partners"] == 0
             for name, leaf in start.items():
-                wanted += int(((leaf != 0) & ~(mine["mask"][name] & alone)).sum())
-        assert outcome.values_down == wanted
-        assert outcome.bits_down > 32 * wanted or wanted == 4 * size
-    assert outcomes[0].values_down == 4 * size
-    assert outcomes[3].values_down < 4 * half < outcomes[1].values_down < 4 * size
-    told = outcomes[3].measures
+                wanted += int(((leaf != 0) & ~(own["mask"][name] & alone)).sum())
+        assert outcome.sent.values_down == wanted
+        assert outcome.sent.bits_down > 32 * wanted or wanted == 4 * size
+    assert outcomes[0].sent.values_down == 4 * size
+    assert outcomes[3].sent.values_down < 4 * half < outcomes[1].sent.values_down < 4 * size
+    told = outcomes[3].metrics
     assert told == {"critical_share": half / size, "collaborators": 0}
-    assert outcomes[1].measures["collaborators"] > 0
-    assert outcomes[0].measures == {"critical_share": 0, "collaborators": 0}
+    assert outcomes[1].metrics["collaborators"] > 0
+    assert outcomes[0].metrics == {"critical_share": 0, "collaborators": 0}
 
 
 def test_fedcac_sends_everything_and_a_bit_for_each_entry(backend, net, equal):
     method, size, half = FedCAC(beta=2), tree.size(net.params), 2 + 18 + 6 + 216 + 2 + 30
     states, outcomes = rounds(method, net, equal, EVERYONE * 4, engine=backend)
     for t, (state, outcome) in enumerate(zip(states, outcomes, strict=False)):
-        assert outcome.values_up == 4 * size
-        assert outcome.bits_up == 4 * 33 * size
+        assert outcome.sent.values_up == 4 * size
+        assert outcome.sent.bits_up == 4 * 33 * size
         alone = int((state.clients["partners"] == 0).sum()) if t else 0
-        assert outcome.values_down == 4 * size - alone * half
-        assert outcome.bits_down == 32 * outcome.values_down
-    assert outcomes[3].values_down == 4 * (size - half)
-    assert outcomes[1].values_down > outcomes[3].values_down
+        assert outcome.sent.values_down == 4 * size - alone * half
+        assert outcome.sent.bits_down == 32 * outcome.sent.values_down
+    assert outcomes[3].sent.values_down == 4 * (size - half)
+    assert outcomes[1].sent.values_down > outcomes[3].sent.values_down
 
 
 def test_normalisation_does_not_travel(equal):
@@ -506,7 +519,7 @@ def test_normalisation_does_not_travel(equal):
         state = begin(method, net, 4, CPU)
         part = participate(method, net, equal, state, EVERYONE[0])
         assert tree.size(tree.take(part.uploads["model"].values, 0)) == travelling
-        nonzero = sum(int((leaf != 0).sum()) for name, leaf in net.params.items() if name in part.mine["mask"])
+        nonzero = sum(int((leaf != 0).sum()) for name, leaf in net.params.items() if name in part.clients["mask"])
         assert part.down.values.tolist() == [nonzero] * 4
 
 
@@ -527,7 +540,11 @@ def counts():
 
     def play(method):
         for outcome in rounds(method, net, federation, [[0, 1, 2]] * 3, local=local)[1]:
-            yield outcome.values_up / 3, outcome.bits_up / 3 - 32 * outcome.values_up / 3, outcome.values_down / 3
+            yield (
+                outcome.sent.values_up / 3,
+                outcome.sent.bits_up / 3 - 32 * outcome.sent.values_up / 3,
+                outcome.sent.values_down / 3,
+            )
 
     return play
 
@@ -537,11 +554,12 @@ def test_fedpurins_traffic_is_the_papers_arithmetic(counts):
     what others find critical, and through half-precision gradients.
     """
     size, norms = 1_235_274, 2_688
-    for up, bits, _ in counts(FedPURIN()):
+    told = list(counts(FedPURIN(beta=1)))
+    for up, bits, _ in told:
         assert bits == size - norms
         assert mebibytes(up, bits) == pytest.approx(0.5 * 4.70 + 0.147, rel=0.02)
         assert mebibytes(up, bits) == pytest.approx(2.44, rel=0.03)
-    first, _, last = (down for _, _, down in counts(FedPURIN(beta=1)))
+    first, _, last = (down for _, _, down in told)
     assert mebibytes(first) == pytest.approx(4.70, abs=0.01)
     assert 0 < mebibytes(last) < 0.5 * 4.70  # alone: what others find critical
 

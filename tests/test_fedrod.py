@@ -1,4 +1,4 @@
-"""FedRoD: the exact tests of its specification."""
+"""FedRoD (arXiv:2107.00778): the balanced loss, two objectives that do not meet, FedAvg as a limit."""
 
 import dataclasses
 
@@ -29,10 +29,8 @@ from tests.conftest import (
 
 def informed(method, federation, state, client, net):
     """A client's tree as it enters a round."""
-    mine = row(state.clients, client)
-    return mine | method.survey(
-        net.bind({"main": {}}), training_shard(federation, client, 32, None), state.server, mine
-    )
+    own, shard = row(state.clients, client), training_shard(federation, client, 32, None)
+    return own | method.before_training(net.bind({"main": {}}), shard, state.server, own)
 
 
 def test_with_gamma_zero_the_generic_model_is_fedavg(backend, net, federation):
@@ -45,11 +43,9 @@ def test_with_gamma_zero_the_generic_model_is_fedavg(backend, net, federation):
 class WithoutPersonalHead(FedRoD):
     """The generic objective alone."""
 
-    def loss(self, net, params, batch, server, mine):
-        logits = net(params["w"], batch.x) + (mine["prior"] if self.gamma else 0.0)
-        losses = F.cross_entropy(logits, batch.y, reduction="none")
-        weight = torch.ones_like(losses) if batch.weight is None else batch.weight
-        return (losses * weight).sum() / weight.sum() if batch.weight is not None else losses.mean()
+    def loss(self, net, params, batch, server, client):
+        logits = net(params["w"], batch.x) + (client["prior"] if self.gamma else 0.0)
+        return batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
 
 
 def test_the_generic_model_does_not_know_of_personal_heads(backend, net, federation):
@@ -76,8 +72,8 @@ def test_with_equal_class_counts_the_balanced_loss_is_cross_entropy(net, federat
     """Up to rounding: the prior shifts all logits alike."""
     federation = balanced(federation)
     state = begin(FedRoD(), net, 10, CPU)
-    mine = informed(FedRoD(), federation, state, 0, net)
-    assert mine["prior"].unique().tolist() == [torch.tensor(8.0).log().item()]
+    client = informed(FedRoD(), federation, state, 0, net)
+    assert client["prior"].unique().tolist() == [torch.tensor(8.0).log().item()]
     own, plain = (participate(m, net, federation, state, [0]) for m in (FedRoD(), FedRoD(gamma=0.0)))
     assert_close(own.uploads, plain.uploads, atol=1e-6)
 
@@ -95,18 +91,18 @@ def test_absent_classes_have_probability_zero_and_all_stays_finite(gamma, net, f
     federation = dataclasses.replace(federation, y=y)
     method = FedRoD(gamma=gamma)
     state = begin(method, net, 10, CPU)
-    mine = informed(method, federation, state, 0, net)
+    client = informed(method, federation, state, 0, net)
     counts = torch.bincount(federation.y[federation.train[0]], minlength=CLASSES).double()
     assert (counts == 0).sum() == 2
-    probability = (torch.zeros(CLASSES) + mine["prior"]).softmax(0)
+    probability = (torch.zeros(CLASSES) + client["prior"]).softmax(0)
     assert_close({"": probability}, {"": (counts**gamma / (counts**gamma).sum()).float()})
     assert not probability[counts == 0].any()
-    params = tree.map(lambda leaf: leaf.clone().requires_grad_(), method.start(state.server, mine))
+    params = tree.map(lambda leaf: leaf.clone().requires_grad_(), method.start(state.server, client))
     x = federation.normalize(federation.x[federation.train[0]])
     # With a padded sample of an absent class, as on the batched backend.
     batch = Batch(x, torch.cat([federation.y[federation.train[0]][:-1], torch.tensor([4])]), torch.ones(40))
     batch.weight[-1] = 0
-    loss = method.loss(net.bind({"main": {}}, training=True), params, batch, state.server, mine)
+    loss = method.loss(net.bind({"main": {}}, training=True), params, batch, state.server, client)
     assert loss.isfinite()
     assert all(g.isfinite().all() for g in torch.autograd.grad(loss, tree.leaves(params)))
 
@@ -145,7 +141,7 @@ def test_the_personal_head_follows_its_own_loss_alone(net, federation):
     q = {name: net.params[name].clone().requires_grad_() for name in net.parts.head}
     F.cross_entropy(logits.detach() + F.linear(z.detach(), *q.values()), y).backward()
     expected = {name: (leaf - PLAIN.lr * leaf.grad).detach() for name, leaf in q.items()}
-    assert_close(tree.take(part.mine["q"], 0), expected, atol=1e-6)
+    assert_close(tree.take(part.clients["q"], 0), expected, atol=1e-6)
 
 
 def test_the_model_travels_and_nothing_else(net, federation):

@@ -1,4 +1,4 @@
-"""FedSelect: the exact tests of its specification."""
+"""FedSelect (arXiv:2404.02478): which entries become personal and when, both passes, means, traffic."""
 
 import dataclasses
 import itertools
@@ -36,30 +36,30 @@ UNSEEN = 7  # until round 3
 class Uniform(FedAvg):
     """FedAvg with equal weights."""
 
-    def merge(self, server, uploads, weight):
-        return super().merge(server, uploads, torch.full_like(weight, 1 / len(weight)))
+    def aggregate(self, server, uploads, clients, weight):
+        return super().aggregate(server, uploads, clients, torch.full_like(weight, 1 / len(weight)))
 
 
 @dataclass(frozen=True)
 class Alone(LocalOnly):
     """Local-Only that draws the batches of personal passes."""
 
-    def phases(self, server, mine, params, epochs):
+    def phases(self, server, client, params, epochs):
         return [Phase(epochs, stream="personal")]
 
 
 class First(FedSelect):
     """Ends after its first epoch's pass over the personal entries."""
 
-    def phases(self, server, mine, params, epochs):
-        return super().phases(server, mine, params, epochs)[:1]
+    def phases(self, server, client, params, epochs):
+        return super().phases(server, client, params, epochs)[:1]
 
 
 class Second(FedSelect):
     """Has the passes over the shared entries alone."""
 
-    def phases(self, server, mine, params, epochs):
-        return super().phases(server, mine, params, epochs)[1::2]
+    def phases(self, server, client, params, epochs):
+        return super().phases(server, client, params, epochs)[1::2]
 
 
 def with_masks(state, net, masks):
@@ -152,8 +152,7 @@ def test_the_personal_share_follows_its_series(scope, clamp, net, federation):
             assert (counts[-1] == int(0.8 * n)) if clamp else counts[-1] / n == pytest.approx(1 - 0.75**6, abs=2 / n)
 
 
-@pytest.mark.parametrize("delta", ["round", "window"])
-@pytest.mark.parametrize("personalise", ["most", "least", "random"])
+@pytest.mark.parametrize(("delta", "personalise"), [("round", "most"), ("window", "least"), ("window", "random")])
 def test_masks_only_grow_and_those_of_others_hold_still(delta, personalise, backend, net, federation):
     method = FedSelect(delta=delta, every=1, personalise=personalise)
     states = trajectory(method, net, federation, [*COHORTS, *COHORTS], engine=backend)
@@ -219,8 +218,10 @@ def test_windows_count_participations_and_measure_from_their_beginning(backend, 
             assert torch.equal(states[now].clients["reference"][name][0], old[name])
 
 
-@pytest.mark.parametrize(("layer", "name"), [(1, "fc.weight"), (-1, "classifier.weight"), ("conv", "conv.weight")])
-@pytest.mark.parametrize("scope", ["tensor", "all"])
+@pytest.mark.parametrize(
+    ("layer", "name", "scope"),
+    [(1, "fc.weight", "tensor"), (-1, "classifier.weight", "all"), ("conv", "conv.weight", "tensor")],
+)
 def test_one_layer_alone_may_become_personal(layer, name, scope, net, federation):
     state = trajectory(FedSelect(layer=layer, scope=scope), net, federation, OFTEN[:2])[-1]
     assert list(state.clients["mask"]) == [name]
@@ -263,17 +264,17 @@ def test_personal_entries_move_first_and_the_passes_have_batches_and_steps_of_th
     method = FedSelect(lr_v=0.01)
     state = with_masks(begin(method, net, 10, CPU), net, [random_mask(net, 0.4, client) for client in EVERYONE])
     part = participate(method, net, federation, state, [2], local=local)
-    mask, mine = row(state.clients["mask"], 2), row(state.clients, 2)
+    mask, client = row(state.clients["mask"], 2), row(state.clients, 2)
 
     @dataclass(frozen=True)
     class Pass(FedAvg):
         stream: str = "main"
 
-        def phases(self, server, mine, params, epochs):
+        def phases(self, server, client, params, epochs):
             here = mask if self.stream == "personal" else tree.invert(mask)
             return [Phase(epochs, here, self.stream)]
 
-    params = method.start(state.server, mine)
+    params = method.start(state.server, client)
     for one, speed in ((Pass("personal"), slow), (Pass(), local)):
         at = dataclasses.replace(begin(one, net, 10, CPU), server=params)
         params = row(participate(one, net, federation, at, [2], local=speed).uploads, 0)
@@ -289,11 +290,11 @@ def test_all_personal_is_local_training_without_communication(backend, net, fede
     own, other = (
         participate(m, net, federation, s, EVERYONE, engine=backend) for m, s in ((method, state), (Alone(), alone))
     )
-    (assert_same if backend == "loop" else assert_close)(own.mine["model"], other.mine["model"])
+    (assert_same if backend == "loop" else assert_close)(own.clients["model"], other.clients["model"])
     for count in (*own.down, *own.up):
         assert count.tolist() == [0] * 10
-    settled = method.settle(state.server, own.uploads, own.mine)
-    assert_same(settled["own"], own.uploads["model"].values)
+    _, kept = method.aggregate(state.server, own.uploads, own.clients, torch.full((10,), 0.1))
+    assert_same(kept["own"], own.uploads["model"].values)
 
 
 # Aggregation
@@ -324,10 +325,11 @@ def test_the_mean_is_over_those_who_share_an_entry(net):
     shared = tree.full_like(uploads, True)
     shared["fc.weight"][2] = False
     shared["classifier.weight"][:] = False
-    merged = method.merge(state.server, {"model": Agreed(uploads, shared)}, torch.tensor([0.7, 0.2, 0.1]))
-    assert_close(merged["fc.weight"], net.params["fc.weight"] + 0.5)
-    assert_close(merged["fc.bias"], net.params["fc.bias"] + 8 / 3)
-    assert_same(merged["classifier.weight"], net.params["classifier.weight"])
+    sent, weight = {"model": Agreed(uploads, shared)}, torch.tensor([0.7, 0.2, 0.1])
+    server, _ = method.aggregate(state.server, sent, state.clients, weight)
+    assert_close(server["fc.weight"], net.params["fc.weight"] + 0.5)
+    assert_close(server["fc.bias"], net.params["fc.bias"] + 8 / 3)
+    assert_same(server["classifier.weight"], net.params["classifier.weight"])
 
 
 def test_two_clients_with_complementary_masks_each_keep_their_own(backend, net):
@@ -336,11 +338,10 @@ def test_two_clients_with_complementary_masks_each_keep_their_own(backend, net):
     method = FedSelect(p=0.0)
     state = with_masks(begin(method, net, 2, CPU), net, [mask, tree.invert(mask)])
     part = participate(method, net, federation, state, [0, 1], engine=backend)
-    server = method.merge(state.server, part.uploads, torch.tensor([0.9, 0.1]))
-    mine = method.settle(server, part.uploads, part.mine)
+    server, kept = method.aggregate(state.server, part.uploads, part.clients, torch.tensor([0.9, 0.1]))
     for client in (0, 1):
-        assert_same(method.start(server, row(mine, client)), row(part.uploads["model"].values, client))
-    assert len(differing(row(part.mine["model"], 0), row(part.mine["model"], 1))) == len(net.params)
+        assert_same(method.start(server, row(kept, client)), row(part.uploads["model"].values, client))
+    assert len(differing(row(part.clients["model"], 0), row(part.clients["model"], 1))) == len(net.params)
 
 
 # Who is judged by what
@@ -362,12 +363,12 @@ def test_who_returns_takes_the_latest_shared_entries(net, federation):
     method = FedSelect()
     state = trajectory(method, net, federation, COHORTS[:2])[-1]
     for client in (0, UNSEEN):
-        mine = row(state.clients, client)
-        start = method.start(state.server, mine)
+        kept = row(state.clients, client)
+        start = method.start(state.server, kept)
         for name in net.params:
-            mask = mine["mask"].get(name, torch.zeros_like(start[name], dtype=torch.bool))
+            mask = kept["mask"].get(name, torch.zeros_like(start[name], dtype=torch.bool))
             assert torch.equal(start[name][~mask], state.server[name][~mask])
-            assert not mask.any() or torch.equal(start[name][mask], mine["own"][name][mask])
+            assert not mask.any() or torch.equal(start[name][mask], kept["own"][name][mask])
 
 
 def test_batch_normalisation_keeps_its_statistics_and_shares_its_shift(backend, federation):
@@ -393,14 +394,14 @@ def test_shared_entries_travel_and_a_mask_when_it_is_another(backend, net, feder
     size, weights = tree.size(net.params), 36 + 432 + 60
     _, outcomes = rounds(FedSelect(p=0.5, alpha=0.5), net, federation, OFTEN[:3], engine=backend)
     personal = weights // 2
-    assert [o.values_down // 4 for o in outcomes] == [size, size - personal, size - personal]
-    assert [o.values_up for o in outcomes] == [o.values_down for o in outcomes]
-    assert [o.bits_down for o in outcomes] == [32 * o.values_down for o in outcomes]
-    assert [(o.bits_up - 32 * o.values_up) // 4 for o in outcomes] == [weights, 0, 0]
-    told = outcomes[1].measures
+    assert [o.sent.values_down // 4 for o in outcomes] == [size, size - personal, size - personal]
+    assert [o.sent.values_up for o in outcomes] == [o.sent.values_down for o in outcomes]
+    assert [o.sent.bits_down for o in outcomes] == [32 * o.sent.values_down for o in outcomes]
+    assert [(o.sent.bits_up - 32 * o.sent.values_up) // 4 for o in outcomes] == [weights, 0, 0]
+    told = outcomes[1].metrics
     assert told["personal_share"] == pytest.approx(personal / size)
     assert [told[f"personal/{name}"] for name in WEIGHTS] == [18, 216, 30]
-    assert outcomes[0].measures["personal_share"] == 0
+    assert outcomes[0].metrics["personal_share"] == 0
 
 
 @pytest.mark.parametrize(

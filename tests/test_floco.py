@@ -1,4 +1,4 @@
-"""FLOCO and FLOCO+: the exact tests of their specification."""
+"""FLOCO and FLOCO+ (arXiv:2403.03333): points of the simplex, the projection, FedAvg and Ditto as limits."""
 
 import dataclasses
 import math
@@ -36,13 +36,13 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def point(method, mine, seed=0):
+def point(method, client, seed=0):
     """The alpha of one step."""
-    random = torch.rand(method.randoms, generator=torch.Generator().manual_seed(seed))
-    return method.point(Batch(torch.empty(0), torch.empty(0), random=random), mine)
+    random = torch.rand(method.endpoints + 1, generator=torch.Generator().manual_seed(seed))
+    return method._point(Batch(torch.empty(0), torch.empty(0), random=random), client)
 
 
-def mine_of(beta, projected=True):
+def state_of(beta, projected=True):
     return {"beta": torch.tensor(beta), "projected": torch.tensor(projected)}
 
 
@@ -64,10 +64,10 @@ def test_of_equal_endpoints_every_point_is_the_same(net):
 
 
 def test_endpoints_are_the_networks_head_and_xavier_normals(net):
-    server, mine = Floco(endpoints=6).init(net.params, net.parts)
+    server, client = Floco(endpoints=6).init(net.params, net.parts)
     ends = server["endpoints"][NAME]
     assert_same(ends[0], net.params[NAME])
-    assert mine["beta"].tolist() == pytest.approx([1 / 6] * 6)
+    assert client["beta"].tolist() == pytest.approx([1 / 6] * 6)
     few = Floco(endpoints=3).init(net.params, net.parts)[0]["endpoints"][NAME]
     assert_same(ends[:3], few)
     big = models.build("cnn4", (3, 32, 32), 10, 5)
@@ -89,7 +89,7 @@ def test_making_endpoints_leaves_the_global_generator_alone(net):
 
 def test_before_the_projection_points_are_uniform_on_the_simplex():
     method = Floco(endpoints=4)
-    points = torch.stack([point(method, mine_of([0.25] * 4, False), seed) for seed in range(4000)])
+    points = torch.stack([point(method, state_of([0.25] * 4, False), seed) for seed in range(4000)])
     assert (points >= 0).all()
     assert_close(points.sum(1), torch.ones(4000), atol=1e-6)
     # A flat Dirichlet of four: mean 1/4, variance 3/80, P(first < 1/2) = 1 - (1/2)^3.
@@ -100,37 +100,37 @@ def test_before_the_projection_points_are_uniform_on_the_simplex():
 
 def test_after_it_points_lie_around_the_centre():
     method, beta = Floco(endpoints=4, rho=0.3), [0.7, 0.1, 0.1, 0.1]
-    points = torch.stack([point(method, mine_of(beta), seed) for seed in range(2000)])
+    points = torch.stack([point(method, state_of(beta), seed) for seed in range(2000)])
     away = (points - torch.tensor(beta)).abs().sum(1)
     assert (away <= 0.3 + 1e-6).all()
     assert float(away.mean()) == pytest.approx(0.15, abs=0.01)  # r is uniform in [0, rho)
     assert (points < 0).any()  # the published code leaves the simplex
-    inside = torch.stack([point(dataclasses.replace(method, stay_inside=True), mine_of(beta), s) for s in range(500)])
+    inside = torch.stack([point(dataclasses.replace(method, stay_inside=True), state_of(beta), s) for s in range(500)])
     assert (inside >= 0).all()
     assert_close(inside.sum(1), torch.ones(500), atol=1e-6)
 
 
 def test_a_radius_of_zero_is_the_centre():
     for seed in range(3):
-        assert_close(point(Floco(endpoints=3, rho=0.0), mine_of([0.5, 0.3, 0.2]), seed), torch.tensor([0.5, 0.3, 0.2]))
+        assert_close(point(Floco(endpoints=3, rho=0.0), state_of([0.5, 0.3, 0.2]), seed), torch.tensor([0.5, 0.3, 0.2]))
 
 
 def test_numbers_at_the_ends_of_their_range_give_points(net):
     for value in (0.0, 1 - 2**-24, 0.5):
         batch = Batch(torch.empty(0), torch.empty(0), random=torch.full((4,), value))
         for projected in (False, True):
-            alpha = Floco(endpoints=3).point(batch, mine_of([1 / 3] * 3, projected))
+            alpha = Floco(endpoints=3)._point(batch, state_of([1 / 3] * 3, projected))
             assert alpha.isfinite().all(), (value, projected)
 
 
 def test_an_endpoints_gradient_is_its_share_of_the_heads(net, federation):
     """And the shares, weighted by ones, add up to the gradient's sum."""
     method = Floco(endpoints=4)
-    server, mine = method.init(net.params, net.parts)
+    server, client = method.init(net.params, net.parts)
     x, y = federation.normalize(federation.x[:30]), federation.y[:30]
     batch = Batch(x, y, random=torch.rand(5, generator=torch.Generator().manual_seed(3)))
-    bound, alpha = net.bind({"main": {}}), method.point(batch, mine)
-    slopes = grad(lambda s: method.loss(bound, s, batch, server, mine))(server)["endpoints"][NAME]
+    bound, alpha = net.bind({"main": {}}), method._point(batch, client)
+    slopes = grad(lambda s: method.loss(bound, s, batch, server, client))(server)["endpoints"][NAME]
 
     def loss_of_head(weight):
         return torch.nn.functional.cross_entropy(bound({**server["shared"], NAME: weight}, x), y)
@@ -185,8 +185,7 @@ def test_the_scale_is_that_of_least_energy():
     kappa, best, least = components(points, count), None, math.inf
     for z in torch.linspace(1e-4, 1, 1000, dtype=torch.float64):
         beta = torch.stack([onto_simplex(own, z) / z for own in kappa])
-        pairs = [(beta[i] - beta[j]).norm().clamp(min=1e-4) for i in range(8) for j in range(i)]
-        energy = math.log(sum(float(d) ** -2 for d in pairs) / len(pairs))
+        energy = float(torch.pdist(beta).clamp(min=1e-4).pow(-2).mean().log())
         if energy < least:
             best, least = beta, energy
     assert_close(centres(points, count), best, atol=1e-9)
@@ -216,15 +215,17 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
     assert len(after.clients["beta"].unique(dim=0)) > 5
     runner = make(as_engine(backend), net, CPU)
     part = runner.participate(method, federation, before, EVERYONE, LOCAL, Draws(0, "gather", 2))
-    server, mine = method.gather(before.server, part.uploads, before.clients)
+    turn = method.turns(1, COHORTS[1], 10, None)[0]
+    assert turn.clients == EVERYONE
+    server, client = turn.survey(before.server, part.uploads, before.clients)
     assert_same(server, before.server)
-    assert_same(mine["beta"], after.clients["beta"])
-    assert set(mine) == set(before.clients)
+    assert_same(client["beta"], after.clients["beta"])
+    assert set(client) == set(before.clients)
     points = part.uploads["endpoints"][NAME].flatten(1).double()
-    assert_close(mine["beta"], centres(points, 3).float())
+    assert_close(client["beta"], centres(points, 3).float())
     # Round 2 itself goes on from the model before it.
     alone = runner.participate(
-        method, federation, dataclasses.replace(before, clients=mine), COHORTS[1], LOCAL, Draws(0, "train", 2)
+        method, federation, dataclasses.replace(before, clients=client), COHORTS[1], LOCAL, Draws(0, "train", 2)
     )
     shares = federation.train_sizes[COHORTS[1]].double()
     weight = (shares / shares.sum()).float()
@@ -267,14 +268,15 @@ def test_with_one_endpoint_floco_plus_is_ditto(backend, net, federation):
         assert_close(at(state.server, torch.ones(1)), other.server, atol=1e-6)
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 3])
-def test_the_private_copy_does_not_change_the_simplex(epochs, net, federation):
-    method = Floco(endpoints=3, tau=1, pers_epochs=epochs)
-    plus, plain = (trajectory(m, net, federation)[-1] for m in (method, Floco(endpoints=3, tau=1)))
-    assert_same(plus.server, plain.server)
-    assert_same(plus.clients["beta"], plain.clients["beta"])
-    judged = method.personal(plus.server, row(plus.clients, 2))
-    assert_close(judged, at(row(plus.clients["v"], 2), plus.clients["beta"][2]), atol=1e-7)
+def test_the_private_copy_does_not_change_the_simplex(net, federation):
+    plain = trajectory(Floco(endpoints=3, tau=1), net, federation)[-1]
+    for epochs in (1, 2, 3):
+        method = Floco(endpoints=3, tau=1, pers_epochs=epochs)
+        plus = trajectory(method, net, federation)[-1]
+        assert_same(plus.server, plain.server)
+        assert_same(plus.clients["beta"], plain.clients["beta"])
+        judged = method.personal(plus.server, row(plus.clients, 2))
+        assert_close(judged, at(row(plus.clients["v"], 2), plus.clients["beta"][2]), atol=1e-7)
 
 
 def test_without_a_pull_the_private_copy_is_local_training(net, federation):
@@ -288,7 +290,7 @@ def test_without_a_pull_the_private_copy_is_local_training(net, federation):
         [0],
     )
     plain = participate(Floco(endpoints=3), net, federation, state, [0])
-    assert_same(tree.take(plus.mine["v"], 0), tree.take(plain.uploads, 0))
+    assert_same(tree.take(plus.clients["v"], 0), tree.take(plain.uploads, 0))
 
 
 def test_batch_normalisation_of_the_private_copy_is_its_own(backend, federation):
@@ -308,8 +310,8 @@ def test_what_travels(net, federation):
     assert tree.size(server) == 924_618
     outcomes = rounds(Floco(endpoints=3, tau=1), net, federation, COHORTS)[1]
     size = tree.size(net.params) + 2 * CLASSES * 12
-    assert [o.values_up for o in outcomes] == [5 * size, 15 * size, 5 * size]
-    assert [o.values_down for o in outcomes] == [5 * size, 15 * size + 5 * 3, 5 * (size + 3)]
+    assert [o.sent.values_up for o in outcomes] == [5 * size, 15 * size, 5 * size]
+    assert [o.sent.values_down for o in outcomes] == [5 * size, 15 * size + 5 * 3, 5 * (size + 3)]
 
 
 def test_numbers_that_are_not_finite_are_one_line(net, federation):
@@ -318,7 +320,7 @@ def test_numbers_that_are_not_finite_are_one_line(net, federation):
     uploads = tree.repeat(state.server, 10)
     uploads["endpoints"][NAME][4] = math.nan
     with pytest.raises(FedpflError, match=r"not finite; lower local\.lr"):
-        method.gather(state.server, uploads, state.clients)
+        method.turns(1, COHORTS[1], 10, None)[0].survey(state.server, uploads, state.clients)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""FLUTE: the exact tests of its specification."""
+"""FLUTE (arXiv:2406.04596): neural collapse, both phases, the server's step, FedPer as a limit."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ def test_without_regularisers_and_all_epochs_joint_it_is_fedper(backend, net, fe
 class HeadThenAll(FedPer):
     """FedRep's head phase, then everything."""
 
-    def phases(self, server, mine, params, epochs):
+    def phases(self, server, client, params, epochs):
         return [Phase(epochs - 1, {name: name in HEAD for name in params}), Phase(1)]
 
 
@@ -46,8 +46,8 @@ def test_without_regularisers_its_steps_are_a_head_phase_and_a_joint_one(backend
 
 @dataclasses.dataclass(frozen=True)
 class HeadPhase(FLUTE):
-    def phases(self, server, mine, params, epochs):
-        return super().phases(server, mine, params, epochs)[:1]
+    def phases(self, server, client, params, epochs):
+        return super().phases(server, client, params, epochs)[:1]
 
 
 def test_the_head_phase_leaves_the_body_and_the_second_moves_it(backend, net, federation):
@@ -94,29 +94,30 @@ def test_a_zero_weight_and_a_perfect_one_have_finite_gradients():
         assert weight.grad.isfinite().all()
 
 
-def settled(method, state, part):
-    return method.settle(state.server, part.uploads, part.mine)["head"]
+def replied(method, state, part):
+    weight = torch.full((len(part.uploads["present"]),), 1 / len(part.uploads["present"]))
+    return method.aggregate(state.server, part.uploads, part.clients, weight)[1]["head"]
 
 
 def test_the_servers_step(net, federation):
     state = begin(FLUTE(), net, 10, CPU)
     part = participate(FLUTE(), net, federation, state, COHORTS[0])
     heads = part.uploads["head"]
-    assert_same(settled(FLUTE(server_lr=0.0), state, part), heads)
+    assert_same(replied(FLUTE(server_lr=0.0), state, part), heads)
 
     def objective(weights):
         return torch.stack([collapse(w, u) for w, u in zip(weights, part.uploads["present"], strict=True)]).mean()
 
     weights = heads["classifier.weight"].clone().requires_grad_()
     objective(weights).backward()
-    moved = settled(FLUTE(), state, part)
+    moved = replied(FLUTE(), state, part)
     assert_close({"": moved["classifier.weight"]}, {"": (weights - 0.5 * weights.grad).detach()}, atol=1e-7)
     assert torch.equal(moved["classifier.bias"], heads["classifier.bias"])
-    small = settled(FLUTE(server_lr=0.01), state, part)
+    small = replied(FLUTE(server_lr=0.01), state, part)
     assert objective(small["classifier.weight"]) < objective(heads["classifier.weight"])
     alone = tree.take(part.uploads, slice(0, 1))
-    step = FLUTE(server_lr=0.1).settle(state.server, alone, {})["head"]["classifier.weight"]  # 0.5 / 5
-    assert_close({"": step[0]}, {"": moved["classifier.weight"][0]}, atol=1e-7)
+    step = FLUTE(server_lr=0.1).aggregate(state.server, alone, {}, torch.ones(1))[1]["head"]  # 0.5 / 5
+    assert_close({"": step["classifier.weight"][0]}, {"": moved["classifier.weight"][0]}, atol=1e-7)
 
 
 def test_present_classes_are_those_of_the_training_labels(backend, net, federation):
@@ -153,9 +154,9 @@ def test_a_client_that_was_never_sampled_has_the_initial_head(net, federation):
 
 def test_what_travels():
     net = models.build("cnn4", (3, 32, 32), 10, 0)
-    server, mine = FLUTE().init(net.params, net.parts)
-    assert tree.size(FLUTE().send(server, mine)) == 873_408 + 5_120
-    upload, _ = FLUTE().finish(server, mine | {"present": torch.ones(10, dtype=torch.bool)}, {}, net.params)
+    server, client = FLUTE().init(net.params, net.parts)
+    assert tree.size(FLUTE().download(server, client)) == 873_408 + 5_120
+    upload, _ = FLUTE().finish(server, client | {"present": torch.ones(10, dtype=torch.bool)}, {}, net.params)
     assert tree.size(upload) == 873_408 + 5_130 + 10  # the last ten are bits
 
 

@@ -3,7 +3,7 @@
 import copy
 import itertools
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import cache
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ from fedpfl import models, tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Engine, Tuning, begin, make
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import Batch, FedAvg, FedRolex, HeteroFL, neurons
+from fedpfl.methods import Batch, FedAvg, FedRolex, HeteroFL
+from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
 from fedpfl.traffic import count
 from tests.conftest import (
@@ -24,6 +25,7 @@ from tests.conftest import (
     assert_close,
     assert_same,
     differing,
+    federate,
     participate,
     rounds,
     row,
@@ -40,17 +42,25 @@ PLAIN = {"scaler": False, "masked": False}
 class Equal(FedAvg):
     """Every client counts the same and keeps its statistics."""
 
-    buffers: ClassVar[dict[str, str]] = {"main": "local"}
+    def buffers(self):
+        return {"main": "local"}
 
-    def merge(self, server, uploads, weight):
-        return super().merge(server, uploads, torch.full_like(weight, 1 / len(weight)))
+    def aggregate(self, server, uploads, clients, weight):
+        return super().aggregate(server, uploads, clients, torch.full_like(weight, 1 / len(weight)))
 
 
 @dataclass(frozen=True)
 class Local(FedAvg):
     """By samples; statistics stay."""
 
-    buffers: ClassVar[dict[str, str]] = {"main": "local"}
+    def buffers(self):
+        return {"main": "local"}
+
+
+@cache
+def played(method, backend):
+    """Three rounds, of the network with BatchNorm."""
+    return rounds(method, tiny(norm=True), federate(), engine=backend)
 
 
 def share(value: float) -> torch.Tensor:
@@ -94,7 +104,6 @@ def classes(federation, client: int) -> set[int]:
 # FedAvg at full width, and on the small network
 
 
-@pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize(
     ("method", "plain"),
     [
@@ -102,43 +111,39 @@ def classes(federation, client: int) -> set[int]:
         (HeteroFL(widths=(1.0,), scaler=True, masked=False), Equal()),
         (HeteroFL(widths=(1.0,), **PLAIN, weighting="samples"), Local()),
         (FedRolex(widths=(1.0,), **PLAIN), Local()),
-        (FedRolex(widths=(1.0,), **PLAIN, weighting="equal"), Equal()),
     ],
 )
-def test_at_full_width_it_is_fedavg(method, plain, norm, backend, federation):
-    net = tiny(norm)
-    own, other = (rounds(m, net, federation, engine=backend) for m in (method, plain))
-    for mine, theirs in zip(own[0], other[0], strict=True):
-        assert_same((mine.server["model"], mine.client_buffers), (theirs.server, theirs.client_buffers))
-    for mine, theirs in zip(own[1], other[1], strict=True):
-        assert_same((mine.before, mine.after, mine.loss), (theirs.before, theirs.after, theirs.loss))
-        assert (mine.values_down, mine.values_up) == (theirs.values_down, theirs.values_up)
+def test_at_full_width_it_is_fedavg(method, plain, backend):
+    own, other = (played(m, backend) for m in (method, plain))
+    for ours, theirs in zip(own[0], other[0], strict=True):
+        assert_same((ours.server["model"], ours.client_buffers), (theirs.server, theirs.client_buffers))
+    for ours, theirs in zip(own[1], other[1], strict=True):
+        assert_same((ours.before, ours.after, ours.loss), (theirs.before, theirs.after, theirs.loss))
+        assert ours.sent[:2] == theirs.sent[:2]
     assert differing(own[0][0].server["model"], own[0][-1].server["model"])
 
 
-@pytest.mark.parametrize("norm", [False, True])
-def test_weights_matter(norm, federation):
+def test_weights_matter():
     equal, samples = (
-        trajectory(HeteroFL(widths=(1.0,), **PLAIN, weighting=w), tiny(norm), federation)[-1].server["model"]
-        for w in ("equal", "samples")
+        played(HeteroFL(widths=(1.0,), **PLAIN, weighting=weighting), "loop")[0][-1].server["model"]
+        for weighting in ("equal", "samples")
     )
     assert len(differing(equal, samples)) == len(equal)
 
 
-@pytest.mark.parametrize("norm", [False, True])
-def test_with_one_width_it_is_fedavg_on_the_small_network(norm, backend, federation):
-    net = tiny(norm)
+def test_with_one_width_it_is_fedavg_on_the_small_network(backend, federation):
+    net = tiny(norm=True)
     kept = first(net, 0.5)
     own = trajectory(HeteroFL(widths=(0.5,), **PLAIN), net, federation, engine=backend)
     small = trajectory(Equal(), dense(net, kept), federation, engine=backend)
     plan = own[0].server["plan"]
     outside = tree.invert(neurons.entries(plan, neurons.prefix(plan, share(0.5)), net.params))
-    for mine, theirs in zip(own, small, strict=True):
-        assert_close(cut(net, mine.server["model"], kept), theirs.server, atol=2e-6, rtol=1e-5)
+    for ours, theirs in zip(own, small, strict=True):
+        assert_close(cut(net, ours.server["model"], kept), theirs.server, atol=2e-6, rtol=1e-5)
         for name, others in outside.items():
-            assert torch.equal(mine.server["model"][name][others], net.params[name][others])
+            assert torch.equal(ours.server["model"][name][others], net.params[name][others])
         for client in (0, 2, 8):
-            buffers = cut(net, row(mine.client_buffers["main"], client), kept)
+            buffers = cut(net, row(ours.client_buffers["main"], client), kept)
             assert_close(buffers, row(theirs.client_buffers["main"], client), atol=2e-6, rtol=1e-5)
     assert sum(int(mask.sum()) for mask in outside.values()) > 300
 
@@ -153,7 +158,8 @@ def images(shape=(3, 8, 8), clients=3, samples=24) -> Federation:
 
 
 @pytest.mark.parametrize(
-    ("method", "shift"), [(HeteroFL(widths=(0.125,), **PLAIN), 0), (FedRolex(widths=(0.125,), **PLAIN), 1)]
+    ("method", "shift", "backend"),
+    [(HeteroFL(widths=(0.125,), **PLAIN), 0, "loop"), (FedRolex(widths=(0.125,), **PLAIN), 1, "batched")],
 )
 def test_a_resnets_sub_model_is_the_small_resnet(method, shift, backend):
     """One round, with residual streams. FedRolex: the second, whose window has moved."""
@@ -191,10 +197,10 @@ def test_a_resnets_sub_model_is_the_small_resnet(method, shift, backend):
 @pytest.mark.parametrize(("kind", "rounds_played"), [(HeteroFL, 0), (FedRolex, 0), (FedRolex, 7)])
 def test_sub_models_are_nested(kind, rounds_played, net):
     method = kind()
-    server, mine = method.init(net.params, net.parts)
+    server, client = method.init(net.params, net.parts)
     if kind is FedRolex:
         server["rounds"] += rounds_played
-    sets = [method.active(server, {**mine, "width": share(rate)}) for rate in RATES]
+    sets = [method.prepare(server, {**client, "width": share(rate)})["active"] for rate in RATES]
     for wide, narrow in itertools.pairwise(sets):
         assert (wide | ~narrow).all()
     counts = [(int(active[:4].sum()), int(active[4:16].sum())) for active in sets]
@@ -205,9 +211,9 @@ def test_sub_models_are_nested(kind, rounds_played, net):
 def test_all_neurons_train_evenly(net):
     """K = M / 2 of M = 4 and of M = 12: in 12 rounds each is active 6 times."""
     method, times = FedRolex(), torch.zeros(17)
-    server, mine = method.init(net.params, net.parts)
+    server, client = method.init(net.params, net.parts)
     for t in range(12):
-        active = method.active({**server, "rounds": torch.tensor(t)}, {**mine, "width": share(0.5)})
+        active = method.prepare({**server, "rounds": torch.tensor(t)}, {**client, "width": share(0.5)})["active"]
         times += active
         if t == 3:
             assert times[:4].tolist() == [2] * 4
@@ -234,8 +240,9 @@ def test_windows_start_as_prefixes_and_roll_with_the_rounds(backend, net, federa
 def test_a_window_that_stands_still_is_heterofls(backend, net, federation):
     @dataclass(frozen=True)
     class Still(FedRolex):
-        def merge(self, server, uploads, weight):
-            return {**super().merge(server, uploads, weight), "rounds": server["rounds"]}
+        def aggregate(self, server, uploads, clients, weight):
+            new, clients = super().aggregate(server, uploads, clients, weight)
+            return {**new, "rounds": server["rounds"]}, clients
 
     own, other = (
         trajectory(m, net, federation, engine=backend)[-1]
@@ -249,14 +256,14 @@ def test_dynamic_widths_are_drawn_for_each_client_and_round(net):
     method = HeteroFL(dynamic=True)
     state = begin(method, net, 10, CPU)
     seen = [
-        float(method.draw(Draws(0, "train", t).server(client), state.server)["width"])
+        float(method.sample(Draws(0, "train", t).server(client), state.server)["width"])
         for t in range(1, 21)
         for client in EVERYONE
     ]
     assert set(seen) == set(RATES)
     assert all(20 < seen.count(rate) < 60 for rate in RATES)
     assert len({tuple(seen[10 * t : 10 * t + 10]) for t in range(20)}) == 20
-    assert HeteroFL().draw is None
+    assert HeteroFL().sample(Draws(0, "train", 1).server(0), state.server) == {}
 
 
 def test_a_client_keeps_the_width_it_trained_last(backend, net, federation):
@@ -266,7 +273,7 @@ def test_a_client_keeps_the_width_it_trained_last(backend, net, federation):
         for client in EVERYONE:
             width = old.clients["width"][client]
             if client in COHORTS[t - 1]:
-                width = method.draw(Draws(0, "train", t).server(client), new.server)["width"]
+                width = method.sample(Draws(0, "train", t).server(client), new.server)["width"]
             assert new.clients["width"][client] == width
             own = method.personal(new.server, row(new.clients, client))
             active = neurons.prefix(new.server["plan"], width, "ceil")
@@ -333,31 +340,29 @@ def test_rows_that_nobody_has_a_class_for_do_not_change(backend, net, federation
 
 def prepared(method, net, federation, client):
     state = begin(method, net, 10, CPU)
-    mine = row(state.clients, client)
-    if method.masked:
-        labels = torch.tensor([c in classes(federation, client) for c in range(5)])
-        mine = {**mine, "labels": labels}
-    return state.server, method.prepare(state.server, mine)
+    labels = torch.tensor([c in classes(federation, client) for c in range(5)])
+    own = {**row(state.clients, client), **({"labels": labels} if method.masked else {})}
+    return state.server, method.prepare(state.server, own)
 
 
 @pytest.mark.parametrize("norm", [False, True])
 def test_the_scaler_divides_what_convolutions_give_in_training_alone(norm, federation):
     net = tiny(norm)
     method, plain = (HeteroFL(widths=(0.5,), masked=False, scaler=flag) for flag in (True, False))
-    server, mine = prepared(method, net, federation, 0)
-    start = method.start(server, mine)
+    server, client = prepared(method, net, federation, 0)
+    start = method.start(server, client)
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     bound = net.bind({"main": net.buffers}, training=True)
     scaled = copy.deepcopy(net.module)
     scaled.conv.register_forward_hook(lambda module, inputs, output: output / 0.5)
     scaled.load_state_dict({**start, **net.buffers})
     expected = F.cross_entropy(scaled.train()(x), y)
-    assert_close(method.loss(bound, start, Batch(x, y), server, mine), expected.detach(), atol=1e-6)
+    assert_close(method.loss(bound, start, Batch(x, y), server, client), expected.detach(), atol=1e-6)
     still = net.bind({"main": net.buffers})
     assert_same(method.predict(still, start, x), plain.predict(still, start, x))
     assert_same(method.predict(still, start, x), net.bind({"main": net.buffers})(start, x))
     other = net.bind({"main": net.buffers}, training=True)
-    without = plain.loss(other, start, Batch(x, y), server, mine)
+    without = plain.loss(other, start, Batch(x, y), server, client)
     assert_same(bound.buffers, other.buffers)  # statistics are those of the network that is judged
     assert (abs(float((without - expected).detach())) > 1e-3) is not norm
     if norm:
@@ -385,17 +390,17 @@ def test_which_entries_are_scaled():
 def test_masked_logits_are_zero_in_the_loss_and_in_judging(net, federation):
     client = 3
     method = HeteroFL()
-    server, mine = prepared(method, net, federation, client)
-    absent = ~mine["labels"]
+    server, client = prepared(method, net, federation, client)
+    absent = ~client["labels"]
     assert absent.any()
-    assert mine["labels"].any()
-    start, x = method.start(server, mine), federation.normalize(federation.x[:9])
+    assert client["labels"].any()
+    start, x = method.start(server, client), federation.normalize(federation.x[:9])
     logits = net.bind({})(start, x)
-    judged = method.predict(net.bind({}), method.judged(server, mine, start), x)
+    judged = method.predict(net.bind({}), method.evaluated(server, client, start), x)
     assert not judged[:, absent].any()
     assert torch.equal(judged[:, ~absent], logits[:, ~absent])
     y = federation.y[:9]
-    loss = method.loss(net.bind({}, training=True), start, Batch(x, y), server, mine)
+    loss = method.loss(net.bind({}, training=True), start, Batch(x, y), server, client)
     assert_close(loss, F.cross_entropy(judged, y))
     assert abs(float(loss - F.cross_entropy(logits, y))) > 1e-3
 
@@ -408,15 +413,14 @@ def test_clients_know_their_classes_and_tuning_leaves_them_alone(kind, backend, 
         expected = [c in classes(federation, client) if client in COHORTS[0] else True for c in range(5)]
         assert state.clients["labels"][client].tolist() == expected
     judged = method.personal(state.server, row(state.clients, 3))
-    (phase,) = method.tune(judged, net.parts, 2)
+    (phase,) = method.finetuning(judged, net.parts, 2)
     assert phase.mask == {"model": True, "labels": False}
     judge = make(Engine(backend), net, CPU)
     for part in ("all", "head"):
         tuned = judge.evaluate(method, federation, state, EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1), part))
         assert tuned.loss.isfinite().all()
     plain = kind(masked=False)
-    assert plain.survey is None
-    assert plain.adapt is None
+    assert plain.before_training(None, None, {}, {}) == plain.before_evaluation(None, None, {}, {}) == {}
     assert "labels" not in plain.init(net.params, net.parts)[1]
 
 
@@ -441,11 +445,11 @@ def test_the_small_networks_values_travel(kind):
     net, method = models.build("cnn4", (1, 28, 28), 10, 0), kind()
     state = begin(method, net, 5, CPU)
     for client, rate in enumerate(RATES):
-        mine = method.prepare(state.server, row(state.clients, client))
+        client = method.prepare(state.server, row(state.clients, client))
         a, b, c = (round(rate * width) for width in (32, 64, 512))
         expected = 26 * a + (25 * a + 1) * b + (16 * b + 1) * c + 10 * c + 10
-        down = count(method.send(state.server, mine))
-        up = count(method.finish(state.server, mine, net.params, net.params)[0])
+        down = count(method.download(state.server, client))
+        up = count(method.finish(state.server, client, net.params, net.params)[0])
         assert (int(down.values), int(up.values)) == (expected, expected)
         assert (int(down.bits), int(up.bits)) == (32 * expected, 32 * expected + 10)  # a bit per class
 

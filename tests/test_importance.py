@@ -12,7 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.func import vmap
 
-from fedpfl import importance, models
+from fedpfl import models
+from fedpfl.methods.shared import importance
 from tests.conftest import ROOT, assert_close, assert_same
 
 SHAPES = {  # data set: image shape, classes, parameters
@@ -164,7 +165,7 @@ def test_masks_shrink_as_q_grows():
 
 
 def test_norms_on_two_tensors():
-    """Scores [0, 1, 2] and [0, 10, 20] at q = 0.5: the example of the specification."""
+    """Scores [0, 1, 2] and [0, 10, 20] at q = 0.5."""
     scores = {"a": torch.tensor([0.0, 1, 2]), "b": torch.tensor([0.0, 10, 20])}
     raw = {"a": torch.tensor([False, False, True]), "b": torch.tensor([False, True, True])}
     assert_same(importance.above_quantile(scores, 0.5, "none"), raw)
@@ -233,7 +234,7 @@ def test_one_constant_tensor_does_not_spoil_the_layer_norm():
 
 
 def test_scores_by_hand():
-    mine, server = {"a": torch.tensor([1.0, -2.0, 0.5])}, {"a": torch.tensor([0.0, 1.0, 0.5])}
-    assert importance.obp(mine, server)["a"].tolist() == [1.0, 9.0, 0.0]
-    assert importance.obp_as_published(mine, server)["a"].tolist() == [1.0, 6.0, 0.0]
-    assert importance.gradient(mine, server)["a"].tolist() == [1.0, 3.0, 0.0]
+    model, server = {"a": torch.tensor([1.0, -2.0, 0.5])}, {"a": torch.tensor([0.0, 1.0, 0.5])}
+    assert importance.obp(model, server)["a"].tolist() == [1.0, 9.0, 0.0]
+    assert importance.obp_as_published(model, server)["a"].tolist() == [1.0, 6.0, 0.0]
+    assert importance.gradient(model, server)["a"].tolist() == [1.0, 3.0, 0.0]

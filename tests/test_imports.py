@@ -1,4 +1,4 @@
-"""Imports run one way: memory < tree < data, models < importance < methods < engine < record < train; report apart."""
+"""Imports run one way: memory < tree < data, models < methods < engine < record < train; report apart."""
 
 import ast
 import subprocess
@@ -20,15 +20,14 @@ RANK = {
     "data": 2,
     "models": 2,
     "traffic": 2,
-    "importance": 3,
-    "methods": 4,
-    "engine": 5,
-    "record": 6,
-    "config": 7,
-    "tidy": 7,
-    "lockstep": 7,
-    "overrides": 7,
-    "train": 8,
+    "methods": 3,
+    "engine": 4,
+    "record": 5,
+    "config": 6,
+    "tidy": 6,
+    "lockstep": 6,
+    "overrides": 6,
+    "train": 7,
 }
 
 
@@ -80,7 +79,7 @@ def test_imports_point_down(path):
 
 def test_methods_know_no_files_devices_or_configuration():
     forbidden = {"hydra", "omegaconf", "os", "pathlib", "yaml", "numpy", "torchvision", "wandb"}
-    for path in files("methods", "importance", "tree", "models", "traffic"):
+    for path in files("methods", "tree", "models", "traffic"):
         assert not {module.split(".")[0] for module, _ in imports(path)} & forbidden, path
 
 
@@ -90,23 +89,32 @@ def test_only_configuration_and_training_know_hydra():
             assert not {module.split(".")[0] for module, _ in imports(path)} & {"hydra", "omegaconf"}, path
 
 
+CONTRACT = {"METHODS", "Batch", "Data", "Method", "Phase", "Shard", "Turn"}
+REGISTERED = {path.stem for path in (PACKAGE / "methods").glob("*.py")} - {"__init__"}
+
+
 def test_the_engine_knows_no_methods_name():
-    base = {
-        node.name
-        for node in ast.parse((PACKAGE / "methods/base.py").read_text()).body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef)
-    }
-    concrete = {path.stem for path in files("methods")} - {"base", "__init__"}
-    assert concrete
+    assert len(REGISTERED) > 30
     for path in files("engine", "data", "models", "record"):
         for module, name in imports(path):
             if module.startswith("fedpfl.methods"):
-                assert name in base, f"{path} imports {name}"
-                assert module in ("fedpfl.methods", "fedpfl.methods.base"), path
-        constants = {
-            node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
-        } & concrete
-        assert not constants, f"{path} names {constants}"
+                assert module == "fedpfl.methods", f"{path} imports {module}"
+                assert name in CONTRACT, f"{path} imports {name}"
+        constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        assert not constants & REGISTERED, f"{path} names {constants & REGISTERED}"
+
+
+@pytest.mark.parametrize("path", files("methods"), ids=lambda path: str(path.relative_to(PACKAGE / "methods")))
+def test_a_method_is_made_of_models_trees_and_what_methods_share(path):
+    shared = path.parent.name == "shared"
+    for module, name in imports(path):
+        if module.split(".")[0] != "fedpfl":
+            continue
+        module = f"fedpfl.{name}" if module == "fedpfl" else module
+        allowed = ("fedpfl.tree", "fedpfl.errors", "fedpfl.models", "fedpfl.methods.shared")
+        own = not shared and module in {f"fedpfl.methods.{method}" for method in REGISTERED}
+        from_root = path.stem == "__init__" and not shared
+        assert own or module.startswith(allowed) or from_root, f"{path} imports {module}"
 
 
 def test_tree_operations_are_nobody_elses():

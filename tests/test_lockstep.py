@@ -199,7 +199,7 @@ def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path
 
 
 def test_killed_and_started_again_each_job_resumes(tmp_path):
-    arguments = (*SWEEP, "rounds=30", "seed=1,2,3", "hydra.launcher.jobs=2")
+    arguments = (*SWEEP, "rounds=12", "seed=1,2,3", "hydra.launcher.jobs=2")
     process = start(*arguments, cwd=tmp_path)
     while len(list(tmp_path.rglob("state.pt"))) < 2:
         assert process.poll() is None, wait(process).err
@@ -209,7 +209,7 @@ def test_killed_and_started_again_each_job_resumes(tmp_path):
     result = wait(start(*arguments, cwd=tmp_path))
     assert result.code == 0, result.err
     assert "resumed" in result.err
-    same_runs(tmp_path, ("rounds=30", "seed=1,2,3"))
+    same_runs(tmp_path, ("rounds=12", "seed=1,2,3"))
     again = call(*arguments, cwd=tmp_path)
     assert again.out.count("already finished") == 3
 

@@ -1,4 +1,4 @@
-"""The exact tests of the methods' specifications, section 7: bit for bit where they say so, on both backends."""
+"""FedAvg, fine-tuning, FedOBP, FedPer, Ditto and Local-Only, exactly: bit for bit where possible, on both backends."""
 
 import copy
 import itertools
@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedpfl import importance, tree
+from fedpfl import tree
 from fedpfl.engine import Engine, Local, Tuning, begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.errors import FedpflError
 from fedpfl.methods import Ditto, FedALA, FedAvg, FedOBP, FedPer, LGFedAvg, LocalOnly
+from fedpfl.methods.shared import importance
 from fedpfl.models import Net
 from tests.conftest import (
     BACKENDS,
@@ -112,7 +113,7 @@ def test_a_client_of_one_sample_trains_nothing(backend, net, federation):
     assert_same(after.server, net.params)
 
 
-def test_everybody_is_judged_by_fedavgs_global_model(fedavg):
+def test_everybody_is_evaluated_by_fedavgs_global_model(fedavg):
     for client in EVERYONE:
         assert_same(personal(FedAvg(), fedavg[-1], client), fedavg[-1].server)
 
@@ -122,7 +123,7 @@ def test_everybody_is_judged_by_fedavgs_global_model(fedavg):
 
 @dataclass(frozen=True)
 class Watched(FedAvg):
-    """Notes which parameters are judged."""
+    """Notes which parameters are evaluated."""
 
     seen: ClassVar[list] = []
 
@@ -149,12 +150,12 @@ def test_fine_tuning_the_old_global_model_gives_the_new_one(net, federation):
         assert differing(other, states[t + 1].server)
 
 
-def test_judged_after_fine_tuning_as_the_next_global_model_is(backend, net, federation):
+def test_evaluated_after_fine_tuning_as_the_next_global_model_is(backend, net, federation):
     old, new = trajectory(FedAvg(), net, federation, [[2]], engine=backend)
-    judge = make(Engine(backend), net, CPU)
-    after = judge.evaluate(FedAvg(), federation, old, [2], Tuning(LOCAL, Draws(0, "train", 1)))
-    assert_same(after, judge.evaluate(FedAvg(), federation, new, [2]))
-    assert not torch.equal(after.loss, judge.evaluate(FedAvg(), federation, old, [2]).loss)
+    runner = make(Engine(backend), net, CPU)
+    after = runner.evaluate(FedAvg(), federation, old, [2], Tuning(LOCAL, Draws(0, "train", 1)))
+    assert_same(after, runner.evaluate(FedAvg(), federation, new, [2]))
+    assert not torch.equal(after.loss, runner.evaluate(FedAvg(), federation, old, [2]).loss)
 
 
 def test_fine_tuning_only_the_head_leaves_the_body_bit_for_bit(net, federation):
@@ -222,10 +223,10 @@ def test_fedobp_with_q_0_is_local_only_where_the_least_score_is_zero(backend, fe
 
 def test_fedobp_with_q_0_shares_only_the_least_score(net, federation):
     state = trajectory(FedOBP(q=0.0), net, federation)[-1]
-    mine = row(state.clients, 0)
-    scores = tree.flat(mine["model"]).sub(tree.flat(state.server)).square()
+    own = row(state.clients, 0)
+    scores = tree.flat(own["model"]).sub(tree.flat(state.server)).square()
     assert scores.min() > 0
-    mask = tree.flat(FedOBP(q=0.0).prepare(state.server, mine)["mask"])
+    mask = tree.flat(FedOBP(q=0.0).prepare(state.server, own)["mask"])
     assert torch.equal(~mask, scores == scores.min())
 
 
@@ -271,23 +272,23 @@ def test_scope_tensor_has_the_same_share_of_every_tensor(net, federation):
 @pytest.mark.parametrize("norm", importance.NORMS)
 def test_fedobps_masks_shrink_as_q_grows_and_count_n_q(norm, net, federation):
     state = trajectory(FedOBP(q=0.9), net, federation)[-1]
-    mine, last, total = row(state.clients, 0), None, tree.size(net.params)
-    assert len(tree.flat(tree.map(lambda a, b: (a - b).square(), mine["model"], state.server)).unique()) > 0.9 * total
+    own, last, total = row(state.clients, 0), None, tree.size(net.params)
+    assert len(tree.flat(tree.map(lambda a, b: (a - b).square(), own["model"], state.server)).unique()) > 0.9 * total
     for q in (0.0, 0.1, 0.5, 0.77, 0.9, 0.99, 0.999, 1.0):
-        mask = tree.flat(FedOBP(q=q, norm=norm).prepare(state.server, mine)["mask"])
+        mask = tree.flat(FedOBP(q=q, norm=norm).prepare(state.server, own)["mask"])
         assert last is None or not (mask & ~last).any()
         assert mask.sum() <= importance.personal_count(q, total)
         last = mask
-    assert tree.flat(FedOBP(q=0.9).prepare(state.server, mine)["mask"]).sum() == importance.personal_count(0.9, total)
+    assert tree.flat(FedOBP(q=0.9).prepare(state.server, own)["mask"]).sum() == importance.personal_count(0.9, total)
 
 
 def test_every_merged_entry_is_the_clients_or_the_servers(net, federation):
     method = FedOBP(q=0.7)
     state = trajectory(method, net, federation)[-1]
     for client in EVERYONE:
-        mine = row(state.clients, client)
-        mask = tree.flat(method.prepare(state.server, mine)["mask"])
-        merged, own, shared = (tree.flat(t) for t in (personal(method, state, client), mine["model"], state.server))
+        kept = row(state.clients, client)
+        mask = tree.flat(method.prepare(state.server, kept)["mask"])
+        merged, own, shared = (tree.flat(t) for t in (personal(method, state, client), kept["model"], state.server))
         assert torch.equal(merged[mask], own[mask])
         assert torch.equal(merged[~mask], shared[~mask])
         scores = (own - shared).square()
@@ -405,7 +406,7 @@ def test_fisher_of_the_classifier_only_is_that_part(backend, net, large):
     method = FedOBP(q=0.9, score="fisher", classifier_only=True)
     part = participate(method, net, large, begin(method, net, 3, CPU), [1], engine=backend)
     expected = fisher_by_hand(large, 1, row(part.uploads, 0), batch=False)
-    assert_close(row(part.mine["score"], 0), {name: expected[name] for name in HEAD}, atol=1e-9, rtol=2e-4)
+    assert_close(row(part.clients["score"], 0), {name: expected[name] for name in HEAD}, atol=1e-9, rtol=2e-4)
 
 
 @pytest.mark.parametrize("values", [{"q": 1.1}, {"q": -0.1}, {"q": float("nan")}, {"q": 0.5, "ema": 1.0}])
@@ -462,7 +463,7 @@ def test_a_fedper_head_never_depends_on_another_clients(net, federation, backend
         leaf[2] += 1
     a, b = (participate(method, net, federation, s, COHORTS[1], engine=backend) for s in (state, other))
     for k, client in enumerate(COHORTS[1]):
-        assert bool(differing(row(a.mine, k), row(b.mine, k))) == (client == 2)
+        assert bool(differing(row(a.clients, k), row(b.clients, k))) == (client == 2)
 
 
 def test_fedper_of_an_unseen_client_has_the_initial_head_or_the_average(backend, net, federation):
@@ -492,14 +493,14 @@ def test_with_one_client_fedper_is_fedavg(backend, net):
 def test_fedper_refuses_nonsense():
     with pytest.raises(ValueError, match="layers must be 0 or more, got -1"):
         FedPer(layers=-1)
+    with pytest.raises(ValueError, match="head_init must be initial or server_average, got 'x'"):
+        FedPer(head_init="x")
 
 
 @pytest.mark.parametrize("method", [FedPer(layers=4), FedALA(layers=4), LGFedAvg(layers=4)])
 def test_more_layers_than_the_network_has_are_refused(method, net):
     with pytest.raises(FedpflError, match=r"^method\.layers must be at most 3, the network's layers, got 4$"):
         begin(method, net, 10, CPU)
-    with pytest.raises(ValueError, match="head_init must be initial or server_average, got 'x'"):
-        FedPer(head_init="x")
 
 
 # Ditto
@@ -613,9 +614,9 @@ def test_a_local_model_stays_while_its_client_is_not_sampled(local_only, net):
 def test_everybody_learns_this_easy_task(method):
     federation, net = federate((60,) * 4, (40,) * 4), tiny()
     states = trajectory(method, net, federation, [[0, 1, 2, 3]] * 6, local=replace(LOCAL, lr=0.2))
-    judge = make(Engine("loop"), net, CPU)
+    runner = make(Engine("loop"), net, CPU)
     first, last = (
-        judge.evaluate(method, federation, state, [0, 1, 2, 3]).correct.sum() for state in (states[0], states[-1])
+        runner.evaluate(method, federation, state, [0, 1, 2, 3]).correct.sum() for state in (states[0], states[-1])
     )
     assert last > 110
     assert last > first + 40

@@ -5,7 +5,7 @@ import torch
 
 from fedpfl import models, tree
 from fedpfl.errors import FedpflError
-from fedpfl.methods import neurons
+from fedpfl.methods.shared import neurons
 from tests.conftest import assert_same, tiny
 
 NET = tiny(norm=True)  # conv 4, norm 4, fc 12 over 4 x 9, classifier 5

@@ -1,6 +1,7 @@
-"""FedRep, LG-FedAvg, FedBABU, FedBN and FedProx: the exact tests of their specifications."""
+"""FedRep, LG-FedAvg, FedBABU, FedBN and FedProx: what moves, what travels, and their limits."""
 
 import dataclasses
+from functools import cache
 
 import pytest
 import torch
@@ -26,6 +27,12 @@ from tests.conftest import (
 )
 
 
+@pytest.fixture(scope="module")
+def played(net, federation):
+    """Three rounds, computed once: nobody changes them."""
+    return cache(lambda method, backend="loop": trajectory(method, net, federation, engine=backend))
+
+
 def models_of(method, state, clients=range(10)):
     return [method.personal(state.server, row(state.clients, client)) for client in clients]
 
@@ -38,19 +45,14 @@ def body(params):
 
 
 @pytest.mark.parametrize("variant", ["paper", "as_published"])
-def test_lg_fedavg_with_everything_shared_is_fedavg_and_with_nothing_local_only(variant, backend, net, federation):
+def test_lg_fedavg_with_everything_shared_is_fedavg_and_with_nothing_local_only(variant, backend, played):
     everything, nothing = LGFedAvg(layers=3, variant=variant), LGFedAvg(layers=0, variant=variant)
-    fedavg = trajectory(FedAvg(), net, federation, engine=backend)
-    local = trajectory(LocalOnly(), net, federation, engine=backend)
-    for own, shared, alone in zip(
-        zip(*(trajectory(m, net, federation, engine=backend) for m in (everything, nothing)), strict=True),
-        fedavg,
-        local,
-        strict=True,
-    ):
-        assert_same(own[0].server, shared.server)
-        assert own[1].server == {}
-        assert_same(models_of(nothing, own[1]), models_of(LocalOnly(), alone))
+    ours, theirs, kept, alone = (played(m, backend) for m in (everything, FedAvg(), nothing, LocalOnly()))
+    for all_shared, fedavg in zip(ours, theirs, strict=True):
+        assert_same(all_shared.server, fedavg.server)
+    for none_shared, local_only in zip(kept, alone, strict=True):
+        assert none_shared.server == {}
+        assert_same(models_of(nothing, none_shared), models_of(LocalOnly(), local_only))
 
 
 def test_lg_fedavg_shares_what_fedper_keeps(net, federation):
@@ -60,8 +62,8 @@ def test_lg_fedavg_shares_what_fedper_keeps(net, federation):
     assert set(lg.clients["own"]) | shared == set(net.params)
 
 
-def test_lg_fedavgs_first_round_moves_the_shared_part_as_fedavg(backend, net, federation):
-    lg, fedavg = (trajectory(m, net, federation, COHORTS[:1], engine=backend)[-1] for m in (LGFedAvg(), FedAvg()))
+def test_lg_fedavgs_first_round_moves_the_shared_part_as_fedavg(backend, played):
+    lg, fedavg = (played(m, backend)[1] for m in (LGFedAvg(), FedAvg()))
     assert_same(lg.server, {name: fedavg.server[name] for name in HEAD})
 
 
@@ -74,14 +76,14 @@ def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
         "fedrep": FedRep(),
         "fedbabu": FedBABU(),
     }.items():
-        server, mine = method.init(net.params, net.parts)
-        sent[name] = tree.size(method.send(server, mine))
+        server, client = method.init(net.params, net.parts)
+        sent[name] = tree.size(method.download(server, client))
     assert sent == {"top": 5_130, "conv1": 2_432, "fedrep": 873_408, "fedbabu": 873_408}
 
 
 @pytest.mark.parametrize("method", [LGFedAvg(), FedRep()])
-def test_own_entries_change_only_when_their_client_is_sampled(method, backend, net, federation):
-    states = trajectory(method, net, federation, engine=backend)
+def test_own_entries_change_only_when_their_client_is_sampled(method, backend, played):
+    states = played(method, backend)
     for t, cohort in enumerate(COHORTS):
         for client in range(10):
             changed = differing(row(states[t].clients["own"], client), row(states[t + 1].clients["own"], client))
@@ -111,7 +113,7 @@ def test_fedreps_phases_hold_the_other_part_bit_for_bit(backend, net, federation
     first = participate(FedRep(head_epochs=1, body_epochs=0), net, federation, state, [0, 2, 3], engine=backend)
     both = participate(FedRep(head_epochs=1, body_epochs=1), net, federation, state, [0, 2, 3], engine=backend)
     assert_same(first.uploads, tree.repeat(body(net.params), 3))
-    assert_same(first.mine["own"], both.mine["own"])
+    assert_same(first.clients["own"], both.clients["own"])
     assert differing(both.uploads, first.uploads)
 
 
@@ -122,7 +124,7 @@ def test_fedbabus_head_never_moves(backend, net, federation):
 
 
 @pytest.mark.parametrize("part", ["all", "head", "body"])
-def test_fedbabu_fine_tunes_what_it_says(part, net, federation):
+def test_fedbabu_fine_tunes_what_it_says(part, played, net, federation):
     """Seen through a method whose predictions are asked for after fine-tuning."""
     seen = []
 
@@ -134,7 +136,7 @@ def test_fedbabu_fine_tunes_what_it_says(part, net, federation):
             return super().predict(net, params, x)
 
     method = Watched(finetune=part)
-    state = trajectory(FedBABU(), net, federation)[-1]
+    state = played(FedBABU())[-1]
     kept = tree.clone(state.server)
     make(LOOP, net, CPU).evaluate(method, federation, state, [2], Tuning(LOCAL, Draws(0, "finetune", 3)))
     moved = {path.strip("/") for path in differing(seen[-1], method.start(state.server, {}))}
@@ -145,8 +147,8 @@ def test_fedbabu_fine_tunes_what_it_says(part, net, federation):
 # FedBN
 
 
-def test_fedbn_without_batch_normalisation_is_fedavg(backend, net, federation):
-    own, fedavg = (trajectory(m, net, federation, engine=backend)[-1] for m in (FedBN(), FedAvg()))
+def test_fedbn_without_batch_normalisation_is_fedavg(backend, played):
+    own, fedavg = (played(m, backend)[-1] for m in (FedBN(), FedAvg()))
     assert_same(own.server, fedavg.server)
 
 
@@ -164,16 +166,16 @@ def test_fedbn_shares_nothing_of_a_batch_norm_layer(federation):
 
 def test_fedbn_goes_by_type_and_leaves_group_normalisation_shared():
     batch, group = (models.build("resnet8", (1, 28, 28), 10, 0, norm=norm) for norm in ("batch", "group"))
-    assert len(FedBN().own(batch.parts)) == 2 * 9  # seven in the blocks' paths and stem, two projections
-    assert FedBN().own(group.parts) == ()
+    assert len(FedBN()._own(batch.parts)) == 2 * 9  # seven in the blocks' paths and stem, two projections
+    assert FedBN()._own(group.parts) == ()
     assert group.parts.normalisation
 
 
 # FedProx
 
 
-def test_fedprox_without_pull_is_fedavg(backend, net, federation):
-    own, fedavg = (trajectory(m, net, federation, engine=backend) for m in (FedProx(mu=0.0), FedAvg()))
+def test_fedprox_without_pull_is_fedavg(backend, played):
+    own, fedavg = (played(m, backend) for m in (FedProx(mu=0.0), FedAvg()))
     assert_same([state.server for state in own], [state.server for state in fedavg])
 
 
@@ -202,11 +204,12 @@ def test_more_pull_keeps_clients_nearer(net, federation):
 def test_with_lr_times_mu_of_one_each_step_starts_from_the_model_received(net, federation):
     """W - lr (g + mu (w - r)) = r - lr g(w): the second step's result lies one gradient from the model received."""
     local = Local(epochs=2, batch_size=512, lr=0.05)
+    once = dataclasses.replace(local, epochs=1)
     state = begin(FedAvg(), net, 10, CPU)
-    after_one = participate(FedProx(mu=20.0), net, federation, state, [2], local=local.tuned(1)).uploads
+    after_one = participate(FedProx(mu=20.0), net, federation, state, [2], local=once).uploads
     after_two = participate(FedProx(mu=20.0), net, federation, state, [2], local=local).uploads
     there = dataclasses.replace(state, server=tree.take(after_one, 0))
-    step = participate(FedAvg(), net, federation, there, [2], local=local.tuned(1)).uploads
+    step = participate(FedAvg(), net, federation, there, [2], local=once).uploads
     expected = tree.map(lambda r, w, moved: r - (w - moved), net.params, tree.take(after_one, 0), tree.take(step, 0))
     assert_close(tree.take(after_two, 0), expected, atol=1e-6)
 

@@ -1,11 +1,9 @@
 """Partitions: published counts on the real data, properties that hold for any arguments, files, and every error."""
 
 import copy
-import os
 import pickle
 import random
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,15 +15,13 @@ from fedpfl.data import datasets, partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build
 from fedpfl.data.partition import SCHEMES, Partition
-from fedpfl.engine import Local
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.sgd import Lesson, steps
+from fedpfl.engine.sgd import steps
 from fedpfl.errors import FedpflError
-from fedpfl.methods import FedAvg
+from fedpfl.methods import Phase
 from tests.command import TINY, call
-from tests.conftest import federate
+from tests.conftest import DATA, federate
 
-DATA = Path(os.environ.get("FEDPFL_TEST_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
 Y = np.random.default_rng(0).integers(0, 10, 2_000)  # ten classes, unequal sizes
 DEFAULTS = {"dirichlet": {"alpha": 0.1}, "published": {"alpha": 1.0}, "iid": {}, "shards": {"classes_per_client": 2}}
 
@@ -61,8 +57,8 @@ def same(a: Partition, b: Partition) -> bool:
 
 @pytest.fixture(scope="module")
 def fmnist() -> Samples:
-    if not (DATA / "FashionMNIST" / "raw").is_dir():
-        pytest.skip(f"FashionMNIST is not in {DATA} (FEDPFL_TEST_DATA)")
+    if DATA is None or not (DATA / "FashionMNIST" / "raw").is_dir():
+        pytest.skip("FEDPFL_TEST_DATA names no folder with FashionMNIST")
     return datasets.load("fmnist", DATA, mean=[0.286], std=[0.3205], download=False)
 
 
@@ -411,9 +407,8 @@ def test_clients_that_never_train(batch, together, idle):
     """Those for which not one step's minibatches of two samples or more can be made, as in training."""
     federation = federate((0, 1, 2, 3, 5, 9, 14), (0,) * 7)
     assert federation.idle(batch, together) == idle
-    method = FedAvg()
-    lesson = Lesson(method.loss, [], Local(1, batch, 0.1), Draws(0, "train", 1), together=together)
-    counts = [len(list(steps(lesson, lesson.draws, client, "", range(1), federation))) for client in range(7)]
+    phase, draws = Phase(1, batches=together), Draws(0, "train", 1)
+    counts = [len(list(steps(phase, range(1), batch, draws, federation, client))) for client in range(7)]
     assert counts.count(0) == idle
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -10,8 +11,7 @@ import torch.nn.functional as F
 from fedpfl import tree
 from fedpfl.engine import Engine, Local, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import FedAvg, PerFedAvg
-from fedpfl.methods.base import Batch
+from fedpfl.methods import Batch, FedAvg, PerFedAvg
 from fedpfl.traffic import count
 from tests.conftest import (
     BACKENDS,
@@ -34,7 +34,14 @@ EVERYONE = list(range(10))
 FOUR = [0, 1, 2, 3]
 SMALL = replace(LOCAL, batch_size=8)  # most clients have three minibatches then
 FO, HF = PerFedAvg(outer_lr=0.05), PerFedAvg("hf", inner_lr=0.1, outer_lr=0.05, delta=0.01)
+MINIBATCHES = {"fo": 2, "hf": 3}  # that a step takes
 VERSIONS = pytest.mark.parametrize("method", [FO, HF], ids=["fo", "hf"])
+
+
+@cache
+def played(method, backend, local=SMALL, norm=False):
+    """The states of three rounds."""
+    return trajectory(method, tiny(norm), federate(), engine=backend, local=local)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +128,7 @@ def test_both_versions_are_exact_on_a_quadratic(delta):
     batches = (Batch(torch.zeros(1), torch.zeros(1)),) * 3
     for version, direction in (("fo", first_order), ("hf", second_order)):
         method = PerFedAvg(version, alpha, beta, delta)
-        end, _ = method.step(Quadratic(curvature, centre), {"w": w}, batches[: method.together], {}, {})
+        end, _ = method._step(Quadratic(curvature, centre), {"w": w}, batches[: MINIBATCHES[version]], {}, {})
         assert_close(end["w"], w - beta * direction, atol=1e-9, rtol=0)
     assert (second_order - first_order).abs().max() > 0.1
 
@@ -158,8 +165,7 @@ def descended(params, federation, client, minibatches, length):
     return params
 
 
-@VERSIONS
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(("method", "norm"), [(FO, True), (HF, True), (HF, False)])
 def test_backends_agree_with_three_minibatches_and_more(method, norm, federation):
     """Where the last ones are short, and the contract's clients have too few for a Hessian-vector product."""
     net = tiny(norm)
@@ -177,24 +183,23 @@ def test_backends_agree_with_three_minibatches_and_more(method, norm, federation
 @VERSIONS
 def test_sgds_learning_rate_momentum_and_decay_have_no_part(method, backend, net, federation):
     other = replace(SMALL, lr=0.7, momentum=0.0, weight_decay=0.1)
-    one, two = (trajectory(method, net, federation, engine=backend, local=local) for local in (SMALL, other))
-    assert_same(one, two)
+    assert_same(played(method, backend), trajectory(method, net, federation, engine=backend, local=other))
 
 
 @VERSIONS
 def test_a_client_with_too_few_minibatches_trains_nothing(method, backend, net, federation):
-    state = trajectory(method, net, federation, COHORTS[:1], engine=backend, local=SMALL)[-1]
+    state = played(method, backend)[1]
     part = participate(method, net, federation, state, EVERYONE, engine=backend, local=SMALL)
     for client, samples in enumerate(TRAIN):
         minibatches = samples // 8 + (samples % 8 > 1)
         moved = bool(differing(tree.take(part.uploads, client), state.server))
-        assert moved == (minibatches >= method.together)
+        assert moved == (minibatches >= MINIBATCHES[method.version])
         assert (part.loss[client] > 0) == moved
 
 
 def test_the_mean_is_uniform(backend, net, federation):
     part = participate(FO, net, federation, begin(FO, net, 10, CPU), COHORTS[0], engine=backend, local=SMALL)
-    state = trajectory(FO, net, federation, COHORTS[:1], engine=backend, local=SMALL)[-1]
+    state = played(FO, backend)[1]
     assert_close(state.server, tree.map(lambda leaf: leaf.double().mean(0).float(), part.uploads), atol=1e-7)
 
 
@@ -211,13 +216,13 @@ def test_statistics_move_once_a_step(method, backend, equal):
 # Adaptation
 
 
-def judged(method, net, federation, state, backend, tuning=None, adapting=None):
-    return make(Engine(backend), net, CPU).evaluate(method, federation, state, EVERYONE, tuning, adapting)
+def judged(method, net, federation, state, backend, tuning=None, before=None):
+    return make(Engine(backend), net, CPU).evaluate(method, federation, state, EVERYONE, tuning, before)
 
 
 @VERSIONS
 def test_fine_tuning_is_plain_descent_with_the_inner_step(method, backend, net, federation):
-    state = trajectory(method, net, federation, engine=backend, local=SMALL)[-1]
+    state = played(method, backend)[-1]
     kept = copy.deepcopy(state)
     draws = Draws(0, "finetune", 3)
     plain = Tuning(replace(LOCAL, lr=method.inner_lr, momentum=0.0), draws)
@@ -233,7 +238,7 @@ def test_fine_tuning_is_plain_descent_with_the_inner_step(method, backend, net, 
 
 
 def test_without_adaptation_the_meta_model_is_judged(backend, net, federation):
-    state = trajectory(FO, net, federation, engine=backend)[-1]
+    state = played(FO, backend, LOCAL)[-1]
     assert_same(FO.personal(state.server, row(state.clients, 0)), state.server)
     assert_same(judged(FO, net, federation, state, backend), judged(FedAvg(), net, federation, state, backend))
 
@@ -242,9 +247,9 @@ def test_without_adaptation_the_meta_model_is_judged(backend, net, federation):
 def test_adaptation_is_some_steps_on_the_first_minibatches(steps, backend, net, federation):
     """Of the next epoch too, where one has too few; a client of one sample has none at all."""
     method = PerFedAvg(inner_lr=0.4, outer_lr=0.05, adapt_steps=steps)
-    state = trajectory(method, net, federation, engine=backend)[-1]
+    state = played(FO, backend, LOCAL)[-1]
     kept, draws = copy.deepcopy(state), Draws(0, "adapt", 3)
-    losses = judged(method, net, federation, state, backend, adapting=Tuning(LOCAL, draws)).loss
+    losses = judged(method, net, federation, state, backend, before=Tuning(LOCAL, draws)).loss
     assert_same(state, kept)
     for client in EVERYONE[:9]:
         orders = [draws.order(client, "main", epoch, TRAIN[client]).split(32) for epoch in range(3)]
@@ -255,7 +260,7 @@ def test_adaptation_is_some_steps_on_the_first_minibatches(steps, backend, net, 
         logits = net.bind({})(model, federation.normalize(federation.x[rows]))
         assert_close(losses[client], F.cross_entropy(logits, federation.y[rows], reduction="sum"), atol=2e-5)
     alone = make(Engine(backend), net, CPU).evaluate(
-        method, replace(federation, test=federation.test[::-1]), state, [9], adapting=Tuning(LOCAL, draws)
+        method, replace(federation, test=federation.test[::-1]), state, [9], before=Tuning(LOCAL, draws)
     )
     meta = make(Engine(backend), net, CPU).evaluate(FO, replace(federation, test=federation.test[::-1]), state, [9])
     assert_same(alone, meta)
@@ -263,10 +268,10 @@ def test_adaptation_is_some_steps_on_the_first_minibatches(steps, backend, net, 
 
 
 def test_one_step_is_fine_tuning_for_an_epoch_of_one_minibatch(backend, net, federation):
-    state = trajectory(FO, net, federation, engine=backend)[-1]
+    state = played(FO, backend, LOCAL)[-1]
     tuned = judged(FO, net, federation, state, backend, Tuning(Local(1, 512, 9.0), Draws(0, "finetune", 3)))
     adapting = Tuning(Local(1, 512, 9.0), Draws(0, "adapt", 3))
-    adapted = judged(replace(FO, adapt_steps=1), net, federation, state, backend, adapting=adapting)
+    adapted = judged(replace(FO, adapt_steps=1), net, federation, state, backend, before=adapting)
     assert_close(adapted.loss, tuned.loss, atol=1e-5)
     assert differing(adapted.loss, judged(FO, net, federation, state, backend).loss)
 
@@ -274,9 +279,9 @@ def test_one_step_is_fine_tuning_for_an_epoch_of_one_minibatch(backend, net, fed
 def test_adaptation_uses_the_models_statistics_and_leaves_them(backend, federation):
     """Judged in evaluation mode by the server's, which no adaptation moves."""
     net, method = tiny(norm=True), PerFedAvg(inner_lr=0.4, outer_lr=0.05, adapt_steps=1)
-    state = trajectory(method, net, federation, engine=backend)[-1]
+    state = played(FO, backend, LOCAL, norm=True)[-1]
     draws, buffers = Draws(0, "adapt", 3), state.server_buffers
-    losses = judged(method, net, federation, state, backend, adapting=Tuning(LOCAL, draws)).loss
+    losses = judged(method, net, federation, state, backend, before=Tuning(LOCAL, draws)).loss
     rows = federation.train[0][draws.order(0, "main", 0, 40)[:32]]
     params = tree.map(lambda leaf: leaf.clone().requires_grad_(), state.server)
     logits = net.bind(buffers, training=True)(params, federation.normalize(federation.x[rows]))
@@ -294,7 +299,7 @@ def test_one_model_travels_each_way(net, federation):
     state = begin(FO, net, 10, CPU)
     part = participate(FO, net, federation, state, COHORTS[0])
     assert part.down.values.tolist() == part.up.values.tolist() == [tree.size(net.params)] * 5
-    assert int(count(FO.send(state.server, row(state.clients, 0))).values) == tree.size(net.params)
+    assert int(count(FO.download(state.server, row(state.clients, 0))).values) == tree.size(net.params)
     assert state.clients == {}
 
 

@@ -1,5 +1,6 @@
 """pFedMe: the exact tests of its specification."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,7 @@ import torch.nn.functional as F
 from fedpfl import tree
 from fedpfl.engine import Engine, Tuning, begin, make
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import FedAvg, PFedMe
-from fedpfl.methods.base import Batch
+from fedpfl.methods import Batch, FedAvg, PFedMe
 from fedpfl.traffic import count
 from tests.conftest import (
     COHORTS,
@@ -60,8 +60,8 @@ def test_without_a_pull_the_global_model_never_moves(backend, net, federation):
     assert_close(state.server, net.params, atol=0, rtol=1e-6)
     alone = participate(FedAvg(), net, federation, begin(FedAvg(), net, 10, CPU), [2], engine=backend, local=plain)
     part = participate(method, net, federation, begin(method, net, 10, CPU), [2], engine=backend)
-    assert_same(only(part, "mine")["th"], only(alone, "uploads"))
-    assert differing(only(part, "mine")["th"], net.params)
+    assert_same(only(part, "clients")["th"], only(alone, "uploads"))
+    assert differing(only(part, "clients")["th"], net.params)
 
 
 def test_one_inner_step_on_one_batch_is_a_gradient_step_of_the_product_of_lengths(backend, net, federation):
@@ -79,25 +79,27 @@ def test_one_inner_step_on_one_batch_is_a_gradient_step_of_the_product_of_length
 def test_where_outer_lr_times_lam_is_1_the_global_copy_is_the_private_model(backend, net, federation):
     method = PFedMe(lam=20.0, outer_lr=0.05)
     part = participate(method, net, federation, begin(method, net, 10, CPU), COHORTS[0], engine=backend)
-    assert_close(part.uploads, part.mine["th"], atol=1e-6, rtol=0)
+    assert_close(part.uploads, part.clients["th"], atol=1e-6, rtol=0)
     assert differing(only(part, "uploads"), net.params)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("average", ["uniform", "samples"])
-def test_beta_is_the_length_of_the_servers_step(beta, average, backend, net, federation):
-    method = PFedMe(beta=beta, average=average)
-    first = begin(method, net, 10, CPU)
-    part = participate(method, net, federation, first, COHORTS[0], engine=backend)
-    state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
-    if beta == 0:
-        assert_same(state.server, net.params)
-    total = sum(TRAIN[i] for i in COHORTS[0])
-    shares = [1 / 5 if average == "uniform" else TRAIN[i] / total for i in COHORTS[0]]
-    for name, leaf in part.uploads.items():
-        mean = sum(share * row.double() for share, row in zip(shares, leaf, strict=True))
-        expected = (1 - beta) * net.params[name].double() + beta * mean
-        assert_close(state.server[name], expected.float(), atol=1e-7)
+def test_beta_is_the_length_of_the_servers_step(backend, net, federation):
+    """What clients send does not depend on it, nor on how they are averaged."""
+    first, total = begin(PFedMe(), net, 10, CPU), sum(TRAIN[i] for i in COHORTS[0])
+    part = participate(PFedMe(), net, federation, first, COHORTS[0], engine=backend)
+    samples = [TRAIN[i] / total for i in COHORTS[0]]
+    for beta, average in itertools.product((0.0, 0.5, 1.0, 2.0), ("uniform", "samples")):
+        method = PFedMe(beta=beta, average=average)
+        server, _ = method.aggregate(first.server, part.uploads, part.clients, torch.tensor(samples))
+        if beta == 0:
+            assert_same(server, net.params)
+        shares = [1 / 5] * 5 if average == "uniform" else samples
+        for name, leaf in part.uploads.items():
+            mean = sum(share * row.double() for share, row in zip(shares, leaf, strict=True))
+            expected = (1 - beta) * net.params[name].double() + beta * mean
+            assert_close(server[name], expected.float(), atol=1e-7)
+        if beta == 0.5:
+            assert_close(trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1].server, server, atol=1e-7)
 
 
 def test_inner_steps_find_the_proximal_point_of_a_quadratic():
@@ -106,7 +108,7 @@ def test_inner_steps_find_the_proximal_point_of_a_quadratic():
     w, centre = ({"a": torch.randn(7, generator=g, dtype=torch.float64)} for _ in range(2))
     method = PFedMe(inner_steps=400, inner_lr=0.05, lam=3.0, mu=0.0)
     batch = Batch(torch.zeros(1), torch.zeros(1))
-    end, _ = method.step(Quadratic(centre), {"w": w, "th": w}, batch, w, {})
+    end, _ = method._step(Quadratic(centre), {"w": w, "th": w}, batch, w, {})
     point = (centre["a"] + 3 * w["a"]) / 4
     assert_close(end["th"]["a"], point, atol=1e-12)
     assert_close(end["w"]["a"], w["a"] - method.outer_lr * 3 * (w["a"] - point), atol=1e-12)
@@ -115,7 +117,7 @@ def test_inner_steps_find_the_proximal_point_of_a_quadratic():
 def test_the_decay_is_part_of_an_inner_step():
     w, centre = ({"a": torch.tensor([value], dtype=torch.float64)} for value in (2.0, 0.5))
     method = PFedMe(inner_steps=2, inner_lr=0.1, lam=3.0, mu=0.5)
-    end, _ = method.step(Quadratic(centre), {"w": w, "th": w}, Batch(torch.zeros(1), torch.zeros(1)), w, {})
+    end, _ = method._step(Quadratic(centre), {"w": w, "th": w}, Batch(torch.zeros(1), torch.zeros(1)), w, {})
     first = 2.0 - 0.1 * (1.5 + 0.5 * 2.0)
     second = first - 0.1 * (first - 0.5 + 3 * (first - 2.0) + 0.5 * first)
     assert_close(end["th"]["a"], torch.tensor([second], dtype=torch.float64), atol=1e-12)
@@ -126,15 +128,15 @@ def test_the_private_model_carries_on_from_minibatch_to_minibatch(batch_size, ba
     """One step of all samples is the same from both; of several, a fresh start would end elsewhere."""
 
     class Fresh(PFedMe):
-        def step(self, net, params, batch, server, mine):
-            return super().step(net, {"w": params["w"], "th": params["w"]}, batch, server, mine)
+        def _step(self, net, params, batch, server, client):
+            return super()._step(net, {"w": params["w"], "th": params["w"]}, batch, server, client)
 
     local = replace(PLAIN, batch_size=batch_size)
     warm, fresh = (
         participate(m, net, federation, begin(m, net, 10, CPU), [0], engine=backend, local=local)
         for m in (PFedMe(), Fresh())
     )
-    assert bool(differing(warm.mine["th"], fresh.mine["th"])) == (batch_size < TRAIN[0])
+    assert bool(differing(warm.clients["th"], fresh.clients["th"])) == (batch_size < TRAIN[0])
 
 
 def test_learning_rate_momentum_and_decay_of_sgd_have_no_part(backend, net, federation):
@@ -201,7 +203,7 @@ def test_one_model_travels_each_way(net, federation):
     state = begin(PFedMe(), net, 10, CPU)
     part = participate(PFedMe(), net, federation, state, COHORTS[0])
     assert part.down.values.tolist() == part.up.values.tolist() == [tree.size(net.params)] * 5
-    assert int(count(PFedMe().send(state.server, row(state.clients, 0))).values) == tree.size(net.params)
+    assert int(count(PFedMe().download(state.server, row(state.clients, 0))).values) == tree.size(net.params)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""Phases that some clients skip, statistics that hold still, mirrored statistics, clipped gradients."""
+"""Phases in which some clients have nothing that moves, statistics that hold still, clipped gradients."""
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
@@ -11,18 +10,17 @@ from fedpfl import tree
 from fedpfl.engine import begin
 from fedpfl.engine.sgd import Local, clipped, update_
 from fedpfl.methods import FedAvg, Phase
-from fedpfl.methods.base import mean_cross_entropy
 from fedpfl.models import Net
 from tests.conftest import COHORTS, CPU, LOCAL, assert_close, assert_same, participate, rounds, row, tiny, trajectory
 
 EVERYONE = list(range(10))
 
-# Skipping
+# Phases left out
 
 
 @dataclass(frozen=True)
 class Sitting(FedAvg):
-    """Clients of even number leave the second of three phases out (all of them: `everyone`; nobody: `nobody`)."""
+    """In the second of three phases nothing of a client of even number moves (or of `everyone`, or of `nobody`)."""
 
     who: str = "even"
     element_wise: bool = False
@@ -30,34 +28,36 @@ class Sitting(FedAvg):
     def init(self, params, parts):
         return params, {"number": torch.zeros((), dtype=torch.int64), "seen": torch.zeros(())}
 
-    def endow(self, generator, clients):
+    def init_clients(self, generator, clients):
         return {"number": torch.arange(clients)}
 
-    def phases(self, server, mine, params, epochs):
-        even = mine["number"] % 2 == 0
-        skip = {"even": even, "everyone": even | True, "nobody": even & False}[self.who]
-        mask = {name: torch.arange(leaf.numel()).view(leaf.shape) % 3 > 0 for name, leaf in params.items()}
-        second = Phase(1, mask if self.element_wise else None, "other", self.doubled, skip=skip)
-        return [Phase(1), second, Phase(1)]
+    def phases(self, server, client, params, epochs):
+        odd = client["number"] % 2 == 1
+        moves = {"even": odd, "everyone": odd & False, "nobody": odd | True}[self.who]
+        parts = {name: torch.arange(leaf.numel()).view(leaf.shape) % 3 > 0 for name, leaf in params.items()}
+        mask = tree.map(lambda leaf: (leaf if self.element_wise else torch.ones_like(leaf)) & moves, parts)
+        second = Phase(1, {**mask, "conv.bias": False}, "other", self._doubled, after_gradient=self._observe)
+        return [Phase(1, after_gradient=self._observe), second, Phase(1, after_gradient=self._observe)]
 
-    def doubled(self, net, params, batch, server, mine):
-        return 2 * self.loss(net, params, batch, server, mine)
+    def _doubled(self, net, params, batch, server, client):
+        return 2 * self.loss(net, params, batch, server, client)
 
-    def observe(self, params, grads, loss, batch, server, mine):
-        return {**mine, "seen": mine["seen"] + loss}
+    def _observe(self, params, grads, loss, batch, server, client):
+        return {**client, "seen": client["seen"] + loss}
 
 
 @dataclass(frozen=True)
 class Shorter(Sitting):
     """The same without that phase."""
 
-    def phases(self, server, mine, params, epochs):
-        return [Phase(2)]
+    def phases(self, server, client, params, epochs):
+        return [Phase(2, after_gradient=self._observe)]
 
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("element_wise", [False, True])
-def test_a_skipped_phase_leaves_no_trace(backend, federation, norm, element_wise):
+def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation, norm, element_wise):
+    """Neither in losses and statistics of batch normalisation, nor in what is seen at its gradients."""
     net = tiny(norm)
     some, all_, none, shorter = (
         participate(m, net, federation, begin(m, net, 10, CPU), EVERYONE, engine=backend)
@@ -67,7 +67,7 @@ def test_a_skipped_phase_leaves_no_trace(backend, federation, norm, element_wise
     same(all_.uploads, shorter.uploads)
     for client in EVERYONE:
         sitting = client % 2 == 0
-        for part in ("uploads", "mine", "buffers", "loss", "after"):
+        for part in ("uploads", "clients", "buffers", "loss", "after"):
             own, like = getattr(some, part), getattr(shorter if sitting else none, part)
             same(tree.take(own, client), tree.take(like, client))
     assert not torch.equal(some.uploads["fc.weight"][0], none.uploads["fc.weight"][0])
@@ -83,23 +83,22 @@ class Careful(FedAvg):
 
     policy: str = "local"
 
-    @property
-    def buffers(self):  # type: ignore[override]
+    def buffers(self):
         return {"main": self.policy}
 
     def init(self, params, parts):
         return params, {"number": torch.zeros((), dtype=torch.int64)}
 
-    def endow(self, generator, clients):
+    def init_clients(self, generator, clients):
         return {"number": torch.arange(clients)}
 
-    def touched(self, server, mine):
-        here = torch.arange(4) == mine["number"]
+    def updated_buffers(self, server, client):
+        here = torch.arange(4) == client["number"]
         counter = torch.ones((), dtype=torch.bool)
         return {"main": {"norm.running_mean": here, "norm.running_var": here, "norm.num_batches_tracked": counter}}
 
 
-def test_statistics_that_are_not_touched_hold_still(backend, federation):
+def test_statistics_that_are_not_updated_hold_still(backend, federation):
     net = tiny(norm=True)
     start, end = (trajectory(Careful(), net, federation, [EVERYONE], engine=backend)[i] for i in (0, -1))
     for name in ("norm.running_mean", "norm.running_var"):
@@ -110,7 +109,7 @@ def test_statistics_that_are_not_touched_hold_still(backend, federation):
             assert client > 3 or not torch.equal(after[client][here], before[client][here])
 
 
-def test_statistics_at_the_server_are_averaged_over_those_who_touched_them(backend, federation):
+def test_statistics_at_the_server_are_averaged_over_those_who_updated_them(backend, federation):
     net, cohort, method = tiny(norm=True), [0, 1, 5], Careful("aggregate")
     states, (outcome,) = rounds(method, net, federation, [cohort], engine=backend)
     part = participate(method, net, federation, states[0], cohort, engine=backend)
@@ -121,47 +120,75 @@ def test_statistics_at_the_server_are_averaged_over_those_who_touched_them(backe
         assert_close(new, expected)
     assert int(states[1].server_buffers["main"]["norm.num_batches_tracked"]) > 0
     size = tree.size(net.params)
-    assert outcome.values_up == 3 * size + 4  # two channels' mean and variance
-    assert outcome.values_down == 3 * size + 4
+    assert outcome.sent.values_up == 3 * size + 4  # two channels' mean and variance
+    assert outcome.sent.values_down == 3 * size + 4
 
 
 @dataclass(frozen=True)
 class Watching(FedAvg):
-    """Records how far a mirrored copy's outputs are from the model's, both as they were at the start."""
+    """Adds up the logits of the model as it was at the start, by the statistics of then, or by the batch's."""
 
-    buffers: ClassVar = {"main": "local"}
-    mirrors: ClassVar = {"copy": "main"}
+    aside: bool = False
 
-    def prepare(self, server, mine):
-        return {**mine, "gap": torch.zeros(()), "steps": torch.zeros(())}
+    def buffers(self):
+        return {"main": "local"}
 
-    def loss(self, net, params, batch, server, mine):
-        loss = mean_cross_entropy(net(params, batch.x), batch)
-        copy = net.still()(server, batch.x, "copy")
-        return loss + 0 * copy.sum(), {"copy": copy.detach()}
+    def init(self, params, parts):
+        return params, {"sum": torch.zeros(())}
 
-    def digest(self, kept, server, mine):
-        return {"gap": kept["copy"].sum() if kept else torch.zeros(())}
+    def before_training(self, net, shard, server, client):
+        return {"teacher": net.buffers["main"]}
 
-    def finish(self, server, mine, start, end):
-        return {"end": end, "gap": mine["gap"]}, {}
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, keeps=True)]
 
-    def merge(self, server, uploads, weight):
-        return super().merge(server, uploads["end"], weight)
+    def loss(self, net, params, batch, server, client):
+        loss = batch.cross_entropy(net(params, batch.x))
+        seen = net.aside(server, batch.x) if self.aside else net.still({"main": client["teacher"]})(server, batch.x)
+        return loss + 0 * batch.sum(seen.sum(1)), {"seen": seen.detach()}
+
+    def after_training(self, net, shard, params, kept, server, client):
+        return {"sum": kept["seen"].sum() if kept else torch.zeros(())}
+
+    def finish(self, server, client, start, end):
+        return end, {"sum": client["sum"]}
 
 
-def test_a_mirror_keeps_the_statistics_of_the_start(backend, federation):
+def test_a_teacher_keeps_the_statistics_of_the_start(backend, federation):
     net = tiny(norm=True)
     state = trajectory(Watching(), net, federation, COHORTS[:1], engine=backend)[-1]  # statistics differ by client
-    assert set(state.client_buffers) == {"main"}
     part = participate(Watching(), net, federation, state, COHORTS[0], engine=backend)
+    plain = participate(Plain(), net, federation, state, COHORTS[0], engine=backend)
+    assert_same(part.uploads, plain.uploads)
     for place, client in enumerate(COHORTS[0]):
         if federation.train_sizes[client] % LOCAL.batch_size == 1:
             continue  # a lone sample is left out of every epoch
         own = row(state.client_buffers, client)
         x = federation.normalize(federation.x[federation.train[client]])
         expected = LOCAL.epochs * net.bind({"main": own["main"]})(state.server, x).sum()
-        assert_close(part.uploads["gap"][place], expected, atol=1e-3, rtol=1e-4)
+        assert_close(part.clients["sum"][place], expected, atol=1e-3, rtol=1e-4)
+
+
+def test_a_look_aside_leaves_the_statistics_as_they_are(backend, federation):
+    """It is a look in training mode: with the batch's own statistics."""
+    net, method = tiny(norm=True), Watching(aside=True)
+    state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    part = participate(method, net, federation, state, COHORTS[0], engine=backend)
+    plain = participate(Plain(), net, federation, state, COHORTS[0], engine=backend)
+    assert_same((part.uploads, part.buffers), (plain.uploads, plain.buffers))
+    still = participate(Watching(), net, federation, state, COHORTS[0], engine=backend)
+    assert not torch.allclose(part.clients["sum"], still.clients["sum"], rtol=0.01)
+
+
+@dataclass(frozen=True)
+class Plain(FedAvg):
+    """FedAvg with statistics that stay with the client."""
+
+    def buffers(self):
+        return {"main": "local"}
+
+    def init(self, params, parts):
+        return params, {"sum": torch.zeros(())}
 
 
 # Clipping

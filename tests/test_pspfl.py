@@ -1,12 +1,15 @@
 """Update-magnitude personalisation: what its reconstruction says."""
 
+from functools import cache
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedpfl import importance, tree
+from fedpfl import tree
 from fedpfl.methods import PSPFL, FedAvg, FedOBP, FedSelect
+from fedpfl.methods.shared import importance
 from fedpfl.models import Net
 from tests.conftest import (
     CLASSES,
@@ -28,6 +31,12 @@ OFTEN = [[0, 2, 4]] * 3
 UPLOADS = pytest.mark.parametrize("upload", ["shared", "all"])
 
 
+@pytest.fixture(scope="module")
+def played(net, federation):
+    """The states of three rounds, and the outcomes, computed once: nobody changes them."""
+    return cache(lambda method, backend="loop": rounds(method, net, federation, engine=backend))
+
+
 def masks(method, state, client):
     return method.prepare(state.server, row(state.clients, client))["mask"]
 
@@ -45,47 +54,44 @@ class Straight(nn.Module):
 
 
 @UPLOADS
-def test_with_q_one_it_is_fedavg(upload, backend, net, federation):
-    method = PSPFL(1.0, upload)
-    own, fedavg = (trajectory(m, net, federation, engine=backend) for m in (method, FedAvg()))
+def test_with_q_one_it_is_fedavg(upload, backend, played, net):
+    own, fedavg = (played(m, backend)[0] for m in (PSPFL(1.0, upload), FedAvg()))
     for ours, theirs in zip(own, fedavg, strict=True):
         assert_same(ours.server, theirs.server)
     assert len(differing(own[-1].server, net.params)) == len(net.params)
 
 
 @UPLOADS
-@pytest.mark.parametrize("q", [0.0, 0.5])
-def test_the_first_round_is_fedavgs(upload, q, backend, net, federation):
-    own, fedavg = (
-        trajectory(m, net, federation, COHORTS[:1], engine=backend)[-1] for m in (PSPFL(q, upload), FedAvg())
-    )
-    assert_same(own.server, fedavg.server)
+def test_the_first_round_is_fedavgs(upload, backend, played):
+    own, fedavg = (played(m, backend)[0] for m in (PSPFL(0.0, upload), FedAvg()))
+    assert_same(own[1].server, fedavg[1].server)
+    assert differing(own[2].server, fedavg[2].server)
 
 
-def test_with_q_zero_all_but_the_least_moved_is_personal(net, federation):
+def test_with_q_zero_all_but_the_least_moved_is_personal(played):
     """Nearly Local-Only: a client starts where it stopped, but for the entries that moved least."""
     method = PSPFL(0.0)
-    state = trajectory(method, net, federation, COHORTS[:2])[-1]
+    state = played(method)[0][2]
     for client in (0, 2, 8):
-        mine = row(state.clients, client)
-        least = tree.flat(mine["score"]).amin()
-        start = method.start(state.server, method.prepare(state.server, mine))
-        shared = tree.map(lambda score, least=least: score == least, mine["score"])
+        own = row(state.clients, client)
+        least = tree.flat(own["score"]).amin()
+        start = method.start(state.server, method.prepare(state.server, own))
+        shared = tree.map(lambda score, least=least: score == least, own["score"])
         assert 1 <= int(tree.flat(shared).sum()) < 10
-        assert_same(start, tree.where(shared, state.server, mine["model"]))
-        assert differing(mine["model"], state.server)
+        assert_same(start, tree.where(shared, state.server, own["model"]))
+        assert differing(own["model"], state.server)
 
 
-@pytest.mark.parametrize("q", [0.1, 0.5, 0.9])
-def test_uploading_everything_it_is_fedobp_by_its_gradient_score(q, backend, net, federation):
+@pytest.mark.parametrize("q", [0.1, 0.9])
+def test_uploading_everything_it_is_fedobp_by_its_gradient_score(q, backend, played):
     """By the code of another method."""
     fedobp = FedOBP(q=q, score="gradient", norm="none", cold_start="global")
-    own, other = (rounds(m, net, federation, engine=backend) for m in (PSPFL(q, "all"), fedobp))
+    own, other = (played(m, backend) for m in (PSPFL(q, "all"), fedobp))
     for ours, theirs in zip(own[0], other[0], strict=True):
         assert_same(ours.server, theirs.server)
-    assert differing(own[0][-1].server, trajectory(FedAvg(), net, federation, engine=backend)[-1].server)
+    assert differing(own[0][-1].server, played(FedAvg(), backend)[0][-1].server)
     for ours, theirs in zip(own[1], other[1], strict=True):
-        assert (ours.values_down, ours.bits_down) == (theirs.values_down, theirs.bits_down)
+        assert (ours.sent.values_down, ours.sent.bits_down) == (theirs.sent.values_down, theirs.sent.bits_down)
 
 
 def test_the_first_selection_is_fedselects_by_one_ranking():
@@ -107,10 +113,10 @@ def test_the_first_selection_is_fedselects_by_one_ranking():
         assert_same(mask, row(first.clients["mask"], client))
 
 
-def test_the_score_is_that_of_the_last_participation(backend, net, federation):
+def test_the_score_is_that_of_the_last_participation(backend, played, net, federation):
     """However long ago: client 6 trains in round 2 alone."""
     method = PSPFL(0.5)
-    states = trajectory(method, net, federation, engine=backend)
+    states, _ = played(method, backend)
     part = participate(method, net, federation, states[1], [6], engine=backend)
     moved = tree.map(lambda end, start: (end[0] - start).abs(), part.uploads.values, states[1].server)
     assert_close(row(states[3].clients["score"], 6), moved, atol=1e-7)
@@ -125,9 +131,9 @@ def test_entries_that_did_not_move_are_shared(net, federation):
     method = PSPFL(0.0)
     state = trajectory(method, net, federation, [[2, 9]])[-1]
     assert not tree.flat(masks(method, state, 9)).any()
-    mine = row(state.clients, 2)
-    dead = {**mine["score"], "fc.weight": torch.zeros(12, 36)}
-    mask = method.prepare(state.server, {**mine, "score": dead})["mask"]
+    client = row(state.clients, 2)
+    dead = {**client["score"], "fc.weight": torch.zeros(12, 36)}
+    mask = method.prepare(state.server, {**client, "score": dead})["mask"]
     assert not mask["fc.weight"].any()
     assert mask["conv.weight"].any()
 
@@ -149,16 +155,16 @@ def test_an_entry_is_averaged_over_those_who_sent_it(backend, net, federation):
     assert nobody > 0
 
 
-def test_who_is_judged_by_what(backend, net, federation):
+def test_who_is_judged_by_what(backend, played, net, federation):
     method = PSPFL(0.5)
-    states = trajectory(method, net, federation, COHORTS[:2], engine=backend)
+    states, _ = played(method, backend)
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
         own = method.personal(states[2].server, row(states[2].clients, client))
         assert_same(own, row(part.uploads.values, k))
-    mine = row(states[2].clients, UNSEEN)
-    assert_same(method.personal(states[2].server, mine), states[2].server)
-    assert_same(method.start(states[2].server, method.prepare(states[2].server, mine)), states[2].server)
+    client = row(states[2].clients, UNSEEN)
+    assert_same(method.personal(states[2].server, client), states[2].server)
+    assert_same(method.start(states[2].server, method.prepare(states[2].server, client)), states[2].server)
 
 
 @UPLOADS
@@ -167,14 +173,14 @@ def test_shared_entries_travel(upload, backend, net, federation):
     method = PSPFL(0.5, upload)
     _, outcomes = rounds(method, net, federation, OFTEN, engine=backend)
     shared = size - importance.personal_count(0.5, size)
-    assert [o.values_down for o in outcomes] == [3 * size, 3 * shared, 3 * shared]
-    assert [o.bits_down - 32 * o.values_down for o in outcomes] == [0, 3 * size, 3 * size]
+    assert [o.sent.values_down for o in outcomes] == [3 * size, 3 * shared, 3 * shared]
+    assert [o.sent.bits_down - 32 * o.sent.values_down for o in outcomes] == [0, 3 * size, 3 * size]
     up = 3 * (shared if upload == "shared" else size)
-    assert [o.values_up for o in outcomes] == [3 * size, up, up]
-    assert [o.bits_up for o in outcomes] == [32 * o.values_up for o in outcomes]
-    told = [sum(v for k, v in o.measures.items() if k.startswith("personal/")) for o in outcomes]
+    assert [o.sent.values_up for o in outcomes] == [3 * size, up, up]
+    assert [o.sent.bits_up for o in outcomes] == [32 * o.sent.values_up for o in outcomes]
+    told = [sum(v for k, v in o.metrics.items() if k.startswith("personal/")) for o in outcomes]
     assert told == pytest.approx([0, size - shared, size - shared])
-    assert outcomes[1].measures["personal_share"] == pytest.approx((size - shared) / size)
+    assert outcomes[1].metrics["personal_share"] == pytest.approx((size - shared) / size)
 
 
 def test_statistics_of_batch_normalisation_stay_with_the_client(backend, federation):

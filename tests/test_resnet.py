@@ -17,8 +17,7 @@ COUNTS = [  # FedPURIN and FedSelect; the small stem: 64 * 3 * (49 - 9) fewer
     ("resnet8", (3, 32, 32), 10, {}, 1_235_274),
     ("resnet10", (3, 32, 32), 100, {}, 4_957_092),
     ("resnet18", (3, 32, 32), 10, {}, 11_181_642),
-    ("resnet18", (3, 32, 32), 10, {"stem": "small"}, 11_173_962),
-    ("resnet18", (3, 32, 32), 10, {"norm": "group"}, 11_181_642),
+    ("resnet8", (3, 32, 32), 10, {"stem": "small", "norm": "group"}, 1_227_594),
 ]
 
 
@@ -31,8 +30,9 @@ def test_as_many_parameters_as_published(name, shape, classes, options, count):
     assert set(net.parts.normalisation) == {name for layer in bodies for name in layer}
 
 
-@pytest.mark.parametrize(("name", "count"), [("resnet8", 2_688), ("resnet10", 5_760), ("resnet18", 9_600)])
-@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize(
+    ("name", "norm", "count"), [("resnet8", "batch", 2_688), ("resnet10", "group", 5_760), ("resnet18", "batch", 9_600)]
+)
 def test_as_many_parameters_of_normalisation_as_published(name, count, norm):
     net = models.build(name, (3, 32, 32), 10, 0, norm=norm)
     assert sum(net.params[name].numel() for name in net.parts.normalisation) == count
@@ -57,20 +57,18 @@ def test_as_many_parameters_as_the_formula_says(name, stages, depth, stem, kerne
     assert sum(p.numel() for p in module.parameters()) == by_formula(shape[0], classes, stages, depth, kernel)
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize(("name", "depth"), [("resnet10", 1), ("resnet18", 2)])
-def test_a_seed_gives_torchvisions_initial_values_bit_for_bit(name, depth, norm):
+@pytest.mark.parametrize(("name", "depth", "norm", "seed"), [("resnet10", 1, "group", 42), ("resnet18", 2, "batch", 0)])
+def test_a_seed_gives_torchvisions_initial_values_bit_for_bit(name, depth, norm, seed):
     pixels.torchvision()  # where its import is mended
     from torchvision.models.resnet import BasicBlock, ResNet
 
     layer = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(32, channels)}[norm]
-    for seed in (0, 42):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            theirs = ResNet(BasicBlock, [depth] * 4, num_classes=10, norm_layer=layer)
-        net = models.build(name, (3, 32, 32), 10, seed, norm=norm)
-        assert_same(list(net.params.values()), list(theirs.parameters()))
-        assert_same(list(net.buffers.values()), list(theirs.buffers()))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        theirs = ResNet(BasicBlock, [depth] * 4, num_classes=10, norm_layer=layer)
+    net = models.build(name, (3, 32, 32), 10, seed, norm=norm)
+    assert_same(list(net.params.values()), list(theirs.parameters()))
+    assert_same(list(net.buffers.values()), list(theirs.buffers()))
 
 
 def test_convolutions_start_kaiming_normal():
@@ -84,9 +82,16 @@ def test_convolutions_start_kaiming_normal():
             assert (value == (1 if name.endswith("weight") else 0)).all(), name
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("stem", ["large", "small"])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 8), (1, 33, 40)])
+@pytest.mark.parametrize(
+    ("shape", "stem", "norm"),
+    [
+        ((1, 1, 1), "large", "batch"),
+        ((1, 1, 1), "small", "batch"),
+        ((1, 1, 1), "large", "group"),
+        ((3, 5, 8), "small", "group"),
+        ((1, 33, 40), "large", "batch"),
+    ],
+)
 def test_no_image_is_too_small(shape, stem, norm):
     """Two are a batch even where one pixel is left."""
     net = models.build("resnet8", shape, 7, 0, norm=norm, stem=stem)
@@ -156,8 +161,7 @@ def test_group_normalisation_judges_an_image_by_itself():
     torch.testing.assert_close(bound(net.params, x)[:1], bound(net.params, x[:1]))
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("method", [FedAvg(), FedPer()], ids=["fedavg", "fedper"])
+@pytest.mark.parametrize(("norm", "method"), [("batch", FedPer()), ("group", FedAvg())], ids=["batch", "group"])
 def test_loop_equals_batched(norm, method):
     """Ragged clients, so that the batched backend pads; one round from the same state."""
     federation, local = federate((20, 9, 33), (4, 3, 5)), Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7)

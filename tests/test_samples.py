@@ -118,8 +118,11 @@ def test_groups_and_the_test_part_of_an_archive(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.where(FEATURES > 2, 1e300, FEATURES)}, "x holds values that are not finite (or not as float32)"),
-        ({"x": np.where(FEATURES > 2, np.inf, FEATURES)}, "x holds values that are not finite"),
+        (
+            {"x": np.where(FEATURES > 2, 1e300, FEATURES.astype(np.float64))},
+            "x holds values that are not finite (or not as float32)",
+        ),
+        ({"x": np.where(FEATURES > 2, np.inf, FEATURES.astype(np.float64))}, "x holds values that are not finite"),
         ({"x": FEATURES[:, 0]}, "signals must be [samples, channels or features, ...], got [120]"),
         ({"x": np.where(FEATURES > 2, np.nan, FEATURES).astype(np.float32)}, "x holds values that are not finite"),
         ({"x": TOKENS - 1}, "token ids must be from 0 to 2147483647, found -1 to 28"),

@@ -1,4 +1,4 @@
-"""SCAFFOLD: the exact tests of its specification."""
+"""SCAFFOLD (arXiv:1910.06378): controls by option II's formula, FedAvg and SGD as limits, traffic."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def test_a_new_control_is_option_twos_formula(backend, net, federation):
     steps = LOCAL.epochs * 2  # 65 samples in batches of 32, and a lone one that is skipped
     old, change = row(state.clients["control"], 2), tree.take(part.uploads["model"], 0)
     wanted = tree.map(lambda own, c, dy: own - c - dy / (steps * LOCAL.lr), old, state.server["control"], change)
-    assert_close(tree.take(part.mine["control"], 0), wanted, atol=1e-5, rtol=1e-3)
+    assert_close(tree.take(part.clients["control"], 0), wanted, atol=1e-5, rtol=1e-3)
     assert_close(tree.take(part.uploads["control"], 0), tree.map(torch.sub, wanted, old), atol=1e-5, rtol=1e-3)
 
 
@@ -46,9 +46,10 @@ def test_with_momentum_a_control_is_still_a_mean_gradient(net, federation):
     plain, heavy = (
         participate(METHOD, net, federation, state, [2], local=dataclasses.replace(one, momentum=m)) for m in (0.0, 0.9)
     )
-    assert_same(plain.mine["control"], heavy.mine["control"])
+    assert_same(plain.clients["control"], heavy.clients["control"])
     change = tree.take(plain.uploads["model"], 0)
-    assert_close(tree.take(plain.mine["control"], 0), tree.map(lambda dy: -dy / one.lr, change), atol=1e-5, rtol=1e-3)
+    control = tree.take(plain.clients["control"], 0)
+    assert_close(control, tree.map(lambda dy: -dy / one.lr, change), atol=1e-5, rtol=1e-3)
 
 
 def test_one_client_is_plain_sgd(backend, net):
@@ -64,7 +65,7 @@ def test_two_models_travel_each_way(net, federation):
     part = participate(METHOD, net, federation, state, COHORTS[0], local=LOCAL)
     twice = 2 * tree.size(net.params)
     assert part.down.values.tolist() == part.up.values.tolist() == [twice] * 5
-    assert int(count(METHOD.send(state.server, row(state.clients, 0))).values) == twice
+    assert int(count(METHOD.download(state.server, row(state.clients, 0))).values) == twice
 
 
 def test_a_client_without_a_step_changes_nothing(backend, federation):
@@ -72,7 +73,7 @@ def test_a_client_without_a_step_changes_nothing(backend, federation):
     net = tiny()
     state = trajectory(METHOD, net, federation, COHORTS[:2], engine=backend, local=LOCAL)[-1]
     part = participate(METHOD, net, federation, state, [9], engine=backend, local=LOCAL)
-    assert_same(tree.take(part.mine["control"], 0), row(state.clients["control"], 9))
+    assert_same(tree.take(part.clients["control"], 0), row(state.clients["control"], 9))
     for leaf in tree.leaves(part.uploads):
         assert not leaf.any()
 

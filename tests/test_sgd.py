@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.sgd import Local, batches, bits, movement, numbered, parked, update_
+from fedpfl.engine.sgd import Local, bits, idle, movement, numbered, parked, steps, update_
 from fedpfl.methods import Phase
-from tests.conftest import assert_close, assert_same
+from tests.conftest import assert_close, assert_same, federate
 
 SETTINGS = list(itertools.product([0.0, 0.7], [0.0, 1e-2]))
 DRAWS = Draws(0, "train", 1)
@@ -111,9 +111,14 @@ def test_gradients_handed_in_are_not_changed():
         assert_same(grads, before)
 
 
+def dealt_to(samples, size, epochs, phase=Phase(1)):  # noqa: B008
+    """The steps of one client."""
+    return list(steps(phase, range(epochs), size, DRAWS, federate((samples,), (1,)), 0))
+
+
 @given(st.integers(0, 200), st.integers(2, 40), st.integers(1, 3))
 def test_every_epoch_deals_all_samples_once_but_a_last_single_one(samples, size, epochs):
-    dealt = list(batches(DRAWS, 0, "main", range(epochs), samples, size))
+    dealt = [batch for step in dealt_to(samples, size, epochs) for batch in step.minibatches]
     single = samples % size == 1
     per_epoch = samples // size + (samples % size > 1)
     assert len(dealt) == epochs * per_epoch
@@ -124,6 +129,20 @@ def test_every_epoch_deals_all_samples_once_but_a_last_single_one(samples, size,
         seen = torch.cat(own).tolist() if own else []
         assert len(set(seen)) == len(seen) == samples - single
         assert set(seen) <= set(range(samples))
+
+
+@given(st.integers(0, 100), st.integers(2, 20), st.integers(1, 4))
+def test_steps_of_several_minibatches_take_consecutive_ones_and_skip_what_is_left(samples, size, together):
+    single = [batch for step in dealt_to(samples, size, 2) for batch in step.minibatches]
+    taken = dealt_to(samples, size, 2, Phase(1, batches=together, randoms=3))
+    per_epoch = len(single) // 2
+    expected = [
+        single[epoch * per_epoch + k * together : epoch * per_epoch + (k + 1) * together]
+        for epoch in range(2)
+        for k in range(per_epoch // together)
+    ]
+    assert_same([step.minibatches for step in taken], expected)
+    assert all(step.random.shape == (3,) for step in taken)
 
 
 def test_batches_are_a_pure_function_of_their_key():
@@ -147,7 +166,7 @@ def test_batches_are_a_pure_function_of_their_key():
 def test_generators_do_not_touch_the_global_one():
     state = torch.get_rng_state()
     torch.rand(3, generator=generator(1, "train", 2))
-    list(batches(DRAWS, 0, "main", range(2), 30, 8))
+    dealt_to(30, 8, 2, Phase(1, randoms=2))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -185,5 +204,20 @@ def test_settings_out_of_range_are_named(change, named):
         Local(**{"epochs": 1, "batch_size": 32, "lr": 0.1, **change})
 
 
-def test_tuned_changes_the_epochs_only():
-    assert Local(5, 32, 0.1, 0.7, 0.2).tuned(2) == Local(2, 32, 0.1, 0.7, 0.2)
+def test_a_phase_has_values_of_its_own():
+    local = Local(5, 32, 0.1, 0.7, 0.2)
+    assert local.during(Phase(1)) == local
+    assert local.during(Phase(1, sgd={"lr": 0.3, "momentum": 0.0})) == Local(5, 32, 0.3, 0.0, 0.2)
+    with pytest.raises(ValueError, match="lr must be a positive number"):
+        local.during(Phase(1, sgd={"lr": -1.0}))
+
+
+def test_who_leaves_a_phase_out():
+    none, some = torch.zeros(2, 3, dtype=torch.bool), torch.tensor([[False, False, False], [False, True, False]])
+    assert idle(Phase(1)) is None
+    assert idle(Phase(1, {"a": True, "b": none[0]})) is None
+    assert bool(idle(Phase(1, {"a": False, "b": none[0]})))
+    assert bool(idle(Phase(1, {"a": False})))
+    assert not bool(idle(Phase(1, {"a": some[1], "b": none[0]})))
+    assert idle(Phase(1, {"a": False, "b": some, "c": none}), 2).tolist() == [True, False]
+    assert idle(Phase(1, False), 2).tolist() == [True, True]

@@ -9,7 +9,7 @@ from fedpfl import tree
 from fedpfl.engine import Engine, begin, make, play, select
 from fedpfl.engine.evaluate import per_client, unsound
 from fedpfl.errors import FedpflError
-from fedpfl.methods import METHODS, FedAvg, LocalOnly
+from fedpfl.methods import METHODS, FedAvg, LocalOnly, Phase
 from tests.command import TINY, call, summary, table
 from tests.conftest import CPU, LOCAL, LOOP, federate, tiny
 
@@ -42,17 +42,17 @@ def test_a_model_that_is_not_finite_has_no_accuracy(backend):
     method = LocalOnly()
     state = begin(method, net, 3, CPU)
     state.clients["model"]["classifier.bias"][1, 0] = torch.nan
-    tally = make(Engine(backend), net, CPU).evaluate(method, FEDERATION, state, COHORT)
-    assert unsound(tally) == [1]
-    assert [value == value for value in per_client(tally)] == [True, False, True]
+    counts = make(Engine(backend), net, CPU).evaluate(method, FEDERATION, state, COHORT)
+    assert unsound(counts) == [1]
+    assert [value == value for value in per_client(counts)] == [True, False, True]
 
 
 @pytest.mark.parametrize("backend", ["loop", "batched"])
-def test_what_the_merge_makes_of_finite_uploads_is_looked_at(backend):
+def test_what_the_server_makes_of_finite_uploads_is_looked_at(backend):
     @dataclass(frozen=True)
     class Exploding(FedAvg):
-        def merge(self, server, uploads, weight):
-            return tree.map(lambda leaf: leaf * torch.inf, super().merge(server, uploads, weight))
+        def aggregate(self, server, uploads, clients, weight):
+            return tree.map(lambda leaf: leaf.sum(0) * torch.inf, uploads), clients
 
     _, outcome = one_round(Exploding(), backend)
     assert outcome.finite.all()
@@ -62,11 +62,11 @@ def test_what_the_merge_makes_of_finite_uploads_is_looked_at(backend):
 def test_statistics_that_are_not_finite_are_found():
     @dataclass(frozen=True)
     class Scaled(FedAvg):
-        def start(self, server, mine):
+        def start(self, server, client):
             return {**server, "conv.weight": server["conv.weight"] * 1e30}
 
-        def finish(self, server, mine, start, end):
-            return server, mine
+        def finish(self, server, client, start, end):
+            return server, client
 
     net = tiny(norm=True)
     method = Scaled()
@@ -86,12 +86,10 @@ def test_a_server_step_that_explodes_ends_the_run(tmp_path):
 
 
 def test_fine_tuning_that_diverges_leaves_its_columns_empty_and_says_so(tmp_path, registered):
-    from fedpfl.methods import Phase
-
     @dataclass(frozen=True)
     class Wild(FedAvg):
-        def tune(self, params, parts, epochs):
-            return [Phase(epochs, lr=1e30)]
+        def finetuning(self, params, parts, epochs):
+            return [Phase(epochs, sgd={"lr": 1e30})]
 
     registered("fedavg", Wild)
     result = call("method=fedavg", *TINY, "eval.finetune_epochs=1", "eval.finetune_every=1", cwd=tmp_path)
@@ -114,58 +112,79 @@ def test_fine_tuning_that_diverges_leaves_its_columns_empty_and_says_so(tmp_path
 class InPlace(FedAvg):
     """Changes what it is shown."""
 
-    def start(self, server, mine):
+    def start(self, server, client):
         tree.leaves(server)[0].add_(1.0)
         return server
 
 
 @dataclass(frozen=True)
 class InPlaceClient(LocalOnly):
-    def start(self, server, mine):
-        mine["model"]["fc.bias"].mul_(0.5)
-        return mine["model"]
+    def start(self, server, client):
+        client["model"]["fc.bias"].mul_(0.5)
+        return client["model"]
 
 
 @dataclass(frozen=True)
-class InPlaceJudged(FedAvg):
-    def personal(self, server, mine):
+class InPlaceEvaluated(FedAvg):
+    def personal(self, server, client):
         server["fc.bias"].zero_()
         return server
 
 
 @dataclass(frozen=True)
 class ExtraKey(LocalOnly):
-    def finish(self, server, mine, start, end):
+    def finish(self, server, client, start, end):
         return {}, {"model": end, "note": torch.zeros(())}
 
 
 @dataclass(frozen=True)
 class MissingKey(LocalOnly):
-    def finish(self, server, mine, start, end):
+    def finish(self, server, client, start, end):
         return {}, {}
 
 
 @dataclass(frozen=True)
 class OtherType(LocalOnly):
-    def finish(self, server, mine, start, end):
+    def finish(self, server, client, start, end):
         return {}, {"model": tree.map(torch.Tensor.double, end)}
 
 
 @dataclass(frozen=True)
 class ServerKey(FedAvg):
-    def merge(self, server, uploads, weight):
-        return {**super().merge(server, uploads, weight), "extra": torch.zeros(2)}
+    def aggregate(self, server, uploads, clients, weight):
+        server, clients = super().aggregate(server, uploads, clients, weight)
+        return {**server, "extra": torch.zeros(2)}, clients
+
+
+@dataclass(frozen=True)
+class OtherShape(LocalOnly):
+    def aggregate(self, server, uploads, clients, weight):
+        return server, tree.map(lambda leaf: leaf.unsqueeze(1), clients)
+
+
+@dataclass(frozen=True)
+class Forgetful(FedAvg):
+    def aggregate(self, server, uploads, clients, weight):
+        return tree.without(super().aggregate(server, uploads, clients, weight)[0], ["fc.bias"]), clients
+
+
+@dataclass(frozen=True)
+class Uneven(FedAvg):
+    def before_training(self, net, shard, server, client):
+        return {} if len(shard.data.y) == 33 else {"found": torch.zeros(())}
 
 
 @pytest.mark.parametrize(
     ("broken", "word"),
     [
         (InPlace, "server.conv.weight in place"),
-        (InPlaceClient, "mine.model.fc.bias in place"),
+        (InPlaceClient, "client.model.fc.bias in place"),
         (ExtraKey, "note was missing"),
         (MissingKey, "is missing"),
         (OtherType, "torch.float64"),
         (ServerKey, "extra was missing"),
+        (OtherShape, "torch.float32 [1, 5]"),
+        (Forgetful, "fc.bias was torch.float32 [12] and is missing"),
     ],
 )
 def test_a_hook_that_breaks_the_contract_is_told_in_the_first_round(broken, word):
@@ -175,8 +194,13 @@ def test_a_hook_that_breaks_the_contract_is_told_in_the_first_round(broken, word
     assert "\n" not in str(told.value)
 
 
+def test_a_hook_that_answers_some_clients_otherwise_is_told():
+    with pytest.raises(FedpflError, match="a hook answers some clients with other entries than found"):
+        one_round(Uneven(), "batched")
+
+
 def test_evaluation_may_not_change_the_state_either():
-    net, method = tiny(), InPlaceJudged()
+    net, method = tiny(), InPlaceEvaluated()
     with pytest.raises(FedpflError, match="in place"):
         make(LOOP, net, CPU).evaluate(method, FEDERATION, begin(method, net, 3, CPU), COHORT)
 
@@ -189,10 +213,32 @@ def test_a_broken_contract_ends_the_run_with_one_line(tmp_path, registered):
     assert "in place" in result.complaints[0]
 
 
-@pytest.mark.parametrize("name", ["los", "strat", "merges", "personel", "finnish", "summarise"])
-def test_a_hook_of_a_misspelled_name_is_refused(name):
-    with pytest.raises(FedpflError, match="did you mean"):
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("los", "loss"),
+        ("strat", "start"),
+        ("aggregates", "aggregate"),
+        ("personel", "personal"),
+        ("finnish", "finish"),
+        ("after_trainig", "after_training"),
+        ("before_train", "before_training"),
+    ],
+)
+def test_a_hook_of_a_misspelled_name_is_refused(name, meant):
+    with pytest.raises(FedpflError, match=f"Mine.{name} is no hook of a method; did you mean {meant}"):
         type("Mine", (FedAvg,), {name: lambda self: None})
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda self: None, staticmethod(min), classmethod(min), property(min)],
+    ids=lambda made: type(made).__name__,
+)
+def test_a_public_method_that_is_no_hook_is_refused_and_a_private_one_is_not(made):
+    with pytest.raises(FedpflError, match=r"Mine.helper is no hook of a method; what is not begins with _$"):
+        type("Mine", (FedAvg,), {"helper": made})
+    type("Mine", (FedAvg,), {"_helper": made})
 
 
 # ---- choices that are slow

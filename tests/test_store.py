@@ -29,10 +29,10 @@ def played(store, folder, backend, method, federation, device=CPU):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_where_states_live_changes_no_bit(where, backend, method, federation, tmp_path):
-    here, tally = played(Store(), None, backend, method, federation)
+    here, counts = played(Store(), None, backend, method, federation)
     there, other = played(Store(where), tmp_path, backend, method, federation)
     assert_same(here, there)
-    assert_same(tally, other)
+    assert_same(counts, other)
 
 
 def test_files_have_no_name(federation, tmp_path):

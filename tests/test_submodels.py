@@ -1,23 +1,22 @@
-"""FedSPU and its baselines: what freezes, what is averaged, what travels, when clients stop."""
+"""FedSPU and its baselines: what freezes, what is averaged, what travels."""
 
-import copy
 import dataclasses
+from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from fedpfl import models, tree
-from fedpfl.engine import begin, cohorts, make, pick, play
+from fedpfl.engine import begin
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import Batch, FedAvg, FedMP, FedSPU, FjORD, Hermes, Method, PruneFL, RandomDropout
-from fedpfl.methods.neurons import entries, prefix
+from fedpfl.methods.shared.neurons import entries, prefix
 from fedpfl.traffic import count
 from tests.conftest import (
     COHORTS,
     CPU,
     LOCAL,
-    LOOP,
     assert_close,
     assert_same,
     federate,
@@ -37,18 +36,19 @@ def full(kind: type[Method]) -> Method:
     return kind(widths=(1.0,), **({"first": "current"} if kind in PRUNED else {}))
 
 
-def masks(method, server, mine, net):
-    return method.prepare(server, mine)["mask"]
+@cache
+def fedavg(backend):
+    return rounds(FedAvg(), tiny(), federate(), engine=backend)
 
 
 @pytest.mark.parametrize("kind", [FedSPU, RandomDropout, FjORD, *PRUNED])
 def test_at_full_width_the_global_model_is_fedavgs(kind, backend, net, federation):
-    own, plain = (rounds(m, net, federation, engine=backend) for m in (full(kind), FedAvg()))
-    for mine, theirs in zip(own[0], plain[0], strict=True):
-        assert_same(mine.server["model"], theirs.server)
-    for mine, theirs in zip(own[1], plain[1], strict=True):
-        assert_same((mine.before, mine.after, mine.loss), (theirs.before, theirs.after, theirs.loss))
-        assert mine.values_up == theirs.values_up
+    own, plain = rounds(full(kind), net, federation, engine=backend), fedavg(backend)
+    for ours, theirs in zip(own[0], plain[0], strict=True):
+        assert_same(ours.server["model"], theirs.server)
+    for ours, theirs in zip(own[1], plain[1], strict=True):
+        assert_same((ours.before, ours.after, ours.loss), (theirs.before, theirs.after, theirs.loss))
+        assert ours.sent.values_up == theirs.sent.values_up
 
 
 def test_at_full_width_with_averaged_statistics_too(backend, federation):
@@ -68,14 +68,12 @@ def test_entries_that_are_not_active_do_not_move(method, backend, federation):
     untouched = 0
     any_active = tree.full_like(net.params, False)
     for client in cohort:
-        mine = row(old.clients, client)
-        if method.draw:
-            mine |= method.draw(Draws(0, "train", 2).server(client), old.server)
+        own = row(old.clients, client) | method.sample(Draws(0, "train", 2).server(client), old.server)
         if isinstance(method, Hermes):
-            mine |= {"own": new.clients["own"][client], "new": ~old.clients["ranked"][client]}
-        mine = method.prepare(old.server, mine)
-        start, end = method.start(old.server, mine), row(new.clients["model"], client)
-        for name, mask in mine["mask"].items():
+            own |= {"own": new.clients["own"][client], "new": ~old.clients["ranked"][client]}
+        own = method.prepare(old.server, own)
+        start, end = method.start(old.server, own), row(new.clients["model"], client)
+        for name, mask in own["mask"].items():
             assert torch.equal(start[name][~mask], end[name][~mask])
             if not isinstance(method, FedSPU):
                 assert not end[name][~mask].any()
@@ -131,12 +129,10 @@ def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
     net, method = models.build(name, shape, classes, 0), kind()
     state = begin(method, net, 5, CPU)
     for client, expected in enumerate(values):
-        mine = row(state.clients, client)
-        if method.draw:
-            mine |= method.draw(Draws(0, "train", 1).server(client), state.server)
-        mine = method.prepare(state.server, mine)
-        down = count(method.send(state.server, mine))
-        up = count(method.finish(state.server, mine, net.params, net.params)[0])
+        own = row(state.clients, client) | method.sample(Draws(0, "train", 1).server(client), state.server)
+        own = method.prepare(state.server, own)
+        down = count(method.download(state.server, own))
+        up = count(method.finish(state.server, own, net.params, net.params)[0])
         neurons = len(state.server["plan"]["group"])
         assert (int(down.values), int(up.values)) == (expected, expected)
         assert int(down.bits) == 32 * expected + (0 if kind is FjORD else neurons)
@@ -146,11 +142,11 @@ def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
 def test_a_pruning_client_gets_everything_once_and_tells_its_neurons_once(backend, net, federation):
     method = Hermes(widths=(0.5,))
     _, outcomes = rounds(method, net, federation, [[0, 4], [0, 4], [0, 2]], engine=backend)
-    size, part = tree.size(net.params), outcomes[0].values_up // 2
+    size, part = tree.size(net.params), outcomes[0].sent.values_up // 2
     assert part < size
-    assert [o.values_down for o in outcomes] == [2 * size, 2 * part, part + size]
-    assert [o.values_up for o in outcomes] == [2 * part] * 3
-    assert [o.bits_up - 32 * o.values_up for o in outcomes] == [2 * 16, 0, 16]
+    assert [o.sent.values_down for o in outcomes] == [2 * size, 2 * part, part + size]
+    assert [o.sent.values_up for o in outcomes] == [2 * part] * 3
+    assert [o.sent.bits_up - 32 * o.sent.values_up for o in outcomes] == [2 * 16, 0, 16]
 
 
 # Choices
@@ -162,8 +158,8 @@ def test_random_neurons_are_new_every_round_and_for_every_client(net, federation
     seen = set()
     for t in (1, 2, 3):
         for client in (0, 1, 2):
-            mine = row(state.clients, client) | method.draw(Draws(0, "train", t).server(client), state.server)
-            active = method.active(state.server, mine)
+            own = row(state.clients, client) | method.sample(Draws(0, "train", t).server(client), state.server)
+            active = method.prepare(state.server, own)["active"]
             assert int(active[:4].sum()) == 2
             assert int(active[4:16].sum()) == 6
             seen.add(tuple(active.tolist()))
@@ -264,7 +260,7 @@ def test_ordered_dropout_draws_among_the_widths_a_client_can_hold(backend, net, 
 def test_distillation_is_the_formula(net, federation):
     method = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25)
     state = begin(method, net, 2, CPU)
-    server, mine = state.server, method.prepare(state.server, row(state.clients, 1))
+    server, client = state.server, method.prepare(state.server, row(state.clients, 1))
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     bound = net.bind({})
     half = entries(server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params)
@@ -272,63 +268,13 @@ def test_distillation_is_the_formula(net, federation):
     teacher = wide.softmax(1)
     expected = F.cross_entropy(wide, y) + 0.75 * F.cross_entropy(narrow, y)
     expected += 0.25 * (teacher * (teacher.log() - narrow.log_softmax(1))).sum(1).mean()
-    drawn = method.loss(bound, net.params, Batch(x, y, random=torch.tensor([0.49])), server, mine)
+    drawn = method.loss(bound, net.params, Batch(x, y, random=torch.tensor([0.49])), server, client)
     assert float(drawn) == pytest.approx(float(expected), abs=1e-5)
-    whole = method.loss(bound, net.params, Batch(x, y, random=torch.tensor([0.51])), server, mine)
+    whole = method.loss(bound, net.params, Batch(x, y, random=torch.tensor([0.51])), server, client)
     assert float(whole) == pytest.approx(1.75 * float(F.cross_entropy(wide, y)), abs=1e-5)
 
 
-# Early stopping
-
-
-def stopping(net, federation, lr, planned, **values):
-    method = FedSPU(widths=(0.5, 1.0), early_stopping=True, **values)
-    local = dataclasses.replace(LOCAL, lr=lr, weight_decay=0.0, momentum=0.0)
-    return trajectory(method, net, federation, planned, local=local)
-
-
-def test_a_constant_loss_never_stops(net, federation):
-    """Of models that do not move, one client a round: the mean of one upload is that upload to the last bit."""
-    states = stopping(net, federation, 1e-30, [[0], [9], [0], [6], [0], [6]], lam=0.0)
-    assert len(states) == 7
-    assert not states[-1].clients["stopped"].any()
-    assert (states[-1].clients["last"] < 10).nonzero().flatten().tolist() == [0, 6, 9]
-
-
-def test_a_rising_loss_stops_at_the_second_participation(net, federation):
-    """What was learnt is followed by wrong labels, which are not what is held out."""
-    method, local = FedSPU(widths=(1.0,), early_stopping=True, lam=0.0), dataclasses.replace(LOCAL, epochs=5)
-    training = torch.zeros(len(federation.y), dtype=torch.bool)
-    training[torch.cat(federation.train)] = True
-    misled = dataclasses.replace(federation, y=torch.where(training, (federation.y + 1) % 5, federation.y))
-    runner, state = make(LOOP, net, CPU), begin(method, net, 10, CPU)
-    state, _ = play(runner, method, federation, state, [0, 2], local, 0)
-    assert not state.clients["stopped"].any()
-    state, outcome = play(runner, method, misled, state, [0, 2], local, 0)
-    assert state.clients["stopped"].nonzero().flatten().tolist() == [0, 2]
-    assert outcome.values_up == 2 * tree.size(net.params)  # the last upload is averaged too
-    kept = copy.deepcopy(row(state.clients, 0))
-    cohort = pick(method, state, [0, 2], 0)
-    assert len(cohort) == 2
-    assert not set(cohort) & {0, 2}
-    state, _ = play(runner, method, federation, state, cohort, local, 0)
-    assert_same(row(state.clients, 0), kept)
-
-
-def test_until_somebody_stops_early_stopping_changes_nothing(net, federation):
-    plain, stopping = (
-        trajectory(FedSPU(**FIXED, early_stopping=flag), net, federation, COHORTS[:2]) for flag in (False, True)
-    )
-    for a, b in zip(plain, stopping, strict=True):
-        assert_same(a.server, b.server)
-        assert_same(a.clients["model"], b.clients["model"])
-
-
-def test_a_run_ends_with_its_last_client(net):
-    states = stopping(net, federate((40, 33, 65, 50), (10, 8, 16, 12)), 5.0, list(cohorts(0, 4, 0.5, 200)))
-    assert len(states) < 100
-    assert states[-1].clients["stopped"].all()
-    assert not states[-2].clients["stopped"].all()
+# Ranges
 
 
 @pytest.mark.parametrize(
@@ -338,7 +284,6 @@ def test_a_run_ends_with_its_last_client(net):
         (FedSPU, {"widths": (0.5, 1.5)}, "widths must be above 0 and at most 1"),
         (FedSPU, {"assign": "x"}, "assign must be blocks or random"),
         (FedSPU, {"rounding": "x"}, "rounding must be floor, ceil or round"),
-        (FedSPU, {"lam": 1.5}, "lam must be between 0 and 1"),
         (RandomDropout, {"judge": "x"}, "judge must be global or own"),
         (FjORD, {"distill": 0.5}, "distill must be 0 unless ordered"),
         (FjORD, {"distill": -1.0, "ordered": True}, "distill must be between 0 and 1"),

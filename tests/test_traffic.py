@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from fedpfl import tree
-from fedpfl.importance import personal_count
 from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
+from fedpfl.methods.shared.importance import personal_count
 from fedpfl.traffic import count
 from fedpfl.tree import Masked
-from tests.conftest import BACKENDS, COHORTS, rounds, trajectory
+from tests.conftest import BACKENDS, COHORTS, rounds, tiny, trajectory
 
 N, N_HEAD = 549, 65  # of the tiny net: 40 + 444 + 65
 
@@ -82,8 +82,8 @@ def test_the_tiny_net_is_as_large_as_these_tests_believe(net):
 def test_values_of_the_cohort(method, down, up, engine, net, federation):
     _, outcomes = rounds(method, net, federation, engine=engine)
     for outcome in outcomes:
-        assert (outcome.values_down, outcome.values_up) == (5 * down, 5 * up)
-        assert (outcome.bits_down, outcome.bits_up) == (5 * 32 * down, 5 * 32 * up)
+        assert (outcome.sent.values_down, outcome.sent.values_up) == (5 * down, 5 * up)
+        assert (outcome.sent.bits_down, outcome.sent.bits_up) == (5 * 32 * down, 5 * 32 * up)
 
 
 @pytest.mark.parametrize("engine", BACKENDS)
@@ -93,20 +93,20 @@ def test_fedobp_leaves_its_personal_entries_out(engine, score, net, federation):
     _, outcomes = rounds(FedOBP(q=0.98, score=score), net, federation, engine=engine)
     n_q = personal_count(0.98, N)
     assert n_q == 11
-    down = [(outcome.values_down, outcome.bits_down) for outcome in outcomes]
+    down = [(outcome.sent.values_down, outcome.sent.bits_down) for outcome in outcomes]
     assert down == [(5 * N, 5 * N * 32)] + [(5 * (N - n_q), 5 * (32 * (N - n_q) + 32 * n_q))] * 2
-    assert [(outcome.values_up, outcome.bits_up) for outcome in outcomes] == [(5 * N, 5 * N * 32)] * 3
-    assert [sum(outcome.measures.values()) for outcome in outcomes] == [0, n_q, n_q]
-    assert set(outcomes[0].measures) == {f"personal/{name}" for name in net.params}
+    assert [(outcome.sent.values_up, outcome.sent.bits_up) for outcome in outcomes] == [(5 * N, 5 * N * 32)] * 3
+    assert [sum(outcome.metrics.values()) for outcome in outcomes] == [0, n_q, n_q]
+    assert set(outcomes[0].metrics) == {f"personal/{name}" for name in net.params}
 
 
 def test_fedobp_counts_only_scored_entries_when_only_the_classifier_is(net, federation):
     method = FedOBP(q=0.5, classifier_only=True)
     _, outcomes = rounds(method, net, federation)
     n_q = personal_count(0.5, N_HEAD)
-    assert [outcome.values_down for outcome in outcomes] == [5 * N, 5 * (N - n_q), 5 * (N - n_q)]
-    assert outcomes[1].bits_down == 5 * (32 * (N - n_q) + N_HEAD)  # the bitmap of the head is cheaper
-    assert set(outcomes[1].measures) == {f"personal/{name}" for name in net.parts.head}
+    assert [outcome.sent.values_down for outcome in outcomes] == [5 * N, 5 * (N - n_q), 5 * (N - n_q)]
+    assert outcomes[1].sent.bits_down == 5 * (32 * (N - n_q) + N_HEAD)  # the bitmap of the head is cheaper
+    assert set(outcomes[1].metrics) == {f"personal/{name}" for name in net.parts.head}
 
 
 def test_personal_entries_never_trained_are_not_counted_with_cold_start_global(net, federation):
@@ -114,16 +114,14 @@ def test_personal_entries_never_trained_are_not_counted_with_cold_start_global(n
     method = FedOBP(q=0.9, cold_start="global")
     for client in range(10):
         prepared = method.prepare(state.server, tree.take(state.clients, client))
-        values, _ = counted(method.send(state.server, prepared))
+        values, _ = counted(method.download(state.server, prepared))
         assert values == (N - personal_count(0.9, N) if client in COHORTS[0] else N)
 
 
 def test_averaged_statistics_travel_both_ways_and_local_ones_do_not(federation):
-    from tests.conftest import tiny
-
     normed = tiny(norm=True)  # 8 more parameters, 8 floating statistics
     _, (outcome, *_) = rounds(FedAvg(), normed, federation, COHORTS[:1])
-    assert outcome.values_down == outcome.values_up == 5 * (N + 8 + 8)
-    assert outcome.bits_down == outcome.bits_up == 5 * 32 * (N + 8 + 8)
+    assert outcome.sent.values_down == outcome.sent.values_up == 5 * (N + 8 + 8)
+    assert outcome.sent.bits_down == outcome.sent.bits_up == 5 * 32 * (N + 8 + 8)
     _, (outcome, *_) = rounds(LocalOnly(), normed, federation, COHORTS[:1])
-    assert outcome.values_down == outcome.values_up == 0
+    assert outcome.sent.values_down == outcome.sent.values_up == 0

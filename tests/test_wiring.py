@@ -98,7 +98,8 @@ def cut(wiring: Wiring, active: dict[str, Tensor], values: dict[str, Tensor]) ->
     for name, value in values.items():
         for at, axis in enumerate(wiring.axes[name]):
             if axis is not None:
-                kept = [n * axis.block + i for n in active[axis.group].nonzero().flatten() for i in range(axis.block)]
+                neurons = active[axis.group].nonzero().flatten().tolist()
+                kept = [n * axis.block + i for n in neurons for i in range(axis.block)]
                 value = value.index_select(at, torch.tensor(kept))
         out[name] = value
     return out
@@ -134,8 +135,18 @@ NETS = {  # how to build, the inputs of one sample
 }
 
 
-@pytest.mark.parametrize("mode", ["eval", "train", "train padded"])
-@pytest.mark.parametrize("name", NETS)
+MODES = [  # they differ for BatchNorm alone
+    (name, mode)
+    for name in NETS
+    for mode in (
+        ("eval", "train", "train padded")
+        if name in ("tiny with norm", "resnet8", "fedspu_cifar10", "fedspu_speech")
+        else ("train padded",)
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "mode"), MODES)
 def test_zeroed_entries_are_as_good_as_a_small_dense_network(name, mode):
     """Logits, gradients, and statistics of the neurons that are left; nothing that is not finite among the others."""
     make, shape = NETS[name]

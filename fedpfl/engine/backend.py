@@ -1,4 +1,4 @@
-"""What a backend does for the engine."""
+"""What a backend does for the engine: it answers calls, each about some clients of one run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedpfl.tree import Tree
 
 @dataclass(frozen=True)
 class Engine:
-    """How the arithmetic is done; never what is computed, beyond rounding.
+    """Say how the arithmetic is done; never what is computed, beyond rounding.
 
     backend: loop (one client after another in worker threads), batched (the cohort as one program), auto (by device).
     workers: threads of the loop backend; 0 is one per core.
@@ -43,8 +43,8 @@ class Engine:
                 raise ValueError(f"{field} must be 0 or more, got {getattr(self, field)}")
 
 
-class Tally(NamedTuple):
-    """Test results per client, `[clients]`: correct predictions, summed cross-entropy, test samples."""
+class Counts(NamedTuple):
+    """Hold test results per client, `[clients]`: correct predictions, summed cross-entropy, test samples."""
 
     correct: Tensor
     loss: Tensor
@@ -52,24 +52,32 @@ class Tally(NamedTuple):
 
 
 class Participation(NamedTuple):
-    """What a cohort brings back; everything stacked in the order of the cohort, `[cohort, ...]`."""
+    """Hold what a cohort brings back, stacked in the order of the cohort, `[cohort, ...]`.
+
+    updated: which buffers of a role each client moved, where the method says so.
+    loss, sample_loss: mean training loss per client over all its steps, and over all samples of these (0 without any).
+    held_out: mean cross-entropy of the trained model on held-out samples; sample_loss and it are 0 unless asked for.
+    """
 
     uploads: Tree
-    mine: dict[str, Tree]
+    clients: dict[str, Tree]
     buffers: dict[str, Tree]
-    touched: dict[str, Tree]
-    """Which buffers of a role each client moved, where the method says so."""
-    before: Tally
-    after: Tally
+    updated: dict[str, Tree]
+    before: Counts
+    after: Counts
     down: Traffic
     up: Traffic
-    measures: dict[str, Tensor]
+    metrics: dict[str, Tensor]
     loss: Tensor
-    """Mean training loss per client over all its steps (0 if it made none)."""
+    sample_loss: Tensor
+    held_out: Tensor
 
 
-class Training(NamedTuple):
-    """A call: prepare, train and finish a cohort, judging each client before and after. Answered by a Participation."""
+class TrainCall(NamedTuple):
+    """Ask to prepare, train and finish a cohort, evaluating each client before and after. The answer: Participation.
+
+    stopping: whether the losses by which clients stop are asked for.
+    """
 
     method: Method
     federation: Federation
@@ -77,33 +85,29 @@ class Training(NamedTuple):
     clients: list[int]
     local: Local
     draws: Draws
+    stopping: bool = False
 
 
-class Judging(NamedTuple):
-    """A call: judge personal models on the clients' own test samples, fine-tuned copies if asked; gives a Tally."""
+class EvalCall(NamedTuple):
+    """Ask to evaluate personal models on the clients' own test samples, fine-tuned copies if asked. The answer: Counts.
+
+    before: batch size and draws for methods that look at training data in `before_evaluation`.
+    """
 
     method: Method
     federation: Federation
     state: State
     clients: list[int]
     tuning: Tuning | None = None
-    adapting: Tuning | None = None
-    """Batch size and draws for methods that `adapt`."""
-
-    @property
-    def adaptation(self) -> tuple[int, Draws]:
-        """Batch size and draws; some fixed ones where nothing was said."""
-        if self.adapting:
-            return self.adapting.local.batch_size, self.adapting.draws
-        return 32, Draws(0, "adapt", self.state.round)
+    before: Tuning | None = None
 
 
-Call = Training | Judging
-Answer = Participation | Tally | Exception
+Call = TrainCall | EvalCall
+Answer = Participation | Counts | Exception
 
 
 class Backend(ABC):
-    """Runs one-client answers of a Method over many clients. Changes nothing in a call's state."""
+    """Run one-client hooks of a Method over many clients, and change nothing in a call's state."""
 
     name: str
 
@@ -111,30 +115,20 @@ class Backend(ABC):
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """Answer calls, of one run or of several, side by side; what went wrong with one is its own answer."""
 
-    def participate(
-        self, method: Method, federation: Federation, state: State, cohort: list[int], local: Local, draws: Draws
-    ) -> Participation:
-        """The answer to one Training."""
-        return self._one(Training(method, federation, state, cohort, local, draws))
+    def participate(self, *about: Any, **more: Any) -> Participation:
+        """Answer one TrainCall with these fields."""
+        return self._one(TrainCall(*about, **more))
 
-    def evaluate(
-        self,
-        method: Method,
-        federation: Federation,
-        state: State,
-        clients: list[int],
-        tuning: Tuning | None = None,
-        adapting: Tuning | None = None,
-    ) -> Tally:
-        """The answer to one Judging."""
-        return self._one(Judging(method, federation, state, clients, tuning, adapting))
+    def evaluate(self, *about: Any, **more: Any) -> Counts:
+        """Answer one EvalCall with these fields."""
+        return self._one(EvalCall(*about, **more))
 
     def _one(self, call: Call) -> Any:
-        before = _versions(call)
+        versions = _versions(call)
         answer = self.run([call])[0]
         if isinstance(answer, Exception):
             raise answer
-        if changed := [name for name, version in _versions(call).items() if version != before.get(name)]:
+        if changed := [name for name, version in _versions(call).items() if version != versions.get(name)]:
             raise FedpflError(
                 f"{type(call.method).__name__} changed its argument {changed[0]} in place; a method's hooks return "
                 "new trees and leave their arguments as they are"
@@ -147,7 +141,7 @@ def _versions(call: Call) -> dict[str, int]:
     state = call.state
     shown = {
         "server": state.server,
-        "mine": state.clients,
+        "client": state.clients,
         "buffers": {"server": state.server_buffers, "clients": state.client_buffers},
     }
     return {name: leaf._version for name, leaf in tree.items(shown)}

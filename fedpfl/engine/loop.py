@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -20,26 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl import traffic, tree
+from fedpfl import tree
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backend import Answer, Backend, Call, Engine, Judging, Participation, Tally, Training
-from fedpfl.engine.sgd import (
-    Lesson,
-    Step,
-    bits,
-    complete,
-    fine_tuning,
-    movement,
-    numbered,
-    parked,
-    steps,
-    training,
-    update_,
-)
-from fedpfl.engine.shard import gathered, training_shard
-from fedpfl.engine.state import confined, mirrored
-from fedpfl.methods import Batch, Method
-from fedpfl.methods.base import Data
+from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall
+from fedpfl.engine.jobs import End, EvalJob, TrainJob
+from fedpfl.engine.participation import One, evaluation, participation
+from fedpfl.engine.sgd import Step, bits, complete, idle, movement, numbered, parked, steps, update_
+from fedpfl.engine.shard import gathered
+from fedpfl.methods import Batch, Data
 from fedpfl.models import Net
 from fedpfl.tree import Tree
 
@@ -67,9 +55,7 @@ class Loop(Backend):
         stops = [threading.Event() for _ in calls]
         futures: dict[tuple[int, int], Future] = {}
         for _, number, client in units:
-            call = calls[number]
-            answer: Callable[..., Any] = self._participation if isinstance(call, Training) else self._tally
-            futures[number, client] = self._pool.submit(answer, call, client, stops[number])
+            futures[number, client] = self._pool.submit(self._answer, calls[number], client, stops[number])
         answers: list[Answer] = []
         try:
             for number, call in enumerate(calls):
@@ -88,135 +74,88 @@ class Loop(Backend):
             raise
         return answers
 
-    def _participation(self, call: Training, client: int, stop: threading.Event) -> Participation:
-        method, federation, state, _, local, draws = call
-        net = self._own_net()
-        mine = dict(state.mine(client, federation.x.device))
-        buffers = mirrored(method, state.buffers(client))
-        if method.draw:
-            mine |= tree.to(method.draw(draws.server(client), state.server), federation.x.device)
-        shard = training_shard(federation, client, local.batch_size, draws)
-        if method.survey:
-            with self._autocast():
-                mine |= method.survey(net.bind(buffers, training=True), shard, state.server, mine)
-        mine = method.prepare(state.server, mine)
-        start = method.start(state.server, mine)
-        down = traffic.count(method.send(state.server, mine))
-        measures = method.measure(state.server, mine)
-        test, train = gathered(federation, federation.test[client]), shard.data
-        before = self._judge(method, net, buffers, method.judged(state.server, mine, start), test)
-        lesson = training(method, local, draws, state.server, mine, start)
-        end, mine, after_training, loss, kept = self._train(
-            lesson, net, buffers, federation, client, train, start, state.server, mine, stop
-        )
-        touched = method.touched(state.server, mine) if method.touched else {}
-        buffers = confined(after_training, buffers, touched)
-        if method.digest:
-            mine = {**mine, **method.digest(kept, state.server, mine)}
-        if method.summarize:
-            mine = {**mine, "summary": _sums(method.summarize, net, buffers, train, end, state.server, mine)}
-        if method.validate:
-            held_out = gathered(federation, federation.held_out[client])
-            mine = {**mine, "validation": _sums(method.validate, net, buffers, held_out, end, state.server, mine)}
-        after = self._judge(method, net, buffers, method.judged(state.server, mine, end), test)
-        upload, kept = method.finish(state.server, mine, start, end)
-        up = traffic.count(upload)
-        return Participation(upload, kept, buffers, touched, before, after, down, up, measures, loss)
-
-    def _tally(self, call: Judging, client: int, stop: threading.Event) -> Tally:
-        method, federation, state, _, tuning, _ = call
-        net = self._own_net()
-        mine, buffers = state.mine(client, federation.x.device), state.buffers(client)
-        if method.adapt:
-            shard = training_shard(federation, client, *call.adaptation)
-            with self._autocast():
-                mine = {**mine, **method.adapt(net.bind(buffers, training=True), shard, state.server, mine)}
-        model = method.personal(state.server, mine)
-        if tuning:
-            lesson = fine_tuning(method, tuning, net.parts, model)
-            train = gathered(federation, federation.train[client])
-            model, _, buffers, *_ = self._train(
-                lesson, net, buffers, federation, client, train, model, state.server, mine, stop
-            )
-        return self._judge(method, net, buffers, model, gathered(federation, federation.test[client]))
-
-    def _own_net(self) -> Net:
+    def _answer(self, call: Call, client: int, stop: threading.Event) -> Any:
+        """Take one client through a call, each of its jobs at once."""
         if not hasattr(self._local, "net"):
             self._local.net = self._net.copy()
-        return self._local.net
+        net, follow = self._local.net, participation if isinstance(call, TrainCall) else evaluation
+        work = follow(call, One(client), net, self._autocast)  # type: ignore[arg-type]
+        answer = None
+        try:
+            while True:
+                job = work.send(answer)
+                answer = self._evaluate(net, job) if isinstance(job, EvalJob) else self._train(net, job, stop)
+        except StopIteration as done:
+            return done.value
 
-    def _judge(self, method: Method, net: Net, buffers: dict[str, Tree], params: Tree, data: Data) -> Tally:
-        bound = net.bind(buffers)
+    def _evaluate(self, net: Net, job: EvalJob) -> Counts:
+        ((federation, client),) = job.rows
+        data, bound = gathered(federation, getattr(federation, job.split)[client]), net.bind(job.buffers)
         correct = torch.zeros((), dtype=torch.int64, device=data.y.device)
         loss = torch.zeros((), device=data.y.device)
         with torch.no_grad(), self._autocast():
             for batch in data.chunks():
-                logits = method.predict(bound, params, batch.x)
+                logits = job.method.predict(bound, job.params, batch.x)
                 correct += (logits.argmax(1) == batch.y).sum()
                 loss += F.cross_entropy(logits, batch.y, reduction="sum")
-        return Tally(correct, loss, torch.tensor(len(data.y), device=data.y.device))
+        return Counts(correct, loss, torch.tensor(len(data.y), device=data.y.device))
 
-    def _train(
-        self,
-        lesson: Lesson,
-        net: Net,
-        buffers: dict[str, Tree],
-        federation: Federation,
-        client: int,
-        data: Data,
-        start: Tree,
-        server: Tree,
-        mine: dict[str, Tree],
-        stop: threading.Event,
-    ) -> tuple[Tree, dict[str, Tree], dict[str, Tree], Tensor, Tree]:
-        """The trained tree, `mine` and buffers after the lesson, the mean loss of its steps, and what it kept."""
-        trained = tree.map(_working_copy, start)
-        leaves = tree.leaves(trained)
+    def _train(self, net: Net, job: TrainJob, stop: threading.Event) -> End:
+        """Take all steps of a job, phase by phase."""
+        ((federation, number),), plan, server = job.rows, job.plan, job.server
+        data, client, buffers = gathered(federation, federation.train[number]), job.client, job.buffers
+        params = tree.map(_working_copy, job.start)
+        leaves = tree.leaves(params)
         velocity = [torch.zeros_like(leaf) for leaf in leaves]
-        total, count = torch.zeros((), device=data.y.device), 0
+        total, by_sample, samples, count = *torch.zeros(3, device=data.y.device).unbind(), 0
         records: list[Tree] = []
-        for phase, epochs in numbered(lesson.phases):
-            if phase.skip is not None and bool(phase.skip):
+        for phase, epochs in numbered(plan.phases):
+            flag = idle(phase)
+            if flag is not None and bool(flag):
                 continue
-            moves = movement(phase, trained)
+            moves = movement(phase, params)
             moving, speed = [leaves[i] for i in moves.moving], [velocity[i] for i in moves.moving]
             for i, leaf in enumerate(leaves):
                 leaf.requires_grad_(i in moves.moving)
-            objective, local = phase.loss or lesson.objective, lesson.local.during(phase)
+            objective, local = phase.loss or plan.loss, plan.local.during(phase)
             masks = [None if mask is None else bits(mask, leaf) for mask, leaf in zip(moves.masks, moving, strict=True)]
             with parked(speed, moves.masks, local):
-                for step in steps(lesson, lesson.draws, client, phase.stream, epochs, federation):
+                for step in steps(phase, epochs, local.batch_size, job.draws[0], federation, number):
                     if stop.is_set():
                         raise CancelledError
                     batch, *more = _batches(federation, data, step)
                     bound = net.bind(buffers, training=True)
-                    count += 1
-                    if lesson.step:
+                    if phase.step:
                         with torch.no_grad(), self._autocast():
-                            trained, loss = lesson.step(bound, trained, (batch, *more) if more else batch, server, mine)
-                            total += loss
+                            params, loss = phase.step(bound, params, (batch, *more) if more else batch, server, client)
                         buffers = bound.buffers
-                        continue
-                    with self._autocast():
-                        loss = objective(bound, trained, batch, server, mine)
-                    if lesson.keeps:
-                        loss, kept = loss
-                        records.append(tree.map(Tensor.detach, kept))
-                    grads = list(torch.autograd.grad(loss, moving, materialize_grads=True))
-                    buffers = bound.buffers
-                    with torch.no_grad():
-                        if lesson.observe:
-                            params = tree.map(Tensor.detach, trained)
-                            gradient = tree.rebuild(trained, complete(grads, leaves, moves.moving))
-                            mine = lesson.observe(params, gradient, loss.detach(), batch, server, mine)
-                        update_(moving, speed, grads, masks, local)
-                        total += loss
-        end = tree.map(lambda leaf: leaf.detach().contiguous(), trained)
-        return end, mine, buffers, total / max(1, count), _joined(records)
+                    else:
+                        with self._autocast():
+                            loss = objective(bound, params, batch, server, client)
+                        if phase.keeps:
+                            loss, kept = loss
+                            records.append(tree.map(Tensor.detach, kept))
+                        grads = list(torch.autograd.grad(loss, moving, materialize_grads=True))
+                        buffers, loss = bound.buffers, loss.detach()
+                        with torch.no_grad():
+                            if phase.after_gradient:
+                                now = tree.map(Tensor.detach, params)
+                                gradient = tree.rebuild(params, complete(grads, leaves, moves.moving))
+                                client = phase.after_gradient(now, gradient, loss, batch, server, client)
+                            update_(moving, speed, grads, masks, local)
+                    count += 1
+                    total += loss
+                    if plan.by_sample:
+                        by_sample += loss * len(batch.y)
+                        samples += len(batch.y)
+            leaves = tree.leaves(params)  # steps of a phase's own make new ones
+        end = tree.map(lambda leaf: leaf.detach().contiguous(), params)
+        joined = tree.map(lambda *parts: torch.cat(parts), *records) if records else {}
+        return End(end, client, buffers, total / max(1, count), by_sample / samples.clamp(min=1), [joined])
 
 
 def _batches(federation: Federation, data: Data, step: Step) -> list[Batch]:
-    """The minibatches of one step, of a client's training data."""
+    """Return the minibatches of one step, of a client's training data."""
     device = data.y.device
     batches = [data.rows(rows.to(device))._replace(random=step.random.to(device)) for rows in step.minibatches]
     if not federation.augment:
@@ -227,27 +166,10 @@ def _batches(federation: Federation, data: Data, step: Step) -> list[Batch]:
     ]
 
 
-def _sums(
-    question: Callable[..., Tree],
-    net: Net,
-    buffers: dict[str, Tree],
-    data: Data,
-    end: Tree,
-    server: Tree,
-    mine: dict[str, Tree],
-) -> Tree:
-    """What a method's `summarize` or `validate` says of all batches together; zeros if there are no samples."""
-    total = None
-    for batch in data.chunks():
-        part = question(net.bind(buffers), end, batch, server, mine)
-        total = part if total is None else tree.map(torch.add, total, part)
-    return total
-
-
 def _work(call: Call, client: int) -> float:
-    """Roughly how long a client keeps a thread, in training samples; judging one takes a third."""
+    """Estimate how long a client keeps a thread, in training samples; evaluating one takes a third."""
     train, test = int(call.federation.train_sizes[client]), int(call.federation.test_sizes[client])
-    local = call.local if isinstance(call, Training) else call.tuning.local if call.tuning else None
+    local = call.local if isinstance(call, TrainCall) else call.tuning.local if call.tuning else None
     return (local.epochs * train if local else 0) + test / 3
 
 
@@ -262,11 +184,6 @@ def keep_memory() -> None:
     libc.mallopt(trim_threshold, 2**31 - 1)
     libc.mallopt(mmap_threshold, 2**31 - 1)
     libc.mallopt(top_pad, 64 * 2**20)  # a thread's heap, which glibc would otherwise give back as a whole
-
-
-def _joined(records: list[Tree]) -> Tree:
-    """Trees of `[batch, ...]` one after another; {} if there are none."""
-    return tree.map(lambda *leaves: torch.cat(leaves), *records) if records else {}
 
 
 def _working_copy(leaf: Tensor) -> Tensor:

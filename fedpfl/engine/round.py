@@ -10,147 +10,119 @@ from torch import Tensor
 
 from fedpfl import tree
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backend import Backend, Participation, Tally
+from fedpfl.engine import stopping as early
+from fedpfl.engine.backend import Backend, Counts, Participation
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.program import each
 from fedpfl.engine.sgd import Local
-from fedpfl.engine.state import State, begin
+from fedpfl.engine.state import State
+from fedpfl.engine.stopping import Stopping
 from fedpfl.errors import FedpflError
 from fedpfl.methods import Method
 from fedpfl.tree import Tree
 
-__all__ = ["Outcome", "State", "begin", "pick", "play"]
+
+class Sent(NamedTuple):
+    """Count what travelled, summed over clients."""
+
+    values_down: int = 0
+    values_up: int = 0
+    bits_down: int = 0
+    bits_up: int = 0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round tells: the cohort judged before and after local training, training losses, traffic, extras.
+    """Tell what happened in a round: the cohort evaluated before and after local training, losses, traffic, metrics.
 
     finite: whether a client's losses and everything it brought back are finite, `[cohort]`.
     sound: whether all of the state is finite that the round has changed.
-    values_down, values_up, bits_down, bits_up: sums over the cohort. loss: `[cohort]`. measures: means over it.
+    loss: `[cohort]`. metrics: means over the cohort. sent: of the whole round.
     """
 
-    before: Tally
-    after: Tally
+    before: Counts
+    after: Counts
     loss: Tensor
     finite: Tensor
     sound: bool
-    values_down: int
-    values_up: int
-    bits_down: int
-    bits_up: int
-    measures: dict[str, float]
-
-
-def pick(method: Method, state: State, planned: list[int], seed: int) -> list[int]:
-    """The next round's cohort: `planned`, or where clients are no longer eligible, as many of those who are.
-
-    With fewer left it is all of them; with none it is empty, and the run is over.
-    """
-    if method.eligible is None:
-        return planned
-    question = method.eligible
-    flags = each(lambda mine: question(state.server, mine), state.clients)
-    if bool(flags.all()):
-        return planned
-    left = flags.nonzero().flatten().cpu()
-    order = torch.randperm(len(left), generator=generator(seed, "cohort", state.round + 1))
-    return sorted(left[order[: len(planned)]].tolist())
+    sent: Sent
+    metrics: dict[str, float]
 
 
 def play(
-    backend: Backend, method: Method, federation: Federation, state: State, cohort: list[int], local: Local, seed: int
-) -> tuple[State, Outcome]:
-    """Play the next round with `cohort`. The given state is used up: its clients' rows are overwritten in place."""
-    cohort = sorted(cohort)
-    sent = Sent(0, 0, 0, 0)
-    if method.gathers(state.round):
-        state, sent = _gather(backend, method, federation, state, local, seed)
-    draws = Draws(seed, "train", state.round + 1)
-    turns = [cohort]
-    if method.sequential:
-        order = torch.randperm(len(cohort), generator=generator(seed, "turns", state.round + 1))
-        turns = [[cohort[place]] for place in order.tolist()]
-    told = []
-    for turn in turns:
-        state, part, more = _turn(backend, method, federation, state, turn, local, draws)
-        sent = Sent(*map(sum, zip(sent, more, strict=True)))
-        own = {"before": part.before, "after": part.after, "loss": part.loss, "measures": part.measures}
-        told.append(own | {"finite": _finite(part)})
-    places = torch.tensor([client for turn in turns for client in turn]).argsort()
-    whole = tree.map(lambda *leaves: torch.cat(leaves)[places.to(leaves[0].device)], *told)
-    measures = {name: float(value.double().mean()) for name, value in whole.pop("measures").items()}
-    rows = torch.tensor(cohort)
-    sound = _all_finite([state.server, state.server_buffers, state.mine(rows, federation.x.device)])
-    return replace(state, round=state.round + 1), Outcome(**whole, sound=sound, **sent._asdict(), measures=measures)
-
-
-def _turn(
     backend: Backend,
     method: Method,
     federation: Federation,
     state: State,
-    clients: list[int],
+    cohort: list[int],
     local: Local,
-    draws: Draws,
-) -> tuple[State, Participation, Sent]:
-    """Have clients train side by side, and merge what they bring back."""
-    part = backend.participate(method, federation, state, clients, local, draws)
-    rows = torch.tensor(clients, device=federation.x.device)
-    samples = federation.train_sizes[clients].double()
-    weight = (samples / samples.sum()).float().to(federation.x.device)
-    server = method.merge(state.server, part.uploads, weight)
-    mine = method.settle(server, part.uploads, part.mine) if method.settle else part.mine
-    _keep_form(method, "server", server, state.server)
-    _keep_form(method, "client", tree.take(mine, 0), tree.take(state.clients, 0))
-    tree.put_(state.clients, rows, mine)
-    for role, buffers in state.client_buffers.items():
-        tree.put_(buffers, rows, part.buffers[role])
-    sent = _sent(part, state, len(clients))
-    shared = {
-        role: _merge_buffers(old, part.buffers[role], part.touched.get(role), weight)
-        for role, old in state.server_buffers.items()
-    }
-    return replace(state, server=server, server_buffers=shared), part, sent
+    seed: int,
+    stopping: Stopping | None = None,
+) -> tuple[State, Outcome]:
+    """Play the next round with `cohort`. The given state is used up: its clients' rows are overwritten in place."""
+    number, cohort, device = state.round + 1, sorted(cohort), federation.x.device
+    stopping = stopping if state.stopping else None
+    sent, parts, order = Sent(), [], []
+    for turn in method.turns(state.round, cohort, federation.clients, generator(seed, "turns", number)):
+        clients, rows = turn.clients, torch.tensor(turn.clients, device=device)
+        draws = Draws(seed, "gather" if turn.survey else "train", number)
+        stops = stopping is not None and not turn.survey
+        part = backend.participate(method, federation, state, clients, local, draws, stops)
+        sent = Sent(*map(sum, zip(sent, _sent(part, state, len(clients), stops), strict=True)))
+
+        if turn.survey:
+            server, own = turn.survey(state.server, part.uploads, state.client(rows, device))
+        else:
+            samples = federation.train_sizes[clients].double()
+            weight = (samples / samples.sum()).float().to(device)
+            server, own = method.aggregate(state.server, part.uploads, part.clients, weight)
+        _keep_form(method, "server", server, state.server)
+        _keep_form(method, "client", tree.take(own, 0), tree.take(state.clients, 0))
+        tree.put_(state.clients, rows, own)
+        state = replace(state, server=server)
+        if turn.survey:
+            continue
+
+        for role, buffers in state.client_buffers.items():
+            tree.put_(buffers, rows, part.buffers[role])
+        shared = {
+            role: _mean_buffers(old, part.buffers[role], part.updated.get(role), weight)
+            for role, old in state.server_buffers.items()
+        }
+        state = replace(state, server_buffers=shared)
+        if stopping:
+            state = replace(state, stopping=early.after(stopping, state, rows, part))
+        parts.append({**part._asdict(), "finite": _finite(part)})
+        order += clients
+
+    places = torch.tensor(order).argsort()
+    told = [{name: part[name] for name in ("before", "after", "loss", "finite", "metrics")} for part in parts]
+    whole = tree.map(lambda *leaves: torch.cat(leaves)[places.to(leaves[0].device)], *told)
+    metrics = {name: float(value.double().mean()) for name, value in whole.pop("metrics").items()}
+    sound = _all_finite([state.server, state.server_buffers, state.client(torch.tensor(cohort), device)])
+    return replace(state, round=number), Outcome(**whole, sound=sound, sent=sent, metrics=metrics)
 
 
-class Sent(NamedTuple):
-    """What travelled, summed over clients."""
-
-    values_down: int
-    values_up: int
-    bits_down: int
-    bits_up: int
-
-
-def _sent(part: Participation, state: State, clients: int) -> Sent:
+def _sent(part: Participation, state: State, clients: int, stopping: bool) -> Sent:
     extra = 0  # averaged statistics travel both ways
     for role, buffers in state.server_buffers.items():
-        moved = part.touched.get(role) or tree.map(lambda leaf: torch.ones(clients, *leaf.shape), buffers)
+        moved = part.updated.get(role) or tree.map(lambda leaf: torch.ones(clients, *leaf.shape), buffers)
         pairs = zip(tree.leaves(buffers), tree.leaves(moved), strict=True)
         extra += sum(int(flags.sum()) for leaf, flags in pairs if leaf.is_floating_point())
     return Sent(
         int(part.down.values.sum()) + extra,
         int(part.up.values.sum()) + extra,
         int(part.down.bits.sum()) + 32 * extra,
-        int(part.up.bits.sum()) + 32 * extra,
+        int(part.up.bits.sum()) + 32 * extra + clients * stopping,
     )
 
 
-def _gather(
-    backend: Backend, method: Method, federation: Federation, state: State, local: Local, seed: int
-) -> tuple[State, Sent]:
-    """Have all clients train from the current state, for `Method.gather` alone."""
-    assert method.gather is not None
-    everyone = list(range(federation.clients))
-    draws = Draws(seed, "gather", state.round + 1)
-    part = backend.participate(method, federation, state, everyone, local, draws)
-    server, mine = method.gather(state.server, part.uploads, state.clients)
-    _keep_form(method, "server", server, state.server)
-    _keep_form(method, "client", mine, state.clients)
-    tree.put_(state.clients, slice(None), mine)
-    return replace(state, server=server), _sent(part, state, len(everyone))
+def _mean_buffers(old: Tree, stacked: Tree, updated: Tree | None, weight: Tensor) -> Tree:
+    """Average floating statistics over those who moved them; of counters take the largest."""
+
+    def mean(before: Tensor, leaf: Tensor, flags: Tensor) -> Tensor:
+        return tree.masked_mean(before, leaf, flags, weight) if leaf.is_floating_point() else leaf.amax(0)
+
+    return tree.map(mean, old, stacked, updated or tree.full_like(stacked, True))
 
 
 def _keep_form(method: Method, whose: str, new: Tree, old: Tree) -> None:
@@ -169,10 +141,10 @@ def _keep_form(method: Method, whose: str, new: Tree, old: Tree) -> None:
 def _finite(part: Participation) -> Tensor:
     """Tell which clients have finite numbers alone; a sum shows every infinity and nan in one pass.
 
-    A model that is not finite shows in the loss by which it was judged.
+    A model that is not finite shows in the loss by which it was evaluated.
     """
     finite = part.loss.isfinite() & part.before.loss.isfinite() & part.after.loss.isfinite()
-    for leaf in tree.leaves({"uploads": part.uploads, "mine": part.mine, "buffers": part.buffers}):
+    for leaf in tree.leaves({"uploads": part.uploads, "clients": part.clients, "buffers": part.buffers}):
         if leaf.is_floating_point():
             finite &= leaf.flatten(1).sum(1).isfinite() if leaf.dim() > 1 else leaf.isfinite()
     return finite
@@ -181,13 +153,3 @@ def _finite(part: Participation) -> Tensor:
 def _all_finite(trees: list[Tree]) -> bool:
     leaves = [leaf for whole in trees for leaf in tree.leaves(whole) if leaf.is_floating_point()]
     return all(bool(leaf.sum().isfinite()) for leaf in leaves)
-
-
-def _merge_buffers(old: Tree, stacked: Tree, touched: Tree | None, weight: Tensor) -> Tree:
-    """Floating statistics are averaged over those who moved them, counters take the largest."""
-
-    def merged(before: Tensor, leaf: Tensor, flags: Tensor) -> Tensor:
-        return tree.masked_mean(before, leaf, flags, weight) if leaf.is_floating_point() else leaf.amax(0)
-
-    everywhere = tree.full_like(stacked, True)
-    return tree.map(merged, old, stacked, touched or everywhere)

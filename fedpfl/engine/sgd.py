@@ -14,7 +14,7 @@ from torch import Tensor
 from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import Batch, Method, Phase, mean_cross_entropy
+from fedpfl.methods import Batch, Method, Phase
 from fedpfl.models import Bound, Parts
 from fedpfl.tree import Tree
 
@@ -44,16 +44,9 @@ class Local:
             if not holds:
                 raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)}")
 
-    def tuned(self, epochs: int) -> Local:
-        """The same for another number of epochs."""
-        return replace(self, epochs=epochs)
-
     def during(self, phase: Phase) -> Local:
-        """With the phase's own step size and momentum, where it has any."""
-        if phase.lr is None and phase.momentum is None:
-            return self
-        lr = self.lr if phase.lr is None else phase.lr
-        return replace(self, lr=lr, momentum=self.momentum if phase.momentum is None else phase.momentum)
+        """Return the values that hold in a phase."""
+        return replace(self, **dict[str, Any](phase.sgd)) if phase.sgd else self
 
 
 def clipped(grads: list[Tensor], masks: list[Tensor | None], limit: float, stacked: bool) -> list[Tensor]:
@@ -137,8 +130,20 @@ def movement(phase: Phase, trained: Tree) -> Movement:
     return Movement(moving, [mask[i] if isinstance(mask[i], Tensor) else None for i in moving])
 
 
+def idle(phase: Phase, rows: int | None = None) -> Tensor | None:
+    """Tell which clients leave a phase out, as nothing of theirs moves in it: `[rows]` or 0-dimensional; None: nobody.
+
+    rows: their number where the phase's masks are stacked.
+    """
+    mask = [True] if phase.mask is None else tree.leaves(phase.mask)
+    if any(leaf is True for leaf in mask):
+        return None
+    moving = [leaf.flatten(1).any(1) if rows else leaf.any() for leaf in mask if isinstance(leaf, Tensor)]
+    return ~torch.stack(moving).any(0) if moving else torch.ones(rows or (), dtype=torch.bool)
+
+
 def numbered(phases: list[Phase]) -> Iterator[tuple[Phase, range]]:
-    """Phases with the numbers of their epochs, which count up per stream; phases without epochs are dropped."""
+    """Give phases with the numbers of their epochs, which count up per stream; those without epochs are dropped."""
     done: dict[str, int] = {}
     for phase in phases:
         first = done.get(phase.stream, 0)
@@ -147,68 +152,53 @@ def numbered(phases: list[Phase]) -> Iterator[tuple[Phase, range]]:
             yield phase, range(first, first + phase.epochs)
 
 
-def batches(draws: Draws, client: int, stream: str, epochs: range, samples: int, batch_size: int) -> Iterator[Tensor]:
-    """Positions `[batch]` of each minibatch, reshuffled each epoch; a last partial one is kept, a lone sample not."""
-    for epoch in epochs:
-        for batch in draws.order(client, stream, epoch, samples).split(batch_size):
-            if len(batch) > 1:
-                yield batch
-
-
 @dataclass(frozen=True)
-class Lesson:
-    """One stretch of local training: what is minimised, in which phases, how, and who watches."""
+class TrainPlan:
+    """Say what local training minimises, in which phases, and how.
 
-    objective: Callable[..., Any]
+    tuned: whether this is fine-tuning of an evaluated model, not the method's own training.
+    by_sample: whether the mean loss over samples is asked for, beside that over steps.
+    """
+
+    loss: Callable[..., Any]
     phases: list[Phase]
     local: Local
-    draws: Draws
-    observe: Callable[..., dict[str, Tree]] | None = None
     tuned: bool = False
-    """Whether this is fine-tuning of a judged model, not the method's own training."""
-    step: Callable[..., tuple[Tree, Tensor]] | None = None
-    together: int = 1
-    randoms: int = 0
-    keeps: bool = False
-    """Whether the objective returns something to keep beside the loss."""
+    by_sample: bool = False
 
 
-def training(method: Method, local: Local, draws: Draws, server: Tree, mine: dict[str, Tree], start: Tree) -> Lesson:
-    """A method's own local training."""
-    return Lesson(
-        method.loss,
-        method.phases(server, mine, start, local.epochs),
-        local,
-        draws,
-        method.observe,
-        step=method.step,
-        together=method.together,
-        randoms=method.randoms,
-        keeps=method.digest is not None,
-    )
+def training(method: Method, local: Local, server: Tree, client: dict[str, Tree], start: Tree) -> TrainPlan:
+    """Return the plan of a method's own local training."""
+    return TrainPlan(method.loss, method.phases(server, client, start, local.epochs), local)
 
 
 class Step(NamedTuple):
-    """Positions `[batch]` of the minibatches of one step (`Method.together` of them), and its random numbers."""
+    """Hold positions `[batch]` of the minibatches of one step (`Phase.batches` of them), and its random numbers.
+
+    views: how the step sees the samples of each minibatch, uniform numbers `[batch, Federation.views]`.
+    """
 
     minibatches: list[Tensor]
     views: list[Tensor]
-    """How the step sees the samples of each minibatch: uniform numbers `[batch, Federation.views]`."""
     random: Tensor
 
 
 def steps(
-    lesson: Lesson, draws: Draws, client: int, stream: str, epochs: range, federation: Federation
+    phase: Phase, epochs: range, batch_size: int, draws: Draws, federation: Federation, client: int
 ) -> Iterator[Step]:
-    """A client's steps in some epochs of a stream; minibatches that do not make a whole step are left out."""
+    """Give a client's steps in some epochs of a phase, reshuffled each epoch.
+
+    A last partial minibatch is kept, a lone sample not; minibatches that do not make a whole step are left out.
+    """
     samples = len(federation.train[client])
     for epoch in epochs:
-        views = draws.views(client, stream, epoch, samples, federation.views)
-        dealt = list(batches(draws, client, stream, range(epoch, epoch + 1), samples, lesson.local.batch_size))
-        count = len(dealt) // lesson.together
-        random = draws.random(client, stream, epoch, count, lesson.randoms)
+        views = draws.views(client, phase.stream, epoch, samples, federation.views)
+        order = draws.order(client, phase.stream, epoch, samples)
+        dealt = [batch for batch in order.split(batch_size) if len(batch) > 1]
+        count = len(dealt) // phase.batches
+        random = draws.random(client, phase.stream, epoch, count, phase.randoms)
         for number in range(count):
-            own = dealt[number * lesson.together : (number + 1) * lesson.together]
+            own = dealt[number * phase.batches : (number + 1) * phase.batches]
             yield Step(own, [views[rows] for rows in own], random[number])
 
 
@@ -220,16 +210,16 @@ class Tuning(NamedTuple):
     part: str = "all"
 
 
-def fine_tuning(method: Method, tuning: Tuning, parts: Parts, params: Tree) -> Lesson:
-    """Fine-tuning of a judged model by plain cross-entropy."""
+def fine_tuning(method: Method, tuning: Tuning, parts: Parts, params: Tree) -> TrainPlan:
+    """Return the plan of fine-tuning an evaluated model by plain cross-entropy."""
 
-    def objective(net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        return mean_cross_entropy(method.predict(net, params, batch.x), batch)
+    def loss(net: Bound, params: Tree, batch: Batch, server: Tree, client: dict[str, Tree]) -> Tensor:
+        return batch.cross_entropy(method.predict(net, params, batch.x))
 
-    phases = method.tune(params, parts, tuning.local.epochs)
+    phases = method.finetuning(params, parts, tuning.local.epochs)
     if tuning.part == "head":
         phases = [phase._replace(mask=_named(params, parts.head)) for phase in phases]
-    return Lesson(objective, phases, tuning.local, tuning.draws, tuned=True)
+    return TrainPlan(loss, phases, tuning.local, tuned=True)
 
 
 def _named(params: Tree, names: tuple[str, ...]) -> Tree:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
-from fedpfl.methods.base import Data, Shard
+from fedpfl.methods import Data, Shard
 
 
 def gathered(federation: Federation, indices: Tensor) -> Data:
@@ -18,6 +18,10 @@ def gathered(federation: Federation, indices: Tensor) -> Data:
 
 
 def training_shard(federation: Federation, client: int, batch_size: int, draws: Draws) -> Shard:
-    """All training data of a client, with its batch orders."""
-    data = gathered(federation, federation.train[client])
-    return Shard(data, batch_size, lambda stream, epoch: draws.order(client, stream, epoch, len(data.y)))
+    """Return a client's training data, with its batch orders; they are gathered when they are looked at."""
+    indices = federation.train[client]
+    return Shard(
+        lambda: gathered(federation, indices),
+        batch_size,
+        lambda stream, epoch: draws.order(client, stream, epoch, len(indices)),
+    )

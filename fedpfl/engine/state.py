@@ -18,10 +18,11 @@ from fedpfl.tree import Tree
 
 @dataclass(frozen=True)
 class State:
-    """Explicit trees of tensors and the number of rounds played.
+    """Hold explicit trees of tensors and the number of rounds played.
 
-    clients: every client's `mine`, stacked `[clients, ...]`, wherever the run's Store keeps them.
+    clients: every client's state, stacked `[clients, ...]`, wherever the run's Store keeps them.
     server_buffers, client_buffers: BatchNorm statistics by model role, at the server or stacked per client.
+    stopping: of early stopping, stacked: each client's `last` loss, and whether it has `stopped`; {} without it.
     """
 
     round: int
@@ -29,9 +30,10 @@ class State:
     clients: dict[str, Tree]
     server_buffers: dict[str, Tree]
     client_buffers: dict[str, Tree]
+    stopping: dict[str, Tensor]
 
-    def mine(self, client: int | Tensor, device: torch.device) -> dict[str, Tree]:
-        """A client's tree, or several clients' stacked, on `device`."""
+    def client(self, client: int | Tensor, device: torch.device) -> dict[str, Tree]:
+        """Return a client's state, or several clients' stacked, on `device`."""
 
         def row(leaf: Tensor) -> Tensor:
             return leaf[client.to(leaf.device) if isinstance(client, Tensor) else client].to(device)
@@ -39,7 +41,7 @@ class State:
         return tree.map(row, self.clients)
 
     def buffers(self, client: int | Tensor | slice, count: int | None = None) -> dict[str, Tree]:
-        """The buffers that a client starts from, by role; for several clients (`count` of them) stacked."""
+        """Return the buffers that a client starts from, by role; for several clients (`count` of them) stacked."""
         shared = self.server_buffers
         if count is not None:
             shared = {role: tree.repeat(buffers, count) for role, buffers in shared.items()}
@@ -54,33 +56,24 @@ def begin(
     store: Store | None = None,
     folder: Path | None = None,
     seed: int = 0,
+    stopping: bool = False,
 ) -> State:
-    """The state before round 1: every client and the server start from the net's initial parameters.
+    """Return the state before round 1: every client and the server start from the net's initial parameters.
 
-    folder: for a store on disk. seed: of what makes clients differ (`Method.endow`).
+    folder: for a store on disk. seed: of what makes clients differ (`Method.init_clients`). stopping: early.
     """
     params, buffers = tree.to(net.params, device), tree.to(net.buffers, device)
-    server, mine = method.init(params, net.parts)
-    stacked = (store or Store()).repeat(mine, clients, device, folder)
-    if method.endow:
-        own = method.endow(generator(seed, "endow"), clients)
-        tree.put_({name: stacked[name] for name in own}, slice(None), own)
+    server, client = method.init(params, net.parts)
+    stacked = (store or Store()).repeat(client, clients, device, folder)
+    own = method.init_clients(generator(seed, "endow"), clients)
+    tree.put_(tree.named(stacked, own), slice(None), own)
+    roles = method.buffers()
+    most = torch.full((clients,), torch.finfo(torch.float32).max, device=device)
     return State(
         round=0,
         server=server,
         clients=stacked,
-        server_buffers={role: buffers for role, policy in method.buffers.items() if policy == "aggregate"},
-        client_buffers={
-            role: tree.repeat(buffers, clients) for role, policy in method.buffers.items() if policy == "local"
-        },
+        server_buffers={role: buffers for role, place in roles.items() if place == "aggregate"},
+        client_buffers={role: tree.repeat(buffers, clients) for role, place in roles.items() if place == "local"},
+        stopping={"last": most, "stopped": most < 0} if stopping else {},
     )
-
-
-def mirrored(method: Method, buffers: dict[str, Tree]) -> dict[str, Tree]:
-    """The buffers that a participation starts from, with those of the method's `mirrors`."""
-    return {**buffers, **{role: buffers[of] for role, of in method.mirrors.items()}}
-
-
-def confined(new: dict[str, Tree], old: dict[str, Tree], touched: dict[str, Tree]) -> dict[str, Tree]:
-    """Buffers after training, except where a role's bools in `touched` say that they do not move."""
-    return {**new, **{role: tree.map(torch.where, mask, new[role], old[role]) for role, mask in touched.items()}}

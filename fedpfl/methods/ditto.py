@@ -1,14 +1,11 @@
 """Ditto: a global model and a private one that stays near it."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-from torch import Tensor
+from typing import Literal
 
 from fedpfl import tree
-from fedpfl.methods.base import Batch, Method, Phase, flag, mean_cross_entropy, side_by_side
-from fedpfl.models import Bound, Parts
-from fedpfl.tree import Tree
+from fedpfl.methods.shared.method import Method, flag
+from fedpfl.methods.shared.private import side_by_side
 
 
 @dataclass(frozen=True)
@@ -19,7 +16,7 @@ class Ditto(Method):
 
     lam: pull towards the global model.
     personal_epochs: epochs of the private model; None: as many as the global model's.
-    cold_start: what a client without a private model starts from and is judged by: the `initial` model (as the
+    cold_start: what a client without a private model starts from and is evaluated by: the `initial` model (as the
         references do) or the `global` one (its parameters; BatchNorm statistics of the private model stay its own).
     """
 
@@ -27,53 +24,49 @@ class Ditto(Method):
     personal_epochs: int | None = None
     cold_start: Literal["initial", "global"] = "initial"
 
-    buffers: ClassVar[dict[str, str]] = {"w": "aggregate", "v": "local"}
-    judged_role: ClassVar[str] = "v"
-
-    def __post_init__(self) -> None:
+    def __post_init__(self):
+        super().__post_init__()
         self.check(self.lam >= 0, "lam", "0 or more")
         self.check(self.personal_epochs is None or self.personal_epochs >= 0, "personal_epochs", "0 or more, or null")
-        self.check(self.cold_start in ("initial", "global"), "cold_start", "initial or global")
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """Everybody starts from the same model."""
+    def init(self, params, parts):
+        """Start both models from the same values."""
         return params, {"v": params, "trained": flag(params)}
 
-    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """Both models side by side."""
-        return {"w": server, "v": self.personal(server, mine)}
+    def buffers(self):
+        """Keep the private model's statistics on the client."""
+        return {"w": "aggregate", "v": "local"}
 
-    def phases(self, server: Tree, mine: dict[str, Tree], params: Tree, epochs: int) -> list[Phase]:
-        """Both together for as long as both train, then the one with more epochs alone."""
+    def start(self, server, client):
+        """Return both models side by side, without a private one as `cold_start` says."""
+        own = client["v"] if self.cold_start == "initial" else tree.where(client["trained"], client["v"], server)
+        return {"w": server, "v": own}
+
+    def phases(self, server, client, params, epochs):
+        """Train both together for as long as both train, then the one with more epochs alone."""
         own = epochs if self.personal_epochs is None else self.personal_epochs
-        return side_by_side(epochs, own, self.global_loss, self.personal_loss)
+        return side_by_side(epochs, own, self._global_loss, self._personal_loss)
 
-    def loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        """Two objectives without a common parameter."""
-        own = self.personal_loss(net, params, batch, server, mine)
-        return self.global_loss(net, params, batch, server, mine) + own
+    def loss(self, net, params, batch, server, client):
+        """Add the two objectives, which have no common parameter."""
+        own = self._personal_loss(net, params, batch, server, client)
+        return self._global_loss(net, params, batch, server, client) + own
 
-    def global_loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        """FedAvg's objective."""
-        return mean_cross_entropy(net(params["w"], batch.x, "w"), batch)
+    def _global_loss(self, net, params, batch, server, client):
+        return batch.cross_entropy(net(params["w"], batch.x, "w"))
 
-    def personal_loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        """The private model's objective (eq. 1 of the paper)."""
-        loss = mean_cross_entropy(net(params["v"], batch.x, "v"), batch)
-        if self.lam:
-            loss = loss + self.lam / 2 * tree.squared_distance(params["v"], server)
-        return loss
+    def _personal_loss(self, net, params, batch, server, client):
+        loss = batch.cross_entropy(net(params["v"], batch.x, "v"))
+        return loss + self.lam / 2 * tree.squared_distance(params["v"], server) if self.lam else loss
 
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """The global model goes up, the private one stays."""
+    def finish(self, server, client, start, end):
+        """Send the global model up, keep the private one."""
         return end["w"], {"v": end["v"], "trained": ~flag(end)}
 
-    def judged(self, server: Tree, mine: dict[str, Tree], trained: Tree) -> Tree:
-        """The private model."""
-        return trained["v"]
+    def evaluated(self, server, client, params):
+        """Return the private model."""
+        return params["v"]
 
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The private model; without one, as `cold_start` says."""
-        if self.cold_start == "initial":
-            return mine["v"]
-        return tree.where(mine["trained"], mine["v"], server)
+    def predict(self, net, params, x):
+        """Use the private model's statistics."""
+        return net(params, x, "v")

@@ -1,14 +1,11 @@
-"""FedBABU: only the body is trained together; heads are fitted when a client is judged."""
+"""FedBABU: only the body is trained together; heads are fitted when a client is evaluated."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from fedpfl import tree
-from fedpfl.methods.base import Method, Phase
-from fedpfl.models import Parts
-from fedpfl.tree import Tree
+from fedpfl.methods.shared.by_name import only
+from fedpfl.methods.shared.method import Method, Phase
 
 
 @dataclass(frozen=True)
@@ -22,39 +19,31 @@ class FedBABU(Method):
 
     finetune: Literal["all", "head", "body"] = "all"
 
-    def __post_init__(self) -> None:
-        self.check(self.finetune in ("all", "head", "body"), "finetune", "all, head or body")
+    def init(self, params, parts):
+        """Set the head apart, so that nothing can average it."""
+        return {"body": tree.named(params, parts.body), "head": tree.named(params, parts.head)}, {}
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """The head is apart, so that nothing can average it."""
-        head = {name: params[name] for name in parts.head}
-        return {"body": {name: params[name] for name in parts.body}, "head": head}, {}
-
-    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The body under the common head."""
-        return {**server["body"], **server["head"]}
-
-    def send(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The body; the head was known from the beginning."""
+    def download(self, server, client):
+        """Return the body; the head was known from the beginning."""
         return server["body"]
 
-    def phases(self, server: Tree, mine: dict[str, Tree], params: Tree, epochs: int) -> list[Phase]:
-        """The head is left out of differentiation."""
-        return [Phase(epochs, {name: name in server["body"] for name in params})]
+    def start(self, server, client):
+        """Return the body under the common head."""
+        return {**server["body"], **server["head"]}
 
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """The body."""
-        return {name: end[name] for name in server["body"]}, mine
+    def phases(self, server, client, params, epochs):
+        """Move the body alone."""
+        return [Phase(epochs, only(params, server["body"]))]
 
-    def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
-        """The bodies' mean under the head as it was."""
-        return {**server, "body": tree.mean(uploads, weight)}
+    def finish(self, server, client, start, end):
+        """Send the body up."""
+        return tree.named(end, server["body"]), client
 
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The global model; fine-tuning makes it personal."""
-        return self.start(server, mine)
+    def aggregate(self, server, uploads, clients, weight):
+        """Average the bodies under the head as it was."""
+        return {**server, "body": tree.mean(uploads, weight)}, clients
 
-    def tune(self, params: Tree, parts: Parts, epochs: int) -> list[Phase]:
-        """As `finetune` says."""
+    def finetuning(self, params, parts, epochs):
+        """Move what `finetune` says."""
         moving = {"all": tuple(params), "head": parts.head, "body": parts.body}[self.finetune]
-        return [Phase(epochs, {name: name in moving for name in params})]
+        return [Phase(epochs, only(params, moving))]

@@ -6,15 +6,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedpfl import importance, tree
-from fedpfl.methods import fisher
-from fedpfl.methods.base import Batch, Method, Phase
-from fedpfl.models import Bound, Parts
+from fedpfl import tree
+from fedpfl.methods.shared import fisher, importance
+from fedpfl.methods.shared.by_mask import ByMask
+from fedpfl.methods.shared.method import Phase
 from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)
-class FedDPA(Method):
+class FedDPA(ByMask):
     """The dynamic personalization of FedDPA (Yang, Huang and Ye, NeurIPS 2023), without its differential privacy.
 
     A client scores the entries of its last model by the mean squared gradient of log p over its samples, rescaled to
@@ -35,67 +35,56 @@ class FedDPA(Method):
     lam2: float = 0.05
     clip: float = 0.5
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
+        super().__post_init__()
         self.check(0 <= self.threshold <= 1, "threshold", "between 0 and 1")
-        self.check(self.rule in ("value", "quantile"), "rule", "value or quantile")
-        self.check(self.train in ("two_phase", "joint"), "train", "two_phase or joint")
         for field in ("lam1", "lam2", "clip"):
             self.check(getattr(self, field) >= 0, field, "0 or more")
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """Without scores nothing is personal."""
+    def init(self, params, parts):
+        """Make nothing personal, by scores of zero."""
         return params, {"model": params, "score": tree.full_like(params, 0.0)}
 
-    def prepare(self, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
+    def prepare(self, server, client):
         """Choose the personal entries."""
         if self.rule == "value":
-            scores = importance.normalize(mine["score"], "layer")
+            scores = importance.normalize(client["score"], "layer")
             mask = tree.map(lambda leaf: leaf > self.threshold, scores)
         else:  # which rescaling cannot change
-            mask = tree.map(lambda leaf: importance.above_quantile(leaf, self.threshold), mine["score"])
-        return {**mine, "mask": mask}
+            mask = tree.map(lambda leaf: importance.above_quantile(leaf, self.threshold), client["score"])
+        return {**client, "mask": mask}
 
-    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """Personal entries from the client's last model, the others from the global one."""
-        return tree.where(mine["mask"], mine["model"], server)
-
-    def phases(self, server: Tree, mine: dict[str, Tree], params: Tree, epochs: int) -> list[Phase]:
-        """As `train` says; the second phase draws the batches that FedAvg would."""
+    def phases(self, server, client, params, epochs):
+        """Train as `train` says; the second phase draws the batches that FedAvg would."""
         if self.train == "joint":
             return [Phase(epochs)]
-        shared = tree.invert(mine["mask"])
         return [
-            Phase(epochs, mine["mask"], "personal", self.personal_loss),
-            Phase(epochs, shared, loss=self.shared_loss),
+            Phase(epochs, client["mask"], "personal", self._personal_loss),
+            Phase(epochs, tree.invert(client["mask"]), loss=self._shared_loss),
         ]
 
-    def personal_loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        """Cross-entropy and lam1 / 2 times the distance from the global model."""
-        return self.loss(net, params, batch, server, mine) + self.lam1 / 2 * _distance(params, server)
+    def _personal_loss(self, net, params, batch, server, client):
+        loss = self.loss(net, params, batch, server, client)
+        return loss + self.lam1 / 2 * _distance(params, server)
 
-    def shared_loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        """Cross-entropy and lam2 / 2 times how far that distance is from `clip`."""
-        loss = self.loss(net, params, batch, server, mine)
+    def _shared_loss(self, net, params, batch, server, client):
+        loss = self.loss(net, params, batch, server, client)
         return loss + self.lam2 / 2 * (_distance(params, server) - self.clip).abs()
 
-    def summarize(self, net: Bound, end: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
-        """Fisher scores of the trained model, which it keeps until its next participation."""
-        return fisher.sums(net, lambda params, x: self.predict(net, params, x), end, batch)
+    def after_training(self, net, shard, params, kept, server, client):
+        """Return Fisher scores of the trained model, which serve until the client's next participation."""
+        return {"score": fisher.scores(net, lambda scored, x: self.predict(net, scored, x), params, shard)}
 
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """All entries go up; model and scores are kept."""
-        return end, {"model": end, "score": fisher.mean(mine["summary"])}
+    def finish(self, server, client, start, end):
+        """Return all entries, and keep model and scores."""
+        return end, {"model": end, "score": client["score"]}
 
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """What the next round would start from."""
-        return self.start(server, self.prepare(server, mine))
-
-    def measure(self, server: Tree, mine: dict[str, Tree]) -> dict[str, Tensor]:
-        """Personal entries in all."""
-        return {"personal": sum((leaf.sum() for leaf in tree.leaves(mine["mask"])), torch.tensor(0))}
+    def metrics(self, server, client):
+        """Count the personal entries."""
+        return {"personal": tree.flat(client["mask"]).sum()}
 
 
 def _distance(params: Tree, server: Tree) -> Tensor:
-    """Sum over tensors of |params - server|; where the two are equal its gradient is taken as zero."""
+    """Sum |params - server| over tensors; where the two are equal its gradient is taken as zero."""
     norms = tree.map(lambda own, shared: torch.linalg.vector_norm(own - shared), params, server)
     return torch.stack(tree.leaves(norms)).sum()

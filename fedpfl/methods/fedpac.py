@@ -2,20 +2,22 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl import tree
-from fedpfl.methods.base import Batch, Method, Phase, Shard, mean_cross_entropy
-from fedpfl.models import Bound, Parts
-from fedpfl.tree import Masked, Tree
+from fedpfl.methods.shared.by_name import ByName, all_but, only
+from fedpfl.methods.shared.method import Phase
+from fedpfl.tree import Masked
 
 LEAST = 1e-3  # shares below this are dropped from a mixture
 
 
 @dataclass(frozen=True)
-class FedPAC(Method):
+class FedPAC(ByName):
     """FedPAC (Xu, Tong and Huang, ICLR 2023, arXiv:2306.11867), as its official code does it.
 
     A client trains its head alone, then the body under it on CE + lam * mean squared distance of the features from
@@ -40,108 +42,94 @@ class FedPAC(Method):
     combine: bool = True
     keep_prototypes: bool = False
 
-    def __post_init__(self) -> None:
+    _key: ClassVar[str] = "head"
+
+    def __post_init__(self):
+        super().__post_init__()
         self.check(self.lam >= 0, "lam", "0 or more")
         self.check(self.head_epochs >= 0, "head_epochs", "0 or more")
         self.check(self.body_epochs is None or self.body_epochs >= 0, "body_epochs", "0 or more, or null")
         self.check(self.head_lr is None or 0 < self.head_lr < math.inf, "head_lr", "a positive number, or null")
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """No prototypes yet."""
+    def init(self, params, parts):
+        """Begin without prototypes."""
+        body, client = super().init(params, parts)
         weight = params[parts.head[0]]
         prototypes = {"mean": torch.zeros_like(weight), "seen": weight.new_zeros(len(weight), dtype=torch.bool)}
-        body = {name: params[name] for name in parts.body}
-        return {"body": body, "prototypes": prototypes}, {"head": {name: params[name] for name in parts.head}}
+        return {"body": body, "prototypes": prototypes}, client
 
-    def survey(self, net: Bound, shard: Shard, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
-        """Class means of the features under the received body, and what they say of a head's error."""
-        z = shard.features(net.still(), self.start(server, mine)).double()
+    def before_training(self, net, shard, server, client):
+        """Return class means of the features under the received body, and what they say of a head's error."""
+        z = shard.features(net.still(), self.start(server, client)).double()
         classes = len(server["prototypes"]["seen"])
         counts = torch.bincount(shard.data.y, minlength=classes)
         mean = _class_sums(z, shard.data.y, classes) / counts.clamp(min=1)[:, None]
         square = _class_sums(z.square().sum(1, keepdim=True), shard.data.y, classes)[:, 0] / counts.clamp(min=1)
         share = counts / counts.sum().clamp(min=1)
         variance = (share * square - share.square() * mean.square().sum(1)).sum() / counts.sum().clamp(min=1)
-        statistics = {"H": share[:, None] * mean, "v": variance.clamp(min=0)}
-        return {"own": mean.float(), "statistics": tree.map(lambda leaf: leaf.float(), statistics)}
+        found = {"own": mean, "counts": counts, "H": share[:, None] * mean, "v": variance.clamp(min=0)}
+        return tree.map(Tensor.float, found)
 
-    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The latest body under the client's head."""
-        return {**server["body"], **mine["head"]}
-
-    def send(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """Body, head, and the prototypes that there are."""
+    def download(self, server, client):
+        """Return body, head, and the prototypes that there are."""
         seen = server["prototypes"]["seen"][:, None].expand_as(server["prototypes"]["mean"])
         prototypes = Masked({"mean": server["prototypes"]["mean"]}, {"mean": seen})
-        return {"model": self.start(server, mine), "prototypes": prototypes}
+        return {"model": self.start(server, client), "prototypes": prototypes}
 
-    def phases(self, server: Tree, mine: dict[str, Tree], params: Tree, epochs: int) -> list[Phase]:
-        """Head, then body; what does not move is left out of differentiation."""
-        head = {name: name in mine["head"] for name in params}
-        body = {name: not own for name, own in head.items()}
+    def start(self, server, client):
+        """Return the latest body under the client's head."""
+        return super().start(server["body"], client)
+
+    def phases(self, server, client, params, epochs):
+        """Train the head, then the body."""
+        head, body = only(params, client["head"]), all_but(params, client["head"])
+        sgd = {} if self.head_lr is None else {"lr": self.head_lr}
         last = epochs if self.body_epochs is None else self.body_epochs
-        return [Phase(self.head_epochs, head, loss=self.head_loss, lr=self.head_lr), Phase(last, body)]
+        return [Phase(self.head_epochs, head, loss=self._head_loss, sgd=sgd), Phase(last, body)]
 
-    def head_loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        """Cross-entropy on the frozen body's features, whose statistics do not move."""
-        return mean_cross_entropy(net.still()(params, batch.x), batch)
-
-    def loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        """Cross-entropy and alignment."""
-        if not self.lam:
-            return mean_cross_entropy(net(params, batch.x), batch)
+    def loss(self, net, params, batch, server, client):
+        """Add the alignment to the cross-entropy."""
         logits, z = net.features(params, batch.x)
-        known = server["prototypes"]
-        targets = torch.where(known["seen"][:, None], known["mean"], mine["own"])[batch.y]
-        distances = (z - targets).square().mean(1)
-        weight = torch.ones_like(distances) if batch.weight is None else batch.weight
-        aligned = (distances * weight).sum() / weight.sum()
-        return mean_cross_entropy(logits, batch) + self.lam * torch.where(known["seen"].any(), aligned, 0.0)
+        loss = batch.cross_entropy(logits)
+        if not self.lam:
+            return loss
+        seen, mean = server["prototypes"]["seen"], server["prototypes"]["mean"]
+        targets = torch.where(seen[:, None], mean, client["own"])[batch.y]
+        aligned = batch.mean((z - targets).square().mean(1))
+        return loss + self.lam * torch.where(seen.any(), aligned, 0.0)
 
-    def summarize(self, net: Bound, end: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
-        """Class sums of the features under the trained body, and class counts."""
-        _, z = net.features(end, batch.x)
-        weight = torch.ones_like(z[:, 0]) if batch.weight is None else batch.weight
-        classes = torch.arange(len(mine["own"]), device=z.device)
-        member = (batch.y[:, None] == classes) * weight[:, None]
-        return {"sums": member.T @ z.float(), "counts": member.sum(0)}
+    def after_training(self, net, shard, params, kept, server, client):
+        """Return class means of the features under the trained body."""
+        counts = client["counts"]
+        sums = [
+            F.one_hot(batch.y, len(counts)).float().T @ net.features(params, batch.x)[1]
+            for batch in shard.data.chunks()
+        ]
+        return {"mean": sum(sums) / counts.clamp(min=1)[:, None]}
 
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """Model, prototypes and statistics go up; the head is kept, until the server's reply."""
-        counts, head = mine["summary"]["counts"], {name: end[name] for name in mine["head"]}
-        upload = {
-            "body": {name: end[name] for name in server["body"]},
-            "head": head,
-            "mean": mine["summary"]["sums"] / counts.clamp(min=1)[:, None],
-            "counts": counts,
-            **mine["statistics"],
-        }
-        return upload, {"head": head}
+    def finish(self, server, client, start, end):
+        """Send model, prototypes and statistics up; keep the head until the server's reply."""
+        body, kept = super().finish(server, client, start, end)
+        return {"body": body, **kept, **tree.named(client, ("mean", "counts", "H", "v"))}, kept
 
-    def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
-        """Bodies by samples, prototypes by class counts."""
+    def aggregate(self, server, uploads, clients, weight):
+        """Average bodies by samples and prototypes by class counts; mix each client's head (eq. 8 of the paper)."""
         counts = uploads["counts"]
         total = counts.sum(0)
         mean = (counts[:, :, None] * uploads["mean"]).sum(0) / total.clamp(min=1)[:, None]
         seen, old = total > 0, server["prototypes"]
         if self.keep_prototypes:
             mean, seen = torch.where(seen[:, None], mean, old["mean"]), seen | old["seen"]
-        return {"body": tree.mean(uploads["body"], weight), "prototypes": {"mean": mean, "seen": seen}}
-
-    def settle(self, server: Tree, uploads: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
-        """Each client's mixture of the heads (eq. 8 of the paper)."""
-        if not self.combine:
-            return mine
-        shares = mixtures(uploads["H"].double().cpu(), uploads["v"].double().cpu())
-        return {"head": tree.map(lambda heads: torch.tensordot(shares.to(heads), heads, 1), uploads["head"])}
-
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """As at the start of a round."""
-        return self.start(server, mine)
+        server = {"body": tree.mean(uploads["body"], weight), "prototypes": {"mean": mean, "seen": seen}}
+        if self.combine:
+            shares = mixtures(uploads["H"].double().cpu(), uploads["v"].double().cpu())
+            mixed = tree.map(lambda heads: torch.tensordot(shares.to(heads), heads, 1), uploads["head"])
+            clients = {"head": mixed}
+        return server, clients
 
 
 def mixtures(means: Tensor, variance: Tensor) -> Tensor:
-    """Row i: the shares `[clients]` of all heads in client i's.
+    """Return in row i the shares `[clients]` of all heads in client i's.
 
     means: H, `[clients, classes, features]`. variance: v, `[clients]`.
     """
@@ -155,7 +143,7 @@ def mixtures(means: Tensor, variance: Tensor) -> Tensor:
 
 
 def least(quadratic: Tensor) -> Tensor:
-    """The shares a `[n]` >= 0 with sum 1 that minimise a^T Q a, for Q positive semidefinite, float64, on the CPU.
+    """Return the shares a `[n]` >= 0 with sum 1 that minimise a^T Q a; Q is positive semidefinite, float64, on the CPU.
 
     With Q = R^T R the least squares problem |R y - R^-T 1| over y >= 0 has the same optimality conditions, up to a
     factor; so a = y / sum(y).
@@ -174,5 +162,5 @@ def least(quadratic: Tensor) -> Tensor:
 
 
 def _class_sums(rows: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Sums of `rows` `[samples, n]` by label, `[classes, n]`."""
+    """Add up `rows` `[samples, n]` by label, `[classes, n]`."""
     return rows.new_zeros(classes, rows.shape[1]).index_add_(0, y, rows)

@@ -1,18 +1,16 @@
 """FedPer: shared body, personal top layers."""
 
 from dataclasses import dataclass
-from typing import Literal
-
-from torch import Tensor
+from typing import ClassVar, Literal
 
 from fedpfl import tree
-from fedpfl.methods.base import Method, flag, top
+from fedpfl.methods.shared.by_name import ByName, top
+from fedpfl.methods.shared.method import flag
 from fedpfl.models import Parts
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)
-class FedPer(Method):
+class FedPer(ByName):
     """Federated learning with personalization layers (Arivazhagan et al., arXiv:1912.00818).
 
     layers: number of personal layers, counted from the output (the paper's K_P); 0 is FedAvg, all of them Local-Only.
@@ -23,38 +21,33 @@ class FedPer(Method):
     layers: int = 1
     head_init: Literal["initial", "server_average"] = "initial"
 
-    def __post_init__(self) -> None:
+    _key: ClassVar[str] = "head"
+
+    def __post_init__(self):
+        super().__post_init__()
         self.check(self.layers >= 0, "layers", "0 or more")
-        self.check(self.head_init in ("initial", "server_average"), "head_init", "initial or server_average")
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """The server holds a whole model, whose top layers keep their initial values unless they are averaged."""
-        return params, {"head": {name: params[name] for name in top(parts, self.layers)}, "trained": flag(params)}
+    def _own(self, parts: Parts) -> tuple[str, ...]:
+        return top(parts, self.layers)
 
-    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The server's body under the client's head."""
-        if self.head_init == "initial":
-            return {**server, **mine["head"]}
-        shared = {name: server[name] for name in mine["head"]}
-        return {**server, **tree.where(mine["trained"], mine["head"], shared)}
+    def init(self, params, parts):
+        """Give the server a whole model, whose top layers keep their initial values unless they are averaged."""
+        return params, {**super().init(params, parts)[1], "trained": flag(params)}
 
-    def send(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The body (with averaged heads: everything)."""
-        return server if self.head_init == "server_average" else self._body(server, mine)
+    def download(self, server, client):
+        """Return the body (with averaged heads: everything)."""
+        return server if self.head_init == "server_average" else tree.without(server, client["head"])
 
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """The body goes up, the head stays."""
-        upload = end if self.head_init == "server_average" else self._body(end, mine)
-        return upload, {"head": {name: end[name] for name in mine["head"]}, "trained": ~flag(end)}
+    def start(self, server, client):
+        """Return the server's body under the client's head."""
+        model = super().start(server, client)
+        return model if self.head_init == "initial" else tree.where(client["trained"], model, server)
 
-    def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
+    def finish(self, server, client, start, end):
+        """Send the body up (with averaged heads: everything), keep the head."""
+        body, kept = super().finish(server, client, start, end)
+        return end if self.head_init == "server_average" else body, {**kept, "trained": ~flag(end)}
+
+    def aggregate(self, server, uploads, clients, weight):
         """Average what came."""
-        return {**server, **tree.mean(uploads, weight)}
-
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The latest body under the client's head."""
-        return self.start(server, mine)
-
-    @staticmethod
-    def _body(params: Tree, mine: dict[str, Tree]) -> Tree:
-        return {name: value for name, value in params.items() if name not in mine["head"]}
+        return {**server, **tree.mean(uploads, weight)}, clients

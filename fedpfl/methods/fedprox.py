@@ -2,12 +2,8 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from fedpfl import tree
-from fedpfl.methods.base import Batch, Method
-from fedpfl.models import Bound
-from fedpfl.tree import Tree
+from fedpfl.methods.shared.method import Method
 
 
 @dataclass(frozen=True)
@@ -19,12 +15,11 @@ class FedProx(Method):
 
     mu: float = 0.01
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
+        super().__post_init__()
         self.check(self.mu >= 0, "mu", "0 or more")
 
-    def loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        """FedAvg's objective and the proximal term."""
-        loss = super().loss(net, params, batch, server, mine)
-        if self.mu:
-            loss = loss + self.mu / 2 * tree.squared_distance(params, server)
-        return loss
+    def loss(self, net, params, batch, server, client):
+        """Add the proximal term to FedAvg's objective."""
+        loss = super().loss(net, params, batch, server, client)
+        return loss + self.mu / 2 * tree.squared_distance(params, server) if self.mu else loss

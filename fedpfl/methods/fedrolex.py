@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from fedpfl.methods import neurons
 from fedpfl.methods.heterofl import HeteroFL
-from fedpfl.methods.neurons import Rounding
-from fedpfl.models import Parts
-from fedpfl.tree import Tree
+from fedpfl.methods.shared import neurons
+from fedpfl.methods.shared.neurons import Rounding
 
 
 @dataclass(frozen=True)
@@ -27,25 +24,20 @@ class FedRolex(HeteroFL):
     rounding: Rounding = "floor"
     weighting: Literal["equal", "samples"] = "samples"
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """Also the number of rounds played, and that when the client last trained."""
-        server, mine = super().init(params, parts)
+    def init(self, params, parts):
+        """Count the rounds played, and at the client those before its last training."""
+        server, client = super().init(params, parts)
         rounds = torch.zeros((), dtype=torch.int64, device=server["plan"]["group"].device)
-        return {**server, "rounds": rounds}, {**mine, "rounds": rounds}
+        return {**server, "rounds": rounds}, {**client, "rounds": rounds}
 
-    def active(self, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        """The window of this round."""
-        return neurons.window(server["plan"], mine["width"], server["rounds"], self.rounding)
+    def prepare(self, server, client):
+        """Move the client's window to where it is this round."""
+        return super().prepare(server, {**client, "rounds": server["rounds"]})
 
-    def held(self, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        """The window of the client's last round; before it, the first."""
-        return neurons.window(server["plan"], mine["width"], mine["rounds"], self.rounding)
+    def _active(self, server, client):
+        return neurons.window(server["plan"], client["width"], client["rounds"], self.rounding)
 
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """The client remembers which window it was."""
-        upload, kept = super().finish(server, mine, start, end)
-        return upload, {**kept, "rounds": server["rounds"].clone()}
-
-    def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
-        """The window rolls on."""
-        return {**super().merge(server, uploads, weight), "rounds": server["rounds"] + 1}
+    def aggregate(self, server, uploads, clients, weight):
+        """Roll the window on."""
+        server, clients = super().aggregate(server, uploads, clients, weight)
+        return {**server, "rounds": server["rounds"] + 1}, clients

@@ -1,7 +1,6 @@
 """FedSelect: parameters that move most become personal, more of them every round."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,13 +9,14 @@ from torch import Tensor
 
 from fedpfl import tree
 from fedpfl.errors import FedpflError
-from fedpfl.methods.base import Method, Phase, flag
+from fedpfl.methods.shared.by_mask import ByMask
+from fedpfl.methods.shared.method import Phase, flag
 from fedpfl.models import Parts
 from fedpfl.tree import Agreed, Tree
 
 
 @dataclass(frozen=True)
-class FedSelect(Method):
+class FedSelect(ByMask):
     """FedSelect (Tamirisa et al., CVPR 2024, arXiv:2404.02478).
 
     A client has a mask m of personal entries, at first empty. Each local epoch is two passes over the data, one that
@@ -24,7 +24,7 @@ class FedSelect(Method):
     alpha, the share p of the shared entries that moved most becomes personal. The server averages entry by entry over
     those who shared it, by the masks from before and with equal weights; an entry that has just become personal
     starts from this average.
-    A client is judged by its model right after local training, one that was never sampled by the initial model.
+    A client is evaluated by its model right after local training; one that was never sampled, by the initial model.
 
     p: share of a tensor's shared entries that become personal at once (the official code's default).
     alpha: personal share from which on a tensor's mask stays as it is. The paper's best for CIFAR10 and OfficeHome; 0.5
@@ -54,96 +54,82 @@ class FedSelect(Method):
     lr_v: float | None = None
     lr_u: float | None = None
 
-    buffers: ClassVar[dict[str, str]] = {"main": "local"}
+    _key: ClassVar[str] = "own"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
+        super().__post_init__()
         self.check(0 <= self.p <= 1, "p", "between 0 and 1")
         self.check(0 <= self.alpha <= 1, "alpha", "between 0 and 1")
-        self.check(self.delta in ("round", "window"), "delta", "round or window")
         self.check(self.every >= 1, "every", "1 or more")
-        self.check(self.scope in ("tensor", "all"), "scope", "tensor or all")
-        self.check(self.personalise in ("most", "least", "random"), "personalise", "most, least or random")
         for field in ("lr_v", "lr_u"):
             lr = getattr(self, field)
             self.check(lr is None or 0 < lr < math.inf, field, "a positive number or null")
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """Nothing is personal; the mask has the names of the tensors of which something can be."""
-        chosen = {name: params[name] for name in self._candidates(parts)}
-        mine = {"model": params, "own": chosen, "mask": tree.full_like(chosen, False)}
+    def buffers(self):
+        """Keep the statistics with the client."""
+        return {"main": "local"}
+
+    def init(self, params, parts):
+        """Make nothing personal; the mask has the names of the tensors in which something can be."""
+        own = tree.named(params, self._candidates(parts))
+        client = {"model": params, "own": own, "mask": tree.full_like(own, False)}
         if self.delta == "window":
-            mine |= {"reference": chosen, "played": flag(params).long()}
-        return params, mine
+            client |= {"reference": own, "played": flag(params).long()}
+        return params, client
 
-    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """Personal entries from the client, the others from the server."""
-        return {**server, **tree.where(mine["mask"], mine["own"], tree.named(server, mine["mask"]))}
+    def sample(self, generator, server):
+        """Return random scores, where the choice is random."""
+        if self.personalise != "random":
+            return {}
+        return {"chance": tree.map(lambda leaf: torch.rand(leaf.shape, generator=generator), server)}
 
-    def send(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The shared entries; the server knows the mask."""
-        return Agreed(server, _shared(server, mine["mask"]))
+    def download(self, server, client):
+        """Return the shared entries; the server knows the mask."""
+        return Agreed(server, _shared(server, client["mask"]))
 
-    def phases(self, server: Tree, mine: dict[str, Tree], params: Tree, epochs: int) -> list[Phase]:
-        """Epoch by epoch a pass for the personal entries and one for the shared ones, which draws FedAvg's batches."""
-        mask = mine["mask"]
+    def phases(self, server, client, params, epochs):
+        """Pass twice over each epoch: for the personal entries, and on FedAvg's batches for the shared ones."""
+        mask = client["mask"]
         personal = {name: mask.get(name, False) for name in params}
         shared = {name: ~mask[name] if name in mask else True for name in params}
-        none, everything = ~tree.flat(mask).any(), ~tree.flat(_shared(params, mask)).any()
-        return [
-            Phase(1, personal, "personal", lr=self.lr_v, skip=none),
-            Phase(1, shared, lr=self.lr_u, skip=everything),
-        ] * epochs
+        lr_v, lr_u = ({} if lr is None else {"lr": lr} for lr in (self.lr_v, self.lr_u))
+        return [Phase(1, personal, "personal", sgd=lr_v), Phase(1, shared, sgd=lr_u)] * epochs
 
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """The entries shared so far go up, and the next mask if it is another."""
-        mask = mine["mask"]
+    def finish(self, server, client, start, end):
+        """Return the entries shared so far and, if it is another, the next mask."""
+        mask = client["mask"]
         own = tree.named(end, mask)
         kept = {"model": end, "own": own}
         if self.delta == "round":
-            kept["mask"] = self._grown(mask, self._scores(tree.named(start, mask), own, mine))
+            kept["mask"] = self._grown(mask, self._scores(tree.named(start, mask), own, client))
         else:
-            due = (mine["played"] > 0) & (mine["played"] % self.every == 0)
-            grown = self._grown(mask, self._scores(mine["reference"], own, mine))
+            due = (client["played"] > 0) & (client["played"] % self.every == 0)
+            grown = self._grown(mask, self._scores(client["reference"], own, client))
             kept |= {
                 "mask": tree.where(due, grown, mask),
-                "reference": tree.where(due, own, mine["reference"]),
-                "played": mine["played"] + 1,
+                "reference": tree.where(due, own, client["reference"]),
+                "played": client["played"] + 1,
             }
         changed = tree.flat(tree.map(torch.logical_xor, mask, kept["mask"])).any()
-        news = Agreed(kept["mask"], tree.where(changed, tree.full_like(mask, True), tree.full_like(mask, False)))
+        news = Agreed(kept["mask"], tree.map(lambda leaf: changed.expand_as(leaf), mask))
         return {"model": Agreed(end, _shared(end, mask)), "mask": news}, kept
 
-    def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
-        """Entry by entry the plain mean over those who share it; what nobody shares stays."""
-        equal = torch.full_like(weight, 1 / len(weight))
-        return tree.masked_mean(server, uploads["model"].values, uploads["model"].mask, equal)
+    def aggregate(self, server, uploads, clients, weight):
+        """Average each entry over those who share it, with equal weights; what nobody shares stays.
 
-    def settle(self, server: Tree, uploads: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
-        """What was shared in this round is replaced by the mean, also where it will be personal from now on."""
-        end, shared = (tree.named(part, mine["own"]) for part in uploads["model"])
-        return {**mine, "own": tree.where(shared, tree.named(server, mine["own"]), end)}
+        Clients take the mean of what they shared in this round, also where it will be personal from now on.
+        """
+        model, equal = uploads["model"], torch.full_like(weight, 1 / len(weight))
+        server = tree.masked_mean(server, model.values, model.mask, equal)
+        end, shared = (tree.named(part, clients["own"]) for part in model)
+        return server, {**clients, "own": tree.where(shared, tree.named(server, clients["own"]), end)}
 
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The model as it was after the client's last training."""
-        return mine["model"]
-
-    def measure(self, server: Tree, mine: dict[str, Tree]) -> dict[str, Tensor]:
-        """Personal entries of each tensor, and their share of all entries."""
-        counts = {name: leaf.sum() for name, leaf in mine["mask"].items()}
-        share = sum(counts.values(), torch.tensor(0)).double() / tree.size(server)
-        return {"personal_share": share, **{f"personal/{name}": count for name, count in counts.items()}}
-
-    @property
-    def draw(self) -> Callable[..., dict[str, Tree]] | None:  # type: ignore[override]
-        """Random scores, where the choice is random."""
-        return self._chance if self.personalise == "random" else None
-
-    @staticmethod
-    def _chance(generator: torch.Generator, server: Tree) -> dict[str, Tree]:
-        return {"chance": tree.map(lambda leaf: torch.rand(leaf.shape, generator=generator), server)}
+    def personal(self, server, client):
+        """Return the model as it was after the client's last training."""
+        return client["model"]
 
     def _candidates(self, parts: Parts) -> list[str]:
-        """Names of the tensors that can have personal entries."""
+        """Name the tensors that can have personal entries."""
         layers = parts.layers
         if isinstance(self.layer, int):
             if not -len(layers) <= self.layer < len(layers):
@@ -156,10 +142,10 @@ class FedSelect(Method):
                 raise FedpflError(f"method.layer must be one of {', '.join(known)}, got {self.layer}")
         return names
 
-    def _scores(self, before: Tree, after: Tree, mine: dict[str, Tree]) -> Tree:
-        """What is selected by, the largest first."""
+    def _scores(self, before, after, client):
+        """Return what is selected by, the largest first."""
         if self.personalise == "random":
-            return tree.named(mine["chance"], after)
+            return tree.named(client["chance"], after)
         moved = tree.map(lambda old, new: (new - old).abs(), before, after)
         return moved if self.personalise == "most" else tree.map(torch.neg, moved)
 
@@ -169,7 +155,7 @@ class FedSelect(Method):
         return tree.unflat(self._select(tree.flat(mask), tree.flat(scores)), mask)
 
     def _select(self, mask: Tensor, scores: Tensor) -> Tensor:
-        """`mask` and the largest `scores` outside it: the official number of them, whatever ties there are."""
+        """Add to `mask` the largest `scores` outside it: the official number of them, whatever ties there are."""
         size, count = mask.numel(), mask.sum()
         rest = size - count
         new = rest - torch.round((1 - self.p) * rest.double())
@@ -183,7 +169,7 @@ class FedSelect(Method):
 
 
 def _shared(like: Tree, mask: Tree) -> Tree:
-    """Where the entries of `like` are shared: outside the mask, in tensors without one everywhere."""
+    """Tell which entries of `like` are shared: those outside the mask, and all of a tensor without one."""
     return {
         name: ~mask[name] if name in mask else torch.ones_like(leaf, dtype=torch.bool) for name, leaf in like.items()
     }

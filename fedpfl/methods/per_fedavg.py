@@ -1,6 +1,5 @@
 """Per-FedAvg: a model from which one step on a client's data leads far."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -9,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedpfl import tree
-from fedpfl.methods.base import Batch, Method, Phase, Shard
-from fedpfl.models import Bound, Parts
+from fedpfl.methods.shared.batch import Batch
+from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.tree import Tree
 
 
@@ -27,12 +26,12 @@ class PerFedAvg(Method):
 
     The result is the model AFTER adaptation, for all clients alike: with eval.finetune_epochs, the `after` columns,
     from plain gradient steps of size inner_lr; `before` is the meta-model, which is nobody's result. The paper adapts
-    by one step: with adapt_steps=1 `before` is that. A round's own columns judge the meta-model, before and after its
-    training.
+    by one step: with adapt_steps=1 `before` is that. A round's own columns evaluate the meta-model, before and after
+    its training.
 
     inner_lr, outer_lr: alpha and beta of the paper, where alpha is 0.01 or 0.001. delta: which it leaves open; 0.001 as
         in a common port.
-    adapt_steps: gradient steps on the client's first minibatches before it is judged.
+    adapt_steps: gradient steps on the client's first minibatches before it is evaluated.
     """
 
     version: Literal["fo", "hf"] = "fo"
@@ -41,73 +40,59 @@ class PerFedAvg(Method):
     delta: float = 0.001
     adapt_steps: int = 0
 
-    def __post_init__(self) -> None:
-        self.check(self.version in ("fo", "hf"), "version", "fo or hf")
+    def __post_init__(self):
+        super().__post_init__()
         self.check(self.inner_lr >= 0, "inner_lr", "0 or more")
         self.check(self.outer_lr >= 0, "outer_lr", "0 or more")
         self.check(self.delta > 0, "delta", "a positive number")
         self.check(self.adapt_steps >= 0, "adapt_steps", "0 or more")
 
-    @property
-    def together(self) -> int:  # type: ignore[override]
-        """D and D', and D'' for the Hessian-vector product."""
-        return 2 if self.version == "fo" else 3
+    def phases(self, server, client, params, epochs):
+        """Take steps on D and D', and D'' for the Hessian-vector product."""
+        return [Phase(epochs, step=self._step, batches=2 if self.version == "fo" else 3)]
 
-    def step(
-        self, net: Bound, params: Tree, batch: tuple[Batch, ...], server: Tree, mine: dict[str, Tree]
-    ) -> tuple[Tree, Tensor]:
-        """One step of the meta-model; the loss is that of the adapted model on D'."""
+    def _step(self, net, params, batches, server, client):
+        """Move the meta-model; the loss is that of the adapted model on D'."""
 
         def gradient(params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
-            def objective(net: Bound, params: Tree) -> Tensor:
-                return self.loss(net, params, batch, server, mine)
-
-            return net.gradient(objective, params, weight=batch.weight)
+            return self._gradient(net, params, batch, server, client)
 
         statistics = net.buffers
-        adapted = _moved(params, gradient(params, batch[0])[0], -self.inner_lr)
+        adapted = _moved(params, gradient(params, batches[0])[0], -self.inner_lr)
         net.buffers = statistics
-        direction, loss = gradient(adapted, batch[1])
+        direction, loss = gradient(adapted, batches[1])
         statistics = net.buffers
         if self.version == "hf":
-            ahead, behind = (gradient(_moved(params, direction, sign * self.delta), batch[2])[0] for sign in (1, -1))
+            ahead, behind = (gradient(_moved(params, direction, sign * self.delta), batches[2])[0] for sign in (1, -1))
             scale = self.inner_lr / (2 * self.delta)
             direction = tree.map(lambda h, a, b: h - scale * (a - b), direction, ahead, behind)
         net.buffers = statistics
         return _moved(params, direction, -self.outer_lr), loss
 
-    def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
-        """The uniform mean."""
-        return tree.mean(uploads, torch.full_like(weight, 1 / len(weight)))
+    def _gradient(self, net, params, batch, server, client):
+        return net.gradient(lambda net, p: self.loss(net, p, batch, server, client), params, weight=batch.weight)
 
-    def adapt(self, net: Bound, shard: Shard, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
-        """The meta-model after `adapt_steps` plain steps."""
-        if not self.adapt_steps:
-            return {}
+    def aggregate(self, server, uploads, clients, weight):
+        """Average uniformly."""
+        return tree.mean(uploads, torch.full_like(weight, 1 / len(weight))), clients
+
+    def before_evaluation(self, net, shard, server, client):
+        """Return the meta-model after `adapt_steps` plain steps, on as many epochs as they take."""
+        batches = (batch for epoch in range(self.adapt_steps) for batch in shard.batches("main", epoch))
         params = server
-        for batch in islice(_minibatches(shard, self.adapt_steps), self.adapt_steps):
+        for batch in islice(batches, self.adapt_steps):
+            params = _moved(params, self._gradient(net, params, batch, server, client)[0], -self.inner_lr)
+        return {"adapted": params} if self.adapt_steps else {}
 
-            def objective(net: Bound, params: Tree, batch: Batch = batch) -> Tensor:
-                return self.loss(net, params, batch, server, mine)
+    def personal(self, server, client):
+        """Return the adapted model, if it is adapted before it is evaluated; else the meta-model."""
+        return client.get("adapted", server)
 
-            params = _moved(params, net.gradient(objective, params)[0], -self.inner_lr)
-        return {"adapted": params}
-
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The adapted model, if it is adapted before it is judged; else the meta-model."""
-        return mine.get("adapted", server)
-
-    def tune(self, params: Tree, parts: Parts, epochs: int) -> list[Phase]:
-        """The adaptation: plain gradient descent with the inner step size."""
-        return [Phase(epochs, lr=self.inner_lr, momentum=0.0)] if self.inner_lr else []
+    def finetuning(self, params, parts, epochs):
+        """Adapt: plain gradient descent with the inner step size."""
+        return [Phase(epochs, sgd={"lr": self.inner_lr, "momentum": 0.0})] if self.inner_lr else []
 
 
 def _moved(params: Tree, direction: Tree, length: float) -> Tree:
-    """`length` times the direction further, rounded as SGD's steps are and in the parameters' memory layout."""
+    """Go `length` times the direction, rounded as SGD's steps are and in the parameters' memory layout."""
     return tree.map(lambda p, d: p.clone().add_(d, alpha=length), params, direction)
-
-
-def _minibatches(shard: Shard, count: int) -> Iterator[Batch]:
-    """Minibatches of so many epochs, at least one each; none at all where there is none."""
-    for epoch in range(count):
-        yield from shard.batches("main", epoch)

@@ -1,7 +1,6 @@
 """pFedFDA: a common feature extractor under a generative classifier that each client fits to its own features."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -10,9 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl import tree
-from fedpfl.methods.base import Batch, Method, Phase, Shard, mean_cross_entropy
-from fedpfl.models import Bound, Parts
-from fedpfl.tree import Tree
+from fedpfl.methods.shared.method import Method, Phase
 
 
 @dataclass(frozen=True)
@@ -22,15 +19,15 @@ class PFedFDA(Method):
     Features of class c are taken as Gaussian with mean mu_c and a covariance Sigma common to all classes, so the best
     head is linear discriminant analysis: W = Sigma^-1 mu, bias = -mu Sigma^-1 mu / 2 + log prior. Clients train the
     body under the global head with their own prior, estimate mu and Sigma from the features seen on the way, and mix
-    them with the global ones by the two weights beta whose cross-validated loss is least. They are judged, whether
+    them with the global ones by the two weights beta whose cross-validated loss is least. They are evaluated, whether
     sampled or not, by such a head fitted to the features of their training data.
 
     eps: shrinkage of Sigma towards a multiple of the identity, and added to the prior.
     folds: of the cross-validation. single_beta: one weight for both.
     cov_reg: multiple of the identity added to an estimated Sigma; 1 as in the official code, whose further 1e-4 in
         every entry is added too.
-    variant: `as_published`: what FL-bench, and so FedOBP's tables, ran under this name: FedAvg, and at judging a head
-        from statistics mixed with ones that stay at their random initial values.
+    variant: `as_published`: what FL-bench, and so FedOBP's tables, ran under this name: FedAvg, and for evaluation a
+        head from statistics mixed with ones that stay at their random initial values.
     Linear algebra is in float64. All of this happens client by client.
     """
 
@@ -40,99 +37,98 @@ class PFedFDA(Method):
     cov_reg: float = 1.0
     variant: Literal["paper", "as_published"] = "paper"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
+        super().__post_init__()
         self.check(0 < self.eps < 1, "eps", "above 0 and below 1")
         self.check(self.folds >= 2, "folds", "2 or more")
         self.check(self.cov_reg >= 0, "cov_reg", "0 or more")
-        self.check(self.variant in ("paper", "as_published"), "variant", "paper or as_published")
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """Means are uniform in [0, 1), the covariance is the identity. The head is trained `as_published` only."""
+    @property
+    def _shared(self) -> tuple[str, ...]:
+        return ("body", "head") if self.variant == "as_published" else ("body", "mean", "cov")
+
+    def init(self, params, parts):
+        """Draw means uniformly from [0, 1); the covariance is the identity. The head is trained `as_published` only."""
         weight = params[parts.head[0]]
         generator = torch.Generator().manual_seed(parts.seed)
         server = {
-            "body": {name: params[name] for name in parts.body},
-            "head": {name: params[name] for name in parts.head},
+            "body": tree.named(params, parts.body),
+            "head": tree.named(params, parts.head),
             "mean": torch.rand(weight.shape, generator=generator).to(weight.device),
             "cov": packed(torch.eye(weight.shape[1], device=weight.device)),
         }
         return server, {"beta": torch.full((2,), 0.5, device=weight.device)}
 
-    def survey(self, net: Bound, shard: Shard, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
-        """The client's class frequencies."""
+    def before_training(self, net, shard, server, client):
+        """Return the client's class frequencies."""
         return {"prior": self._prior(shard.data.y, len(server["mean"]))}
 
-    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The body under the global head with the client's prior."""
-        if self.variant == "as_published":
-            return {**server["body"], **server["head"]}
-        return {**server["body"], **self._head(server, mine["prior"])}
+    def download(self, server, client):
+        """Return body and statistics (as published: body and head)."""
+        return tree.named(server, self._shared)
 
-    def send(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """Body and statistics (as published: body and head)."""
-        return {name: server[name] for name in self._shared}
-
-    def phases(self, server: Tree, mine: dict[str, Tree], params: Tree, epochs: int) -> list[Phase]:
-        """The head stands still."""
-        if self.variant == "as_published":
-            return [Phase(epochs)]
-        return [Phase(epochs, {name: name in server["body"] for name in params})]
-
-    def loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Any:
-        """Cross-entropy; the features are kept."""
-        logits, features = net.features(params, batch.x)
-        loss = mean_cross_entropy(logits, batch)
-        return loss if self.variant == "as_published" else (loss, {"z": features.detach(), "y": batch.y})
-
-    @property
-    def digest(self) -> Callable[..., dict[str, Tree]] | None:  # type: ignore[override]
-        """Statistics of the features that training went through."""
-        return None if self.variant == "as_published" else self._digest
-
-    def _digest(self, kept: Tree, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
-        if not kept:  # no step was made
-            return {"mean": server["mean"], "cov": server["cov"], "beta": mine["beta"]}
-        mean, cov, beta = self.fit(kept["z"], kept["y"], mine["prior"], server, mine["beta"], least=1)
-        return {"mean": mean.float(), "cov": packed(cov).float(), "beta": beta.float()}
-
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """Body and statistics go up (as published: body and head); the last beta stays."""
-        trained = {part: {name: end[name] for name in server[part]} for part in ("body", "head")}
-        return {name: {**mine, **trained}[name] for name in self._shared}, {"beta": mine["beta"]}
-
-    def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
-        """Average what came."""
-        return {**server, **tree.mean(uploads, weight)}
-
-    def adapt(self, net: Bound, shard: Shard, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
-        """A head for the latest body, fitted to the features of the client's training data."""
-        z = shard.features(net.still(), {**server["body"], **server["head"]})
-        prior = self._prior(shard.data.y, len(server["mean"]))
-        mean, cov, _ = self.fit(z, shard.data.y, prior, server, mine["beta"], least=self.folds + 1)
-        return {"head": self._named(lda(mean, cov, prior, self.eps), server)}
-
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The latest body under the fitted head; where none was fitted, the global head with a uniform prior."""
-        head = mine.get("head") or self._head(server, torch.full_like(server["mean"][:, 0], 1 / len(server["mean"])))
+    def start(self, server, client):
+        """Return the body under the global head with the client's prior."""
+        head = server["head"] if self.variant == "as_published" else self._head(server, client["prior"])
         return {**server["body"], **head}
 
-    def fit(
-        self, z: Tensor, y: Tensor, prior: Tensor, server: Tree, beta: Tensor, least: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Means `[classes, features]`, covariance and beta for a client's features `z` `[samples, features]`.
+    def phases(self, server, client, params, epochs):
+        """Train the body, and keep the features."""
+        if self.variant == "as_published":
+            return [Phase(epochs)]
+        return [Phase(epochs, {name: name in server["body"] for name in params}, keeps=True)]
+
+    def loss(self, net, params, batch, server, client):
+        """Return cross-entropy and, to keep, the features."""
+        logits, features = net.features(params, batch.x)
+        loss = batch.cross_entropy(logits)
+        return loss if self.variant == "as_published" else (loss, {"z": features.detach(), "y": batch.y})
+
+    def after_training(self, net, shard, params, kept, server, client):
+        """Return statistics of the features that training went through."""
+        if self.variant == "as_published":
+            return {}
+        if not kept:  # no step was made
+            return {"mean": server["mean"], "cov": server["cov"], "beta": client["beta"]}
+        mean, cov, beta = self._fit(kept["z"], kept["y"], client["prior"], server, client["beta"], least=1)
+        return {"mean": mean.float(), "cov": packed(cov).float(), "beta": beta.float()}
+
+    def finish(self, server, client, start, end):
+        """Return body and statistics (as published: body and head); the last beta stays."""
+        trained = {part: tree.named(end, server[part]) for part in ("body", "head")}
+        return tree.named({**client, **trained}, self._shared), {"beta": client["beta"]}
+
+    def aggregate(self, server, uploads, clients, weight):
+        """Average what came."""
+        return {**server, **tree.mean(uploads, weight)}, clients
+
+    def before_evaluation(self, net, shard, server, client):
+        """Return a head for the latest body, fitted to the features of the client's training data."""
+        z = shard.features(net.still(), {**server["body"], **server["head"]})
+        prior = self._prior(shard.data.y, len(server["mean"]))
+        mean, cov, _ = self._fit(z, shard.data.y, prior, server, client["beta"], least=self.folds + 1)
+        return {"head": self._named(lda(mean, cov, prior, self.eps), server)}
+
+    def personal(self, server, client):
+        """Return the latest body under the fitted head; where none was fitted, the global one with a uniform prior."""
+        head = client.get("head") or self._head(server, torch.full_like(server["mean"][:, 0], 1 / len(server["mean"])))
+        return {**server["body"], **head}
+
+    def _fit(self, z, y, prior, server, beta, least):
+        """Return means `[classes, features]`, covariance and beta for a client's features `z` `[samples, features]`.
 
         least: samples that a class needs for a mean of its own. beta: where the search fails.
         """
         z, shared = z.double(), (server["mean"].double(), unpacked(server["cov"]).double())
-        beta = self.search(z, y, prior.double(), *shared, beta.double())
+        beta = self._search(z, y, prior.double(), *shared, beta.double())
         own = class_means(z, y, shared[0], least)
         cov = self._covariance(z - own[y])
         return beta[0] * own + (1 - beta[0]) * shared[0], beta[1] * cov + (1 - beta[1]) * shared[1], beta
 
-    def search(self, z: Tensor, y: Tensor, prior: Tensor, mean: Tensor, cov: Tensor, beta: Tensor) -> Tensor:
-        """Weights `[2]` of local means and covariance with the least cross-validated loss; `beta` if none is found.
+    def _search(self, z: Tensor, y: Tensor, prior: Tensor, mean: Tensor, cov: Tensor, beta: Tensor) -> Tensor:
+        """Find the weights `[2]` of local means and covariance with the least cross-validated loss; else `beta`.
 
-        Classes with fewer samples than folds are left out; without any class the answer is zero.
+        Classes with fewer samples than folds are left out; without any class the weights are zero.
         """
         enough = torch.bincount(y, minlength=len(prior))[y] >= self.folds
         z, y = z[enough], y[enough]
@@ -172,7 +168,7 @@ class PFedFDA(Method):
         return own, shrunk(self._covariance(z - own[y]), self.eps), shrunk(cov, self.eps)
 
     def _covariance(self, centred: Tensor) -> Tensor:
-        """Of centred features `[samples, features]`, regularised; the nearest one that is positive definite."""
+        """Estimate it from centred features `[samples, features]`: regularised, and made positive definite."""
         count, width = centred.shape
         cov = centred.T @ centred / max(1, count - 1) + 1e-4
         cov = cov + self.cov_reg * torch.eye(width, dtype=cov.dtype, device=cov.device)
@@ -185,21 +181,17 @@ class PFedFDA(Method):
         frequency = torch.bincount(y, minlength=classes) / max(1, len(y)) + self.eps
         return frequency / frequency.sum()
 
-    def _head(self, server: Tree, prior: Tensor) -> Tree:
+    def _head(self, server, prior):
         mean, cov = server["mean"].double(), unpacked(server["cov"]).double()
         return self._named(lda(mean, cov, prior, self.eps), server)
 
     @staticmethod
-    def _named(head: tuple[Tensor, Tensor], server: Tree) -> Tree:
+    def _named(head, server):
         return {name: value.float() for name, value in zip(server["head"], head, strict=True)}
-
-    @property
-    def _shared(self) -> tuple[str, ...]:
-        return ("body", "head") if self.variant == "as_published" else ("body", "mean", "cov")
 
 
 class _Trial(NamedTuple):
-    """Held-out features, and local and global means, where every mixture of the two covariances is diagonal."""
+    """Hold test features, and local and global means, in the basis where both covariances are diagonal."""
 
     ratio: Tensor
     own: Tensor
@@ -212,7 +204,7 @@ class _Trial(NamedTuple):
     def of(
         cls, own: Tensor, cov: Tensor, shared: Tensor, mean: Tensor, z: Tensor, y: Tensor, log_prior: Tensor
     ) -> "_Trial":
-        """With shared = L L^T and L^-1 cov L^-T = Q diag(ratio) Q^T; features and means become Q^T L^-1 of them."""
+        """With shared = L L^T and L^-1 cov L^-T = Q diag(ratio) Q^T, take Q^T L^-1 times features and means."""
         factor = torch.linalg.cholesky(shared)
         half = torch.linalg.solve_triangular(factor, cov, upper=False)
         ratio, basis = torch.linalg.eigh(torch.linalg.solve_triangular(factor, half.T, upper=False))
@@ -222,8 +214,8 @@ class _Trial(NamedTuple):
 
         return cls(ratio, turned(own), turned(mean), turned(z), y, log_prior)
 
-    def loss(self, beta: Tensor) -> Tensor:
-        """Summed cross-entropy of the held-out samples for weights `[2]` of local means and covariance."""
+    def loss(self, beta):
+        """Add up the cross-entropy of the held-out samples for weights `[2]` of local means and covariance."""
         mean = beta[0] * self.own + (1 - beta[0]) * self.mean
         weight = mean / (beta[1] * self.ratio + 1 - beta[1])
         logits = self.z @ weight.T - (weight * mean).sum(1) / 2 + self.log_prior
@@ -231,26 +223,26 @@ class _Trial(NamedTuple):
 
 
 def lda(mean: Tensor, cov: Tensor, prior: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Weight `[classes, features]` and bias `[classes]` of linear discriminant analysis."""
+    """Return weight `[classes, features]` and bias `[classes]` of linear discriminant analysis."""
     weight = torch.linalg.solve(shrunk(cov, eps), mean.T).T
     return weight, prior.to(mean).log() - (mean * weight).sum(1) / 2
 
 
 def shrunk(cov: Tensor, eps: float) -> Tensor:
-    """(1 - eps) cov + eps tr(cov) / d I."""
+    """Return (1 - eps) cov + eps tr(cov) / d I."""
     scale = cov.diagonal().mean()
     return (1 - eps) * cov + eps * scale * torch.eye(len(cov), dtype=cov.dtype, device=cov.device)
 
 
 def class_means(z: Tensor, y: Tensor, otherwise: Tensor, least: int) -> Tensor:
-    """Mean feature of each class `[classes, features]`, `otherwise`'s row where it has fewer than `least` samples."""
+    """Average features by class `[classes, features]`; with fewer than `least` samples it is `otherwise`'s row."""
     counts = torch.bincount(y, minlength=len(otherwise))
     means = torch.zeros_like(otherwise).index_add_(0, y, z) / counts.clamp(min=1)[:, None]
     return torch.where((counts >= least)[:, None], means, otherwise)
 
 
 def packed(cov: Tensor) -> Tensor:
-    """The lower triangle of a symmetric matrix, as a vector of d (d + 1) / 2 numbers."""
+    """Return the lower triangle of a symmetric matrix, a vector of d (d + 1) / 2 numbers."""
     rows, columns = torch.tril_indices(len(cov), len(cov), device=cov.device)
     return cov[rows, columns]
 
@@ -265,7 +257,7 @@ def unpacked(triangle: Tensor) -> Tensor:
 
 
 def _ranks(y: Tensor) -> Tensor:
-    """How many earlier samples have the same label, `[samples]`."""
+    """Count for each sample the earlier ones of the same label, `[samples]`."""
     order = y.argsort(stable=True)
     counts = torch.bincount(y)
     first = (counts.cumsum(0) - counts)[y[order]]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fedpfl import tree
-from fedpfl.methods.base import Batch, Method, flag
-from fedpfl.models import Bound, Parts
+from fedpfl.methods.shared.method import Method, Phase, flag
+from fedpfl.models import Bound
 from fedpfl.tree import Tree
 
 
@@ -23,7 +23,7 @@ class PFedMe(Method):
     Steps are these and nothing else: of `local`, lr, momentum and weight_decay matter to fine-tuning only. The paper
     trains all clients and averages some; here those that are sampled train, and the others' models age. The inner
     problem is solved by a fixed number of steps, not to an accuracy. BatchNorm statistics are th's, move with every
-    inner step, and are averaged at the server. Right before training a client is judged by w, where th starts.
+    inner step, and are averaged at the server. Right before training a client is evaluated by w, where th starts.
 
     Defaults are the paper's; inner_lr is the one of its code for CIFAR10's CNN (0.09 for its other networks).
 
@@ -38,7 +38,8 @@ class PFedMe(Method):
     mu: float = 0.001
     average: Literal["uniform", "samples"] = "uniform"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
+        super().__post_init__()
         for field in ("lam", "beta", "mu"):
             self.check(getattr(self, field) >= 0, field, "0 or more")
         self.check(self.inner_steps >= 1, "inner_steps", "1 or more")
@@ -46,21 +47,24 @@ class PFedMe(Method):
             self.check(getattr(self, field) > 0, field, "a positive number")
             stable = getattr(self, field) * self.lam < 2
             self.check(stable, field, f"below 2 / lam = {2 / (self.lam or 1):.4g}, or it diverges; lower it or lam")
-        self.check(self.average in ("uniform", "samples"), "average", "uniform or samples")
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """Everybody starts from the same model."""
+    def init(self, params, parts):
+        """Begin without private models."""
         return params, {"th": params, "trained": flag(params)}
 
-    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """Both models are the global one; what the client kept is for judging alone."""
+    def start(self, server, client):
+        """Begin both models at the global one; what the client kept is for evaluation alone."""
         return {"w": server, "th": server}
 
-    def step(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> tuple[Tree, Tensor]:
-        """Near th to the proximal point of w, then w to th; the loss is th's before its first step."""
+    def phases(self, server, client, params, epochs):
+        """Take pFedMe's steps."""
+        return [Phase(epochs, step=self._step)]
+
+    def _step(self, net, params, batch, server, client):
+        """Move th near to the proximal point of w, then w to th; return th's loss before its first step too."""
 
         def objective(net: Bound, th: Tree) -> Tensor:
-            return self.loss(net, th, batch, server, mine)
+            return self.loss(net, th, batch, server, client)
 
         def inner(th: Tensor, w: Tensor, g: Tensor) -> Tensor:
             move = (th - w).mul_(self.lam).add_(th, alpha=self.mu).add_(g)
@@ -75,24 +79,22 @@ class PFedMe(Method):
         w = tree.map(lambda w, th: torch.add(w, w - th, alpha=-self.outer_lr * self.lam), w, th)
         return {"w": w, "th": th}, losses[0]
 
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """The copy of w goes up, th stays."""
+    def finish(self, server, client, start, end):
+        """Send the copy of w up, keep th."""
         return end["w"], {"th": end["th"], "trained": ~flag(end)}
 
-    def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
-        """A step of length `beta` towards the mean."""
-        if self.beta == 0:
-            return server
+    def aggregate(self, server, uploads, clients, weight):
+        """Make a step of length `beta` towards the mean."""
         share = weight if self.average == "samples" else torch.full_like(weight, 1 / len(weight))
         mean = tree.mean(uploads, share)
         if self.beta == 1:
-            return mean
-        return tree.map(lambda w, new: (1 - self.beta) * w + self.beta * new, server, mean)
+            return mean, clients
+        return tree.map(lambda w, new: (1 - self.beta) * w + self.beta * new, server, mean), clients
 
-    def judged(self, server: Tree, mine: dict[str, Tree], trained: Tree) -> Tree:
-        """The private model."""
-        return trained["th"]
+    def evaluated(self, server, client, params):
+        """Return the private model."""
+        return params["th"]
 
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The private model as the client left it; before, the global one."""
-        return tree.where(mine["trained"], mine["th"], server)
+    def personal(self, server, client):
+        """Return the private model as the client left it; before, the global one."""
+        return tree.where(client["trained"], client["th"], server)

@@ -1,15 +1,13 @@
 """pFedSD: clients that learn from their own last model."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl.methods.base import Batch, Method, flag, mean_cross_entropy
-from fedpfl.models import Bound, Parts
-from fedpfl.tree import Tree
+from fedpfl.methods.shared.method import Method, flag
 
 
 @dataclass(frozen=True)
@@ -18,7 +16,7 @@ class PFedSD(Method):
 
     Each step minimises CE(theta) + lam tau^2 KL(softmax(v_i(x) / tau) || softmax(theta(x) / tau)); the first time a
     client has no teacher. The teacher stays on the client (the authors' server stores it and sends it back), and means
-    are by samples (theirs: equal). A client is judged by v_i, one that was never sampled by the initial model.
+    are by samples (theirs: equal). A client is evaluated by v_i, one that was never sampled by the initial model.
     BatchNorm statistics stay with the client.
 
     lam, tau: weight and temperature; defaults of FedPURIN's comparison (the authors' code: 1 and 1).
@@ -30,40 +28,46 @@ class PFedSD(Method):
     tau: float = 3.0
     teacher: Literal["eval", "train"] = "eval"
 
-    buffers: ClassVar[dict[str, str]] = {"main": "local"}
-    mirrors: ClassVar[dict[str, str]] = {"teacher": "main"}
-
-    def __post_init__(self) -> None:
+    def __post_init__(self):
+        super().__post_init__()
         self.check(self.lam >= 0, "lam", "0 or more")
         self.check(self.tau > 0, "tau", "a positive number")
-        self.check(self.teacher in ("eval", "train"), "teacher", "eval or train")
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """No teacher yet."""
+    def init(self, params, parts):
+        """Begin without a teacher."""
         return params, {"teacher": params, "trained": flag(params)}
 
-    def loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        """FedAvg's objective, and the distance from the teacher."""
+    def buffers(self):
+        """Keep statistics on the client."""
+        return {"main": "local"}
+
+    def before_training(self, net, shard, server, client):
+        """Return the teacher's statistics."""
+        return {"teacher_buffers": net.buffers["main"]}
+
+    def loss(self, net, params, batch, server, client):
+        """Add the distance from the teacher to FedAvg's objective."""
         logits = net(params, batch.x)
-        loss = mean_cross_entropy(logits, batch)
+        loss = batch.cross_entropy(logits)
         if not self.lam:
             return loss
-        wise = net.still() if self.teacher == "eval" else net
-        target = wise(mine["teacher"], batch.x, "teacher")
-        extra = self.lam * self.tau**2 * divergence(target, logits, self.tau, batch.weight)
-        return loss + torch.where(mine["trained"], extra, 0.0)
+        if self.teacher == "eval":
+            target = net.still({"main": client["teacher_buffers"]})(client["teacher"], batch.x)
+        else:
+            target = net.aside(client["teacher"], batch.x)
+        extra = self.lam * self.tau**2 * batch.mean(divergence(target, logits, self.tau))
+        return loss + torch.where(client["trained"], extra, 0.0)
 
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """The model goes up, and is the next teacher."""
+    def finish(self, server, client, start, end):
+        """Send the model up, and keep it as the next teacher."""
         return end, {"teacher": end, "trained": ~flag(end)}
 
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The model as it was after the client's last training."""
-        return mine["teacher"]
+    def personal(self, server, client):
+        """Return the model as it was after the client's last training."""
+        return client["teacher"]
 
 
-def divergence(teacher: Tensor, student: Tensor, tau: float, weight: Tensor | None = None) -> Tensor:
-    """KL(teacher || student) of logits `[batch, classes]` over tau: sum over classes, mean over the real samples."""
+def divergence(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
+    """Return KL(teacher || student) of logits `[batch, classes]` over tau, `[batch]`."""
     wanted, given = F.log_softmax(teacher / tau, 1), F.log_softmax(student / tau, 1)
-    each = (wanted.exp() * (wanted - given)).sum(1)
-    return each.mean() if weight is None else (each * weight).sum() / weight.sum()
+    return (wanted.exp() * (wanted - given)).sum(1)

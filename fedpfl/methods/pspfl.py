@@ -1,19 +1,17 @@
 """Update-magnitude personalisation: a reconstruction of how PSPFL selects parameters, not PSPFL."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-import torch
-from torch import Tensor
-
-from fedpfl import importance, tree
-from fedpfl.methods.base import Method, flag
-from fedpfl.models import Parts
-from fedpfl.tree import Agreed, Masked, Tree
+from fedpfl import tree
+from fedpfl.methods.shared import importance
+from fedpfl.methods.shared.by_mask import ByMask
+from fedpfl.methods.shared.method import flag
+from fedpfl.tree import Agreed, Masked
 
 
 @dataclass(frozen=True)
-class PSPFL(Method):
+class PSPFL(ByMask):
     """Update-magnitude personalisation, after PSPFL's selection (Zhou et al., IEEE Trans. Mobile Computing 2024).
 
     A RECONSTRUCTION: neither full text nor code of PSPFL is public, and its abstract describes an acceleration over
@@ -22,7 +20,7 @@ class PSPFL(Method):
 
     Entries that moved further than the q-quantile of all entries are personal and start from the client's last model,
     the others from the global one. A client that never trained has no personal entries.
-    A client is judged by its model right after local training, one that was never sampled by the global model.
+    A client is evaluated by its model right after local training; one that was never sampled, by the global model.
 
     q: quantile in [0, 1]; 1 is FedAvg. In FedOBP's comparison 0.1 was best on CIFAR10, 0.9 on CIFAR100.
     upload: the `shared` entries, averaged over those who sent them (PSPFL's partial transmission), or `all` (FedOBP's
@@ -33,45 +31,37 @@ class PSPFL(Method):
     q: float = 0.1
     upload: Literal["shared", "all"] = "shared"
 
-    buffers: ClassVar[dict[str, str]] = {"main": "local"}
-
-    def __post_init__(self) -> None:
+    def __post_init__(self):
+        super().__post_init__()
         self.check(0 <= self.q <= 1, "q", "between 0 and 1")
-        self.check(self.upload in ("shared", "all"), "upload", "shared or all")
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """Scores of zero make nothing personal."""
+    def buffers(self):
+        """Keep the statistics with the client."""
+        return {"main": "local"}
+
+    def init(self, params, parts):
+        """Make nothing personal, by scores of zero."""
         return params, {"model": params, "score": tree.full_like(params, 0.0), "trained": flag(params)}
 
-    def prepare(self, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
+    def prepare(self, server, client):
         """Choose the personal entries."""
-        return {**mine, "mask": importance.above_quantile(mine["score"], self.q)}
+        return {**client, "mask": importance.above_quantile(client["score"], self.q)}
 
-    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """Personal entries from the client's last model, the others from the global one."""
-        return tree.where(mine["mask"], mine["model"], server)
+    def download(self, server, client):
+        """Return the shared entries; which those are is counted here."""
+        return Masked(server, tree.invert(client["mask"]))
 
-    def send(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The shared entries and, counted here, which those are."""
-        return Masked(server, tree.invert(mine["mask"]))
-
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """As `upload` says; the distance covered is the next score."""
-        upload = end if self.upload == "all" else Agreed(end, tree.invert(mine["mask"]))
+    def finish(self, server, client, start, end):
+        """Return what `upload` says; how far each entry moved is the next score."""
+        upload = end if self.upload == "all" else Agreed(end, tree.invert(client["mask"]))
         return upload, {"model": end, "score": importance.gradient(start, end), "trained": ~flag(end)}
 
-    def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
+    def aggregate(self, server, uploads, clients, weight):
         """Average what came, entry by entry; what nobody sent stays."""
         if self.upload == "all":
-            return tree.mean(uploads, weight)
-        return tree.masked_mean(server, uploads.values, uploads.mask, weight)
+            return tree.mean(uploads, weight), clients
+        return tree.masked_mean(server, uploads.values, uploads.mask, weight), clients
 
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The model as it was after the client's last training."""
-        return tree.where(mine["trained"], mine["model"], server)
-
-    def measure(self, server: Tree, mine: dict[str, Tree]) -> dict[str, Tensor]:
-        """Personal entries of each tensor, and their share of all entries."""
-        counts = {name: leaf.sum() for name, leaf in mine["mask"].items()}
-        share = sum(counts.values(), torch.tensor(0)).double() / tree.size(server)
-        return {"personal_share": share, **{f"personal/{name}": count for name, count in counts.items()}}
+    def personal(self, server, client):
+        """Return the model as it was after the client's last training."""
+        return tree.where(client["trained"], client["model"], server)

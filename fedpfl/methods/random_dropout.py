@@ -3,45 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from fedpfl.methods.submodel import Drawn, Stopping
-from fedpfl.models import Parts
-from fedpfl.tree import Tree
+from fedpfl import tree
+from fedpfl.methods.shared.submodel import Drawn
 
 
 @dataclass(frozen=True)
-class RandomDropout(Stopping, Drawn):
+class RandomDropout(Drawn):
     """Random federated dropout (Caldas et al. 2018, arXiv:1812.07210), as FedSPU compares with it.
 
     Each client of a round trains a random sub-model of its width; activations are not rescaled. BatchNorm statistics
     are averaged at the server over the clients in which their channel was active.
 
-    judge: clients by the `global` model (the method is not personalised), or by their `own` last sub-model, before the
-        first one the initial model.
+    judge: evaluate clients with the `global` model (the method is not personalised), or with their `own` last
+        sub-model, which is the initial model before the first one.
     """
 
     judge: Literal["global", "own"] = "global"
 
-    buffers: ClassVar[dict[str, str]] = {"main": "aggregate"}
+    def init(self, params, parts):
+        """Keep a model at the client only if it is evaluated."""
+        server, client = super().init(params, parts)
+        return server, self._kept(client)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(self.judge in ("global", "own"), "judge", "global or own")
+    def buffers(self):
+        """Average statistics at the server."""
+        return {"main": "aggregate"}
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """Clients remember no model unless they are judged by it."""
-        server, mine = super().init(params, parts)
-        return server, self._remembered(mine)
+    def finish(self, server, client, start, end):
+        """Keep the trained model only if it is evaluated."""
+        upload, client = super().finish(server, client, start, end)
+        return upload, self._kept(client)
 
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """As ever, but for what is remembered."""
-        upload, kept = super().finish(server, mine, start, end)
-        return upload, self._remembered(kept)
+    def personal(self, server, client):
+        """Return the model that `judge` names."""
+        return client["model"] if self.judge == "own" else server["model"]
 
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """See `judge`."""
-        return mine["model"] if self.judge == "own" else server["model"]
-
-    def _remembered(self, mine: dict[str, Tree]) -> dict[str, Tree]:
-        return {name: value for name, value in mine.items() if self.judge == "own" or name != "model"}
+    def _kept(self, client):
+        return client if self.judge == "own" else tree.without(client, ["model"])

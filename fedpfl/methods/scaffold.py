@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedpfl import tree
-from fedpfl.methods.base import Batch, Method, mean_cross_entropy
-from fedpfl.models import Bound, Parts
-from fedpfl.tree import Tree
+from fedpfl.methods.shared.method import Method, Phase
 
 
 @dataclass(frozen=True)
@@ -25,56 +22,56 @@ class Scaffold(Method):
     clients: int
     server_lr: float = 1.0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
+        super().__post_init__()
         self.check(self.clients >= 1, "clients", "1 or more")
         self.check(self.server_lr > 0, "server_lr", "a positive number")
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """All controls are zero."""
+    def init(self, params, parts):
+        """Set all controls to zero."""
         zeros = tree.full_like(params, 0.0)
         return {"model": params, "control": zeros}, {"control": zeros}
 
-    def prepare(self, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
-        """A sum of gradients and their number, for this round."""
-        zeros = tree.full_like(mine["control"], 0.0)
-        return {**mine, "sum": zeros, "steps": tree.leaves(zeros)[0].new_zeros(())}
+    def prepare(self, server, client):
+        """Make room for this round's sum of gradients, and their number."""
+        zeros = tree.full_like(client["control"], 0.0)
+        return {**client, "sum": zeros, "steps": tree.leaves(zeros)[0].new_zeros(())}
 
-    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The global model."""
+    def start(self, server, client):
+        """Return the global model."""
         return server["model"]
 
-    def loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, mine: dict[str, Tree]) -> Tensor:
-        """Cross-entropy and a linear term whose gradient is c - c_i."""
-        terms = tree.map(lambda p, c, own: ((c - own) * p).sum(), params, server["control"], mine["control"])
-        return mean_cross_entropy(net(params, batch.x), batch) + sum(tree.leaves(terms))
+    def phases(self, server, client, params, epochs):
+        """Train everything, and add up the gradients on the way."""
+        return [Phase(epochs, after_gradient=self._add)]
 
-    def observe(
-        self, params: Tree, grads: Tree, loss: Tensor, batch: Batch, server: Tree, mine: dict[str, Tree]
-    ) -> dict[str, Tree]:
+    def loss(self, net, params, batch, server, client):
+        """Return cross-entropy and a linear term whose gradient is c - c_i."""
+        terms = tree.map(lambda p, c, own: ((c - own) * p).sum(), params, server["control"], client["control"])
+        return super().loss(net, params, batch, server, client) + sum(tree.leaves(terms))
+
+    @staticmethod
+    def _add(params, grads, loss, batch, server, client):
         """Add up the raw gradients."""
-        raw = tree.map(lambda g, c, own: g - (c - own), grads, server["control"], mine["control"])
-        return {**mine, "sum": tree.map(torch.add, mine["sum"], raw), "steps": mine["steps"] + 1}
+        raw = tree.map(lambda g, c, own: g - (c - own), grads, server["control"], client["control"])
+        return {**client, "sum": tree.map(torch.add, client["sum"], raw), "steps": client["steps"] + 1}
 
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """The changes of model and control go up; a client without a step keeps its control."""
-        mean = tree.map(lambda total: total / mine["steps"].clamp(min=1), mine["sum"])
-        control = tree.where(mine["steps"] > 0, mean, mine["control"])
+    def finish(self, server, client, start, end):
+        """Return the changes of model and control; a client without a step keeps its control."""
+        mean = tree.map(lambda total: total / client["steps"].clamp(min=1), client["sum"])
+        control = tree.where(client["steps"] > 0, mean, client["control"])
         changes = {
             "model": tree.map(torch.sub, end, start),
-            "control": tree.map(torch.sub, control, mine["control"]),
+            "control": tree.map(torch.sub, control, client["control"]),
         }
         return changes, {"control": control}
 
-    def merge(self, server: Tree, uploads: Tree, weight: Tensor) -> Tree:
-        """X + eta_g mean(dy), c + m / K mean(dc)."""
-        share = torch.full_like(weight, 1 / len(weight))
-        mean = tree.mean(uploads, share)
+    def aggregate(self, server, uploads, clients, weight):
+        """Return x + eta_g mean(dy) and c + m / K mean(dc)."""
+        mean = tree.mean(uploads, torch.full_like(weight, 1 / len(weight)))
         part = len(weight) / self.clients
-        return {
+        server = {
             "model": tree.map(lambda x, change: x + self.server_lr * change, server["model"], mean["model"]),
             "control": tree.map(lambda c, change: c + part * change, server["control"], mean["control"]),
         }
-
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """The global model."""
-        return server["model"]
+        return server, clients

@@ -4,23 +4,28 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from fedpfl import importance, tree
-from fedpfl.methods.base import Method, flag
-from fedpfl.models import Parts
-from fedpfl.tree import Tree
+from fedpfl import tree
+from fedpfl.methods.shared import importance
+from fedpfl.methods.shared.by_mask import ByMask
+from fedpfl.methods.shared.method import Turn, flag
+
+SCORES = {
+    "difference": importance.gradient,
+    "squared": importance.obp,
+    "importance": importance.obp_as_published,
+}
 
 
 @dataclass(frozen=True)
-class SeqFedEDT(Method):
+class SeqFedEDT(ByMask):
     """SeqFedEDT (Du et al., IEEE Trans. Mobile Computing 2025): sequential learning, decoupled by element.
 
     The cohort takes turns. A client compares the model w that it receives with its own last model theta_i, takes the
     entries whose score lies above the q-quantile from theta_i and the others from w, trains all of them, keeps the
     result as theta_i and passes it on. theta_i is at first the initial model.
-    A client is judged by theta_i with its own BatchNorm statistics, one that was never sampled by the travelling model.
-    What is passed on holds the last client's personal entries too, as in the official code.
+    A client is evaluated by theta_i with its own BatchNorm statistics; one that was never sampled, by the travelling
+    model. What is passed on holds the last client's personal entries too, as in the official code.
 
     score: `squared` = (w - theta_i)^2 (the official code), `difference` = |w - theta_i|, which selects the same, or
         `importance` = |theta_i (w - theta_i)|. They are ranked as they are: rescaling cannot change the selection.
@@ -32,49 +37,40 @@ class SeqFedEDT(Method):
     q: float = 0.9995
     classifier_only: bool = False
 
-    sequential: ClassVar[bool] = True
-    buffers: ClassVar[dict[str, str]] = {"main": "local"}
+    _key: ClassVar[str] = "scored"
 
-    def __post_init__(self) -> None:
-        self.check(self.score in ("difference", "squared", "importance"), "score", "difference, squared or importance")
+    def __post_init__(self):
+        super().__post_init__()
         self.check(0 <= self.q <= 1, "q", "between 0 and 1")
 
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        """The server's tree is the travelling model; theta_i is in two parts, of which the first is scored."""
-        scored = {name: params[name] for name in (parts.head if self.classifier_only else params)}
-        rest = {name: value for name, value in params.items() if name not in scored}
-        return params, {"scored": scored, "rest": rest, "trained": flag(params)}
+    def buffers(self):
+        """Keep the statistics with the client."""
+        return {"main": "local"}
 
-    def prepare(self, server: Tree, mine: dict[str, Tree]) -> dict[str, Tree]:
+    def init(self, params, parts):
+        """Return the travelling model as the server's, and theta_i in two parts: what is scored, and the rest."""
+        scored = tree.named(params, parts.head if self.classifier_only else params)
+        return params, {"scored": scored, "rest": tree.without(params, scored), "trained": flag(params)}
+
+    def turns(self, played, cohort, clients, generator):
+        """Return one client after another, in an order drawn anew each round."""
+        order = torch.randperm(len(cohort), generator=generator)
+        return [Turn([cohort[place]]) for place in order.tolist()]
+
+    def prepare(self, server, client):
         """Choose the personal entries."""
-        score = {
-            "difference": importance.gradient,
-            "squared": importance.obp,
-            "importance": importance.obp_as_published,
-        }[self.score]
-        scores = score(mine["scored"], {name: server[name] for name in mine["scored"]})
-        return {**mine, "mask": importance.above_quantile(scores, self.q)}
+        scores = SCORES[self.score](client["scored"], tree.named(server, client["scored"]))
+        return {**client, "mask": importance.above_quantile(scores, self.q)}
 
-    def start(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """Personal entries from theta_i, the others from w."""
-        received = {name: server[name] for name in mine["mask"]}
-        return {**server, **tree.where(mine["mask"], mine["scored"], received)}
-
-    def send(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """Nothing: the model comes from the client before, which has counted it as its upload."""
+    def download(self, server, client):
+        """Return nothing: w comes whole from the client before, whose upload it was, and is counted only there."""
         return {}
 
-    def finish(self, server: Tree, mine: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """The trained model is passed on and kept."""
-        parts = {part: {name: end[name] for name in mine[part]} for part in ("scored", "rest")}
-        return end, {**parts, "trained": ~flag(end)}
+    def finish(self, server, client, start, end):
+        """Pass the trained model on, and keep it."""
+        scored, rest = (tree.named(end, client[part]) for part in ("scored", "rest"))
+        return end, {"scored": scored, "rest": rest, "trained": ~flag(end)}
 
-    def personal(self, server: Tree, mine: dict[str, Tree]) -> Tree:
-        """theta_i; without one, w."""
-        return tree.where(mine["trained"], {**server, **mine["rest"], **mine["scored"]}, server)
-
-    def measure(self, server: Tree, mine: dict[str, Tree]) -> dict[str, Tensor]:
-        """Personal entries of each tensor, and their share of all entries."""
-        counts = {name: leaf.sum() for name, leaf in mine["mask"].items()}
-        share = sum(counts.values(), torch.tensor(0)).double() / tree.size(server)
-        return {"personal_share": share, **{f"personal/{name}": count for name, count in counts.items()}}
+    def personal(self, server, client):
+        """Return theta_i; without one, w."""
+        return tree.where(client["trained"], {**server, **client["rest"], **client["scored"]}, server)

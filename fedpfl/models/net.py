@@ -52,9 +52,16 @@ class Bound:
     def __init__(self, net: Net, buffers: dict[str, Tree], training: bool, weight: Tensor | None):
         self.net, self.buffers, self.training, self.weight = net, buffers, training, weight
 
-    def still(self) -> Bound:
-        """The same in evaluation mode: statistics are used and do not move."""
-        return Bound(self.net, self.buffers, False, self.weight)
+    def still(self, buffers: dict[str, Tree] | None = None) -> Bound:
+        """Return the same in evaluation mode, with other `buffers` if given: statistics are used and do not move."""
+        return Bound(self.net, self.buffers if buffers is None else buffers, False, self.weight)
+
+    def aside(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
+        """Return logits as a call does, but leave the statistics as they are."""
+        kept = self.buffers
+        logits = self(params, x, role)
+        self.buffers = kept
+        return logits
 
     def gradient(
         self, objective: Callable[[Bound, Tree], Tensor], params: Tree, weight: Tensor | None = None

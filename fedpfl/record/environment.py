@@ -16,7 +16,7 @@ import torch
 
 import fedpfl
 
-_METHODS = ("fedpfl.methods.", "fedpfl.importance")
+_METHODS = "fedpfl.methods."
 
 
 def describe() -> dict[str, Any]:
@@ -43,7 +43,7 @@ def describe() -> dict[str, Any]:
 def source(method: type) -> dict[str, str]:
     """Version of fedpfl, and a digest of the files that a method's class and its bases are written in.
 
-    With what these import of fedpfl.methods and fedpfl.importance; other methods may change without a trace.
+    With what these import of fedpfl.methods; other methods may change without a trace.
     """
     names = {kind.__module__ for kind in method.__mro__ if kind.__module__.split(".")[0] not in sys.stdlib_module_names}
     waiting, found = sorted(names), dict[str, bytes]()

@@ -16,12 +16,12 @@ from fedpfl import models
 from fedpfl.data import Federation
 from fedpfl.engine import loop
 
-CHUNK = 256  # samples per forward pass when judging
+CHUNK = 256  # samples per forward pass when evaluating
 aten = torch.ops.aten
 
 
 def run(task: Task, precision: str) -> dict[str, float]:
-    """Rounds of nothing but training and judging, each client on a thread of its own, largest first."""
+    """Rounds of nothing but training and evaluation, each client on a thread of its own, largest first."""
     loop.keep_memory()
     torch.set_num_threads(1)
     fed, cohorts, samples = task.federation(), task.cohorts(), 0
@@ -41,7 +41,7 @@ def run(task: Task, precision: str) -> dict[str, float]:
 
 
 def train(kernels: CNN4 | Traced, fed: Federation, client: int) -> None:
-    """A client's epochs, judged before and after."""
+    """A client's epochs, evaluated before and after."""
     torch.set_grad_enabled(False)  # a setting of the thread
     (x, y), (tested, wanted) = (
         (fed.normalize(fed.x[own]).permute(0, 2, 3, 1).contiguous().to(kernels.dtype), fed.y[own])
@@ -49,7 +49,7 @@ def train(kernels: CNN4 | Traced, fed: Federation, client: int) -> None:
     )
     params = [p.clone(memory_format=torch.channels_last if p.dim() == 4 else None) for p in kernels.initial]
     velocity = [torch.zeros_like(p) for p in params]
-    judge(kernels, params, tested, wanted)
+    evaluate(kernels, params, tested, wanted)
     for _ in range(LOCAL.epochs):
         for rows in torch.randperm(len(y)).split(LOCAL.batch_size):
             if len(rows) > 1:
@@ -57,10 +57,10 @@ def train(kernels: CNN4 | Traced, fed: Federation, client: int) -> None:
                 torch._foreach_mul_(velocity, LOCAL.momentum)
                 torch._foreach_add_(velocity, grads)
                 torch._foreach_add_(params, velocity, alpha=-LOCAL.lr)
-    judge(kernels, params, tested, wanted)
+    evaluate(kernels, params, tested, wanted)
 
 
-def judge(kernels: CNN4 | Traced, params: list[Tensor], x: Tensor, y: Tensor) -> int:
+def evaluate(kernels: CNN4 | Traced, params: list[Tensor], x: Tensor, y: Tensor) -> int:
     """How many predictions are right."""
     chunks = zip(x.permute(0, 3, 1, 2).split(CHUNK), y.split(CHUNK), strict=True)
     return sum(int((kernels.logits(params, part).argmax(1) == own).sum()) for part, own in chunks)

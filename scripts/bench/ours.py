@@ -14,12 +14,12 @@ import torch
 
 from bench.task import CORES, LOCAL, Task
 from fedpfl import engine, models, record, tree
-from fedpfl.engine.backend import Training
+from fedpfl.engine.backend import TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.loop import Loop
 from fedpfl.methods import FedAvg, FedOBP, Method
 
-ANSWERS = ("prepare", "start", "send", "measure", "finish", "merge")
+HOOKS = ("prepare", "start", "download", "metrics", "finish", "aggregate")
 
 
 def run(task: Task, device: torch.device, own: engine.Engine, store: str = "auto") -> dict[str, float]:
@@ -43,14 +43,14 @@ def run(task: Task, device: torch.device, own: engine.Engine, store: str = "auto
                 state, outcome = engine.play(runner, method, fed, state, cohort, LOCAL, 42)
                 samples += int(fed.train_sizes[cohort].sum()) * LOCAL.epochs
                 with clock.adding("log"):
-                    directory.row({"round": number, "bits_up": outcome.bits_up, **outcome.measures})
+                    directory.row({"round": number, "bits_up": outcome.sent.bits_up, **outcome.metrics})
             seconds = time.perf_counter() - started
-    parts = {name: clock.spent.get(name, 0.0) / threads for name in ("train", "judge", "answers")}
-    parts["answers"] += clock.spent.get("merge", 0.0)
+    parts = {name: clock.spent.get(name, 0.0) / threads for name in ("train", "evaluate", "hooks")}
+    parts["hooks"] += clock.spent.get("aggregate", 0.0)
     parts["log"] = clock.spent["log"]
     before = time.perf_counter()
-    tally = runner.evaluate(FedAvg(), fed, engine.begin(FedAvg(), net, fed.clients, device), list(range(fed.clients)))
-    tested = int(tally.total.sum())
+    counts = runner.evaluate(FedAvg(), fed, engine.begin(FedAvg(), net, fed.clients, device), list(range(fed.clients)))
+    tested = int(counts.total.sum())
     return {
         "seconds": seconds,
         "samples": samples,
@@ -70,7 +70,7 @@ def jobs(task: Task, device: torch.device, own: engine.Engine, count: int) -> di
     for seed in range(count):
         (cohort,) = engine.cohorts(seed, 100, task.width / 100, 1)
         state = engine.begin(method, net, fed.clients, device)
-        calls.append(Training(method, fed, state, cohort, LOCAL, Draws(seed, "train", 1)))
+        calls.append(TrainCall(method, fed, state, cohort, LOCAL, Draws(seed, "train", 1)))
         samples += int(fed.train_sizes[cohort].sum()) * LOCAL.epochs
     for turn in range(2):  # the first warms up
         started = time.perf_counter()
@@ -105,14 +105,14 @@ class Clock:
         return timed
 
     def method(self, method: Method) -> Method:
-        """The same method with its answers timed."""
+        """The same method with its hooks timed."""
         kind = type(method)
-        parts = {name: self.timed(getattr(kind, name), "merge" if name == "merge" else "answers") for name in ANSWERS}
+        parts = {name: self.timed(getattr(kind, name), name if name == "aggregate" else "hooks") for name in HOOKS}
         values = {field.name: getattr(method, field.name) for field in fields(method)}
         return type(kind.__name__, (kind,), parts)(**values)
 
     def watch(self, runner: engine.Backend) -> None:
-        """Time the loop backend's training and judging; the batched backend's overlap with a GPU's."""
+        """Time the loop backend's training and evaluation; the batched backend's overlap with a GPU's."""
         if isinstance(runner, Loop):
             runner._train = self.timed(runner._train, "train")  # type: ignore[method-assign]
-            runner._judge = self.timed(runner._judge, "judge")  # type: ignore[method-assign]
+            runner._evaluate = self.timed(runner._evaluate, "evaluate")  # type: ignore[method-assign]

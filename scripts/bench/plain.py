@@ -51,7 +51,7 @@ def run(task: Task, device: torch.device, one_by_one: bool = False) -> dict[str,
         for split in (fed.train, fed.test)
     )
 
-    def judge(client: int) -> int:
+    def evaluate(client: int) -> int:
         net.eval()
         with torch.no_grad():
             loader = DataLoader(tests[client], batch_size=256)
@@ -63,7 +63,7 @@ def run(task: Task, device: torch.device, one_by_one: bool = False) -> dict[str,
         merged = {name: torch.zeros_like(value) for name, value in shared.items()}
         for client in cohort:
             net.load_state_dict(shared)
-            judge(client)
+            evaluate(client)
             net.train()
             optimizer = torch.optim.SGD(net.parameters(), lr=LOCAL.lr, momentum=LOCAL.momentum)
             loader = DataLoader(sets[client], batch_size=LOCAL.batch_size, shuffle=True)
@@ -73,7 +73,7 @@ def run(task: Task, device: torch.device, one_by_one: bool = False) -> dict[str,
                         optimizer.zero_grad()
                         F.cross_entropy(net(x.to(device)), y.to(device)).backward()
                         optimizer.step()
-            judge(client)
+            evaluate(client)
             for name, value in net.state_dict().items():
                 if value.is_floating_point():  # not BatchNorm's counters
                     merged[name] += value * (len(sets[client]) / total)

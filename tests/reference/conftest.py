@@ -1,12 +1,14 @@
 """The setting of the package's small federation, as the plain loops want it."""
 
 import copy
+import dataclasses
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedpfl.engine.keys import Draws
-from tests.conftest import COHORTS, LOCAL
+from fedpfl.models import Net
+from tests.conftest import COHORTS, LOCAL, Tiny, tiny
 from tests.reference import plain
 
 SEED = 3
@@ -30,3 +32,12 @@ def setting(net, federation) -> plain.Setting:
     return plain.Setting(
         module, clients, COHORTS, order, LOCAL.epochs, LOCAL.batch_size, LOCAL.lr, LOCAL.momentum, LOCAL.weight_decay
     )
+
+
+@pytest.fixture(scope="module")
+def normed(setting) -> tuple[Net, plain.Setting]:
+    """A network with BatchNorm, and the setting with the same in torch's."""
+    net, module = tiny(norm=True), Tiny()
+    module.norm = nn.BatchNorm2d(4)
+    module.load_state_dict({**net.params, **net.buffers})
+    return net, dataclasses.replace(setting, module=module)

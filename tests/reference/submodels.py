@@ -6,6 +6,7 @@ arXiv:2102.13451 (FjORD), and the comparison versions of Hermes, FedMP and Prune
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -125,13 +126,18 @@ def dense(
 
 def fedspu(
     s: Setting, sets: Callable[[int, int], Sets], lam: float | None = None
-) -> tuple[Result, list[dict[int, float]]]:
-    """FedSPU; with `lam` also each round's losses for early stopping (nobody is stopped here)."""
-    shared, result, losses = s.initial, Result(), []
+) -> tuple[Result, list[dict[int, float]], list[set[int]]]:
+    """FedSPU; with `lam` also, after every round, clients' last losses for early stopping, and who has stopped.
+
+    Cohorts are given: who has stopped must not be in them any more.
+    """
+    shared, result, losses, gone = s.initial, Result(), [], []
+    last: dict[int, float] = {}
+    stopped: set[int] = set()
     personal: list[Weights] = [s.initial for _ in s.clients]
     for t, cohort in enumerate(s.cohorts, 1):
         ends, chosen, before, after = [], [], [], []
-        losses.append({})
+        assert not stopped & set(cohort)
         for i in cohort:
             own = sets(t, i)
             begin = grown(cut(shared, own), own, personal[i]) | statistics(personal[i])
@@ -142,13 +148,18 @@ def fedspu(
             ends.append(end)
             chosen.append(own)
             if lam is not None:
-                losses[-1][i] = lam * mean_loss + (1 - lam) * held_out_loss(s, end, i)
+                loss = lam * mean_loss + (1 - lam) * held_out_loss(s, end, i)
+                if loss > last.get(i, math.inf):
+                    stopped.add(i)
+                last[i] = loss
         shared = merged(s, shared, cohort, ends, chosen)
         result.shared.append(shared)
         result.personal.append([{**p} for p in personal])
         result.before.append(before)
         result.after.append(after)
-    return result, losses
+        losses.append(dict(last))
+        gone.append(set(stopped))
+    return result, losses, gone
 
 
 def frozen_training(s: Setting, weights: Weights, t: int, i: int, own: Sets) -> tuple[Weights, float]:

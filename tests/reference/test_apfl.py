@@ -1,13 +1,12 @@
 """APFL's whole rounds against plain loops: ragged clients, momentum, weight decay, half the clients a round."""
 
-import dataclasses
+from functools import cache
 
 import pytest
 import torch
-from torch import nn
 
 from fedpfl.methods import APFL
-from tests.conftest import Tiny, assert_close, rounds, row, tiny
+from tests.conftest import assert_close, rounds, row
 from tests.reference import apfl
 from tests.reference.conftest import SEED
 
@@ -18,17 +17,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("name", CASES)
-def test_three_rounds_equal_the_plain_loops(name, norm, backend, setting, federation):
+@pytest.fixture(scope="module")
+def expected(setting, normed):
+    return cache(lambda name, norm: apfl.apfl(normed[1] if norm else setting, *CASES[name][1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    [("output", False), ("param", False), ("fixed", False), ("output", True), ("param", True)],
+)
+def test_three_rounds_equal_the_plain_loops(name, norm, backend, expected, setting, normed, net, federation):
     """Rounding only: 1e-6 for parameters of order 0.1, 5e-6 with BatchNorm, which divides by small spreads."""
-    (method, values), net = CASES[name], tiny(norm)
-    if norm:
-        module = Tiny()
-        module.norm = nn.BatchNorm2d(4)
-        module.load_state_dict({**net.params, **net.buffers})
-        setting = dataclasses.replace(setting, module=module)
-    want = apfl.apfl(setting, *values)
+    method, want, net = CASES[name][0], expected(name, norm), normed[0] if norm else net
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):

@@ -5,13 +5,13 @@ order 0.1.
 """
 
 import dataclasses
+from functools import cache
 
 import pytest
 import torch
-from torch import nn
 
 from fedpfl.methods import FedCAC, FedPURIN, PFedSD
-from tests.conftest import COHORTS, Tiny, assert_close, rounds, row, tiny
+from tests.conftest import COHORTS, assert_close, rounds, row
 from tests.reference.conftest import SEED
 from tests.reference.fedpurin import purin
 from tests.reference.pfedsd import pfedsd
@@ -41,15 +41,13 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def expected(setting):
-    setting = dataclasses.replace(setting, cohorts=LONGER)
-    made = {}
+    longer = dataclasses.replace(setting, cohorts=LONGER)
+    return cache(lambda name: CASES[name][1](longer))
 
-    def get(name):
-        if name not in made:
-            made[name] = CASES[name][1](setting)
-        return made[name]
 
-    return get
+@pytest.fixture(scope="module")
+def expected_with_norm(normed):
+    return cache(lambda name: CASES[name][1](normed[1]))
 
 
 def clear(name, want):
@@ -67,8 +65,8 @@ def agree(method, states, outcomes, want, names, atol):
         server = state.server.get("model", state.server)
         assert_close(server, {name: want.shared[t][name] for name in server}, atol=atol, rtol=0.0)
         for client, personal in enumerate(want.personal[t]):
-            mine = row(state.clients, client)
-            got = {**method.personal(state.server, mine), **row(state.client_buffers["main"], client)}
+            own, buffers = row(state.clients, client), row(state.client_buffers["main"], client)
+            got = {**method.personal(state.server, own), **buffers}
             assert set(got) == set(names)
             assert_close(got, {name: personal[name] for name in got}, atol=atol, rtol=0.0)
         assert outcome.before.correct.tolist() == want.before[t]
@@ -91,12 +89,10 @@ def test_four_rounds_equal_the_plain_loops(name, backend, expected, net, federat
 
 
 @pytest.mark.parametrize("name", ["fedpurin-delta", "fedpurin-alone", "fedcac", "pfedsd", "pfedsd-train"])
-def test_with_batch_normalisation_whose_statistics_are_the_clients(name, backend, setting, federation):
-    net, module = tiny(norm=True), Tiny()
-    module.norm = nn.BatchNorm2d(4)
-    module.load_state_dict({**net.params, **net.buffers})
-    method, plain = CASES[name]
-    want = plain(dataclasses.replace(setting, module=module))
+def test_with_batch_normalisation_whose_statistics_are_the_clients(
+    name, backend, expected_with_norm, normed, federation
+):
+    method, want, net = CASES[name][0], expected_with_norm(name), normed[0]
     clear(name, want)
     states, outcomes = rounds(method, net, federation, COHORTS, engine=backend, seed=SEED)
     agree(method, states, outcomes, want, {**net.params, **net.buffers}, 5e-6)

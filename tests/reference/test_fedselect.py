@@ -5,14 +5,14 @@ of parameters of order 0.1; SeqFedEDT's model passes through 20 trainings in a r
 """
 
 import dataclasses
+from functools import cache
 
 import pytest
 import torch
-from torch import nn
 
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.methods import PSPFL, FedSelect, SeqFedEDT
-from tests.conftest import COHORTS, Tiny, assert_close, rounds, row, tiny
+from tests.conftest import COHORTS, assert_close, rounds, row
 from tests.reference.conftest import SEED
 from tests.reference.fedselect import fedselect, pspfl
 from tests.reference.seqfededt import seqfededt
@@ -53,15 +53,13 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def expected(setting):
-    setting = dataclasses.replace(setting, cohorts=LONGER)
-    made = {}
+    longer = dataclasses.replace(setting, cohorts=LONGER)
+    return cache(lambda name: CASES[name][1](longer))
 
-    def get(name):
-        if name not in made:
-            made[name] = CASES[name][1](setting)
-        return made[name]
 
-    return get
+@pytest.fixture(scope="module")
+def expected_with_norm(normed):
+    return cache(lambda name: CASES[name][1](normed[1]))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -81,19 +79,17 @@ def test_four_rounds_equal_the_plain_loops(name, backend, expected, net, federat
 
 
 @pytest.mark.parametrize("name", ["fedselect", "pspfl", "seqfededt"])
-def test_with_batch_normalisation_whose_statistics_are_the_clients(name, backend, setting, federation):
-    net, module = tiny(norm=True), Tiny()
-    module.norm = nn.BatchNorm2d(4)
-    module.load_state_dict({**net.params, **net.buffers})
-    method, plain = CASES[name]
-    want = plain(dataclasses.replace(setting, module=module))
+def test_with_batch_normalisation_whose_statistics_are_the_clients(
+    name, backend, expected_with_norm, normed, federation
+):
+    method, want, net = CASES[name][0], expected_with_norm(name), normed[0]
     assert min(want.margins) > 1e-6, "choose another seed: rounding could change a mask"
     states, outcomes = rounds(method, net, federation, COHORTS, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server, {name: want.shared[t][name] for name in net.params}, atol=5e-6, rtol=1e-5)
         for client, personal in enumerate(want.personal[t]):
-            mine = row(state.clients, client)
-            got = {**method.personal(state.server, mine), **row(state.client_buffers["main"], client)}
+            own, buffers = row(state.clients, client), row(state.client_buffers["main"], client)
+            got = {**method.personal(state.server, own), **buffers}
             assert_close(got, {name: personal[name] for name in got}, atol=5e-6, rtol=1e-5)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]

@@ -8,7 +8,7 @@ import torch
 
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FlexFL
-from tests.conftest import assert_close, rounds, row, tiny
+from tests.conftest import COHORTS, assert_close, rounds, row, tiny
 from tests.reference.conftest import SEED
 from tests.reference.flexfl import levels, play
 
@@ -22,20 +22,28 @@ def device(client: int) -> int:
     return 0 if client < 4 else 1 if client < 7 else 2
 
 
-@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
-@pytest.mark.parametrize(
-    ("apoz", "gamma", "temperature"), [((), 10.0, 3.0), ((0.2, 0.7), 4.0, 1.5)], ids=["uniform", "apoz"]
-)
-def test_flexfl(apoz, gamma, temperature, norm, backend, setting, federation):
+CASES = {"uniform-plain": (False, (), 10.0, 3.0), "apoz-norm": (True, (0.2, 0.7), 4.0, 1.5)}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, setting):
+    """The network, the method, the levels and the rounds by the plain loops."""
+    norm, apoz, gamma, temperature = CASES[request.param]
     net = tiny(norm=norm)
     module = copy.deepcopy(net.module)
     module.load_state_dict({**net.params, **net.buffers})
     s = replace(setting, module=module)
     nested = levels(s, apoz or (0.0, 0.0), (0.25, 0.5, 1.0), 0.05)
-    want = play(s, nested, sent, device, gamma, temperature)
-    trained = {min(sent(t, i), device(i)) for t, cohort in enumerate(s.cohorts, 1) for i in cohort}
-    assert trained == {0, 1, 2}
     method = FlexFL(apoz=apoz, gamma=gamma, temperature=temperature)
+    return net, method, nested, play(s, nested, sent, device, gamma, temperature)
+
+
+def test_clients_train_all_levels():
+    assert {min(sent(t, i), device(i)) for t, cohort in enumerate(COHORTS, 1) for i in cohort} == {0, 1, 2}
+
+
+def test_flexfl(case, backend, federation):
+    net, method, nested, want = case
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
     for level, (channels, units) in zip(states[0].server["levels"], nested, strict=True):
         assert level[:4].nonzero().flatten().tolist() == channels

@@ -28,13 +28,19 @@ def normalised(setting, net):
     return dataclasses.replace(setting, module=module)
 
 
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("name", CASES)
-def test_three_rounds_equal_the_plain_loops(name, norm, backend, setting, federation):
-    """Rounding only: 1e-6 for parameters of order 0.1, 5e-6 with BatchNorm, which divides by small spreads."""
+@pytest.fixture(scope="module", params=[("hf", False), ("fo", True), ("hf", True)], ids=["hf", "fo-norm", "hf-norm"])
+def case(request, setting):
+    """The network, the method, and the rounds by the plain loops."""
+    name, norm = request.param
     (method, values), net = CASES[name], tiny(norm)
     setting = dataclasses.replace(normalised(setting, net) if norm else setting, batch_size=SMALL.batch_size)
-    want = per_fedavg.per_fedavg(setting, *values)
+    return net, method, per_fedavg.per_fedavg(setting, *values)
+
+
+def test_three_rounds_equal_the_plain_loops(case, backend, federation):
+    """Rounding only: 1e-6 for parameters of order 0.1, 5e-6 with BatchNorm, which divides by small spreads."""
+    net, method, want = case
+    norm = bool(net.buffers)
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED, local=SMALL)
     tolerance = {"atol": 5e-6 if norm else 1e-6, "rtol": 1e-5 if norm else 0.0}
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
@@ -45,8 +51,7 @@ def test_three_rounds_equal_the_plain_loops(name, norm, backend, setting, federa
         assert outcome.after.correct.tolist() == want.after[t]
 
 
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize(("steps", "norm"), [(1, True), (4, False)])
 def test_adapted_models_predict_what_the_plain_loops_do(steps, norm, backend, setting, federation):
     net = tiny(norm)
     setting = dataclasses.replace(
@@ -56,13 +61,13 @@ def test_adapted_models_predict_what_the_plain_loops_do(steps, norm, backend, se
     )
     method = PerFedAvg(inner_lr=0.3, outer_lr=0.05, adapt_steps=steps)
     state = rounds(method, net, federation, engine=backend, seed=SEED, local=SMALL)[0][-1]
-    everyone, adapting = list(range(10)), Tuning(SMALL, Draws(SEED, "adapt", 3))
-    tally = make(Engine(backend), net, CPU).evaluate(method, federation, state, everyone, adapting=adapting)
+    everyone, before = list(range(10)), Tuning(SMALL, Draws(SEED, "adapt", 3))
+    counts = make(Engine(backend), net, CPU).evaluate(method, federation, state, everyone, before=before)
     shared = {**state.server, **state.server_buffers["main"]}
     for i, client in enumerate(setting.clients):
         module = setting.module.eval()
         weights = per_fedavg.adapted(setting, shared, 3, i, 0.3, steps)
         with torch.no_grad():
             logits = torch.func.functional_call(module, weights, (client.test_x,))
-        assert tally.correct[i] == (logits.argmax(1) == client.test_y).sum()
-        assert_close(tally.loss[i], F.cross_entropy(logits, client.test_y, reduction="sum"), atol=5e-5)
+        assert counts.correct[i] == (logits.argmax(1) == client.test_y).sum()
+        assert_close(counts.loss[i], F.cross_entropy(logits, client.test_y, reduction="sum"), atol=5e-5)

@@ -4,22 +4,36 @@ Tolerances: 1e-4 for statistics and logits, since the search for beta stops wher
 the body, which does not see the result before the next round.
 """
 
+from functools import cache
+
+import pytest
 import torch
 
-from fedpfl.engine import begin, make
+from fedpfl.engine import make
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.methods import PFedFDA
 from fedpfl.methods.pfedfda import unpacked
-from tests.conftest import CLASSES, CPU, LOOP, assert_close, rounds, row
+from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds, row
 from tests.reference.conftest import SEED
 from tests.reference.pfedfda import pfedfda
 
+METHOD = PFedFDA()
 
-def test_three_rounds_equal_the_plain_loops(backend, setting, net, federation):
-    method = PFedFDA()
-    states, _ = rounds(method, net, federation, engine=backend, seed=SEED)
-    servers, logits = pfedfda(setting, states[0].server["mean"], CLASSES)
+
+@pytest.fixture(scope="module")
+def expected(setting, net):
+    """After every round the server's state, and all clients' logits."""
+    return pfedfda(setting, METHOD.init(net.params, net.parts)[0]["mean"], CLASSES)
+
+
+@pytest.fixture(scope="module")
+def played(net, federation):
+    return cache(lambda backend: rounds(METHOD, net, federation, engine=backend, seed=SEED)[0])
+
+
+def test_three_rounds_equal_the_plain_loops(backend, played, expected, setting, net, federation):
+    states, (servers, logits) = played(backend), expected
     for t, state in enumerate(states[1:]):
         got = {"mean": state.server["mean"], "cov": unpacked(state.server["cov"])}
         assert_close(got, {part: servers[t][part] for part in got}, atol=1e-4, rtol=1e-4)
@@ -27,20 +41,18 @@ def test_three_rounds_equal_the_plain_loops(backend, setting, net, federation):
         assert_close(state.server["body"], body, atol=1e-5 if t else 2e-6, rtol=0.0)
         for client in range(10):
             shard = training_shard(federation, client, 32, Draws(0, "adapt", t))
-            mine = row(state.clients, client)
-            mine |= method.adapt(net.bind({"main": {}}), shard, state.server, mine)
-            params = method.personal(state.server, mine)
+            own = row(state.clients, client)
+            own |= METHOD.before_evaluation(net.bind({"main": {}}), shard, state.server, own)
+            params = METHOD.personal(state.server, own)
             x = setting.clients[client].test_x
-            assert_close(method.predict(net.bind({"main": {}}), params, x), logits[t][client], atol=1e-3, rtol=1e-3)
+            assert_close(METHOD.predict(net.bind({"main": {}}), params, x), logits[t][client], atol=1e-3, rtol=1e-3)
 
 
-def test_judging_uses_those_heads(backend, setting, net, federation):
-    method = PFedFDA()
-    state = rounds(method, net, federation, engine=backend, seed=SEED)[0][-1]
-    _, logits = pfedfda(setting, begin(method, net, 10, CPU).server["mean"], CLASSES)
-    tally = make(LOOP, net, CPU).evaluate(method, federation, state, list(range(10)))
+def test_judging_uses_those_heads(backend, played, expected, setting, net, federation):
+    tally = make(as_engine(backend), net, CPU).evaluate(METHOD, federation, played(backend)[-1], list(range(10)))
     hits = [
-        int((own.argmax(1) == client.test_y).sum()) for own, client in zip(logits[-1], setting.clients, strict=True)
+        int((own.argmax(1) == client.test_y).sum())
+        for own, client in zip(expected[1][-1], setting.clients, strict=True)
     ]
     assert tally.correct.tolist() == hits
     assert sum(hits) > 0.5 * int(torch.as_tensor([len(c.test_y) for c in setting.clients]).sum())

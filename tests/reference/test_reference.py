@@ -5,14 +5,14 @@ convolution and a float64 average in the reference leave rounding only.
 """
 
 import dataclasses
+from functools import cache
 
 import pytest
 import torch
-from torch import nn
 
 from fedpfl import tree
 from fedpfl.methods import Ditto, FedAvg, FedBABU, FedBN, FedOBP, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly, Scaffold
-from tests.conftest import COHORTS, HEAD, LOCAL, Tiny, assert_close, rounds, row, tiny
+from tests.conftest import COHORTS, HEAD, LOCAL, assert_close, rounds, row
 from tests.reference import plain
 from tests.reference.conftest import SEED
 
@@ -45,14 +45,12 @@ def flat(server):
 
 @pytest.fixture(scope="module")
 def expected(setting):
-    made: dict[str, plain.Result] = {}
+    return cache(lambda name: METHODS[name][1](setting))
 
-    def get(name: str) -> plain.Result:
-        if name not in made:
-            made[name] = METHODS[name][1](setting)
-        return made[name]
 
-    return get
+@pytest.fixture(scope="module")
+def expected_with_norm(normed):
+    return cache(lambda loops, *values: loops(normed[1], *values))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -67,13 +65,10 @@ def test_three_rounds_equal_the_plain_loops(name, backend, expected, net, federa
         assert outcome.after.correct.tolist() == want.after[t]
 
 
-def test_batch_normalisation_is_torchs_and_its_statistics_are_averaged(backend, setting, federation):
+def test_batch_normalisation_is_torchs_and_its_statistics_are_averaged(backend, expected_with_norm, normed, federation):
     """Padded rows of the batched backend would show here: the reference has nn.BatchNorm2d and no padding."""
-    net, module = tiny(norm=True), Tiny()
-    module.norm = nn.BatchNorm2d(4)
-    module.load_state_dict({**net.params, **net.buffers})
-    want = plain.fedavg(dataclasses.replace(setting, module=module))
-    states, outcomes = rounds(FedAvg(), net, federation, engine=backend, seed=SEED)
+    want = expected_with_norm(plain.fedavg)
+    states, outcomes = rounds(FedAvg(), normed[0], federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         got = {**state.server, **state.server_buffers["main"]}
         counted, expected = got.pop("norm.num_batches_tracked"), dict(want.shared[t])
@@ -84,30 +79,23 @@ def test_batch_normalisation_is_torchs_and_its_statistics_are_averaged(backend, 
         assert outcome.after.correct.tolist() == want.after[t]
 
 
-def test_local_batch_normalisation_stays_with_the_client(backend, setting, federation):
-    net, module = tiny(norm=True), Tiny()
-    module.norm = nn.BatchNorm2d(4)
-    module.load_state_dict({**net.params, **net.buffers})
-    want = plain.local_only(dataclasses.replace(setting, module=module))
-    state = rounds(LocalOnly(), net, federation, engine=backend, seed=SEED)[0][-1]
+def test_local_batch_normalisation_stays_with_the_client(backend, expected_with_norm, normed, federation):
+    want = expected_with_norm(plain.local_only)
+    state = rounds(LocalOnly(), normed[0], federation, engine=backend, seed=SEED)[0][-1]
     assert state.server_buffers == {}
     for client, personal in enumerate(want.personal[-1]):
         got = {**row(state.clients["model"], client), **row(state.client_buffers["main"], client)}
         assert_close(got, {name: personal[name] for name in got}, atol=5e-6, rtol=1e-5)
 
 
-def test_fedbn_and_fedrep_with_batch_normalisation(backend, setting, federation):
-    net, module = tiny(norm=True), Tiny()
-    module.norm = nn.BatchNorm2d(4)
-    module.load_state_dict({**net.params, **net.buffers})
-    setting = dataclasses.replace(setting, module=module)
-    want = plain.fedbn(setting, ("norm",))
-    state = rounds(FedBN(), net, federation, engine=backend, seed=SEED)[0][-1]
+def test_fedbn_and_fedrep_with_batch_normalisation(backend, expected_with_norm, normed, federation):
+    want = expected_with_norm(plain.fedbn, ("norm",))
+    state = rounds(FedBN(), normed[0], federation, engine=backend, seed=SEED)[0][-1]
     for client, personal in enumerate(want.personal[-1]):
         got = {**state.server, **row(state.clients["own"], client), **row(state.client_buffers["main"], client)}
         assert_close(got, {name: personal[name] for name in got}, atol=5e-6, rtol=1e-5)
-    want = plain.fedrep(setting, HEAD, 1, 1)
-    state = rounds(FedRep(), net, federation, engine=backend, seed=SEED)[0][-1]
+    want = expected_with_norm(plain.fedrep, HEAD, 1, 1)
+    state = rounds(FedRep(), normed[0], federation, engine=backend, seed=SEED)[0][-1]
     got = {**state.server, **state.server_buffers["main"]}
     del got["norm.num_batches_tracked"]
     assert_close(got, {name: want.shared[-1][name] for name in got}, atol=5e-6, rtol=1e-5)
@@ -133,7 +121,9 @@ def test_fedobp_thresholds_are_clear_of_any_score_and_counts_agree(name, expecte
         "choose another seed: a score is so near the threshold that rounding could cross it"
     )
     _, outcomes = rounds(METHODS[name][0], net, federation, seed=SEED)
-    personal = [tree.size(net.params) * len(COHORTS[t]) - outcome.values_down for t, outcome in enumerate(outcomes)]
+    personal = [
+        tree.size(net.params) * len(COHORTS[t]) - outcome.sent.values_down for t, outcome in enumerate(outcomes)
+    ]
     assert personal == [sum(want.counts[5 * t : 5 * t + 5]) for t in range(3)]
     assert sum(personal) > 0
 

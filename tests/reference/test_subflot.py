@@ -33,19 +33,20 @@ def first(t: int, client: int):
     return list(range(round(4 * (1 - rate(client))))), list(range(round(12 * (1 - rate(client)))))
 
 
-@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
-@pytest.mark.parametrize(
-    ("mode", "alpha", "lam", "initial", "left_out"),
-    [
-        ("one", 0.5, 1.0, "random", {}),
-        ("balanced", 0.3, 0.5, "random", {}),
-        ("one", 0.8, 0.0, "prefix", {}),
-        ("one", 0.5, 1.0, "random", {"otp": False}),
-        ("one", 0.5, 1.0, "random", {"ota": False}),
-    ],
-)
-def test_subflot(mode, alpha, lam, initial, left_out, norm, backend, setting, federation):
-    net = tiny(norm=norm)
+CASES = {
+    "one": ("one", 0.5, 1.0, "random", {}),
+    "balanced": ("balanced", 0.3, 0.5, "random", {}),
+    "prefix": ("one", 0.8, 0.0, "prefix", {}),
+    "no extraction": ("one", 0.5, 1.0, "random", {"otp": False}),
+    "no aggregation": ("one", 0.5, 1.0, "random", {"ota": False}),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, setting):
+    """The network, the method, and the rounds by the plain loops."""
+    mode, alpha, lam, initial, left_out = CASES[request.param]
+    net = tiny(norm=True)
     net.params = {name: value * (0.1 if value.dim() > 1 else 1.0) for name, value in net.params.items()}
     # Neurons begin alike and learn fast, or all would be found where they began.
     module = copy.deepcopy(net.module)
@@ -55,6 +56,11 @@ def test_subflot(mode, alpha, lam, initial, left_out, norm, backend, setting, fe
     assert elsewhere > 0 or initial == "prefix"
     left_out = {"positions": "first", **left_out}
     method = SubFLOT(rates=RATES, assign="blocks", alpha=alpha, lam=lam, mode=mode, initial=initial, **left_out)
+    return net, method, want
+
+
+def test_subflot(case, backend, federation):
+    net, method, want = case
     local = replace(LOCAL, lr=0.3)
     states, outcomes = rounds(method, net, federation, COHORTS, engine=backend, seed=SEED, local=local)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):

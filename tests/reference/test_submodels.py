@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedpfl.engine import Stopping, pick
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedMP, FedSPU, FjORD, Hermes, PruneFL, RandomDropout
-from tests.conftest import assert_close, rounds, row, tiny
+from tests.conftest import COHORTS, LOCAL, assert_close, rounds, row, tiny
 from tests.reference.conftest import SEED
 from tests.reference.plain import Setting
 from tests.reference.submodels import Sets, cut, dense, fedspu, grown, ranked, statistics
@@ -38,49 +39,60 @@ def first(t: int, client: int) -> Sets:
     return list(range(a)), list(range(b))
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "norm"])
-def world(request, setting) -> tuple[Setting, object]:
-    """The setting, with and without BatchNorm, and the network."""
-    net = tiny(norm=request.param)
+@pytest.fixture(scope="module")
+def world(setting) -> tuple[Setting, object]:
+    """The setting with BatchNorm, and the network."""
+    net = tiny(norm=True)
     module = copy.deepcopy(net.module)
     module.load_state_dict({**net.params, **net.buffers})
     return replace(setting, module=module), net
 
 
-def compare(method, want, net, federation, backend):
-    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+def compare(method, want, states, outcomes):
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         shared = {name: want.shared[t][name] for name in state.server["model"]}
         assert_close(state.server["model"], shared, atol=2e-6, rtol=0.0)
         for i, personal in enumerate(want.personal[t]):
             own = method.personal(state.server, row(state.clients, i))
             assert_close(own, {name: personal[name] for name in own}, atol=2e-6, rtol=0.0)
-            if method.buffers["main"] == "local" and state.client_buffers["main"]:
+            if method.buffers()["main"] == "local" and state.client_buffers["main"]:
                 kept = row(state.client_buffers["main"], i)
                 assert_close(kept, {name: personal[name] for name in kept}, atol=1e-5, rtol=1e-5)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
-    return states
 
 
 def test_fedspu(backend, world, federation):
     setting, net = world
-    want, _ = fedspu(setting, drawn)
-    compare(FedSPU(widths=WIDTHS), want, net, federation, backend)
+    method = FedSPU(widths=WIDTHS)
+    compare(method, fedspu(setting, drawn)[0], *rounds(method, net, federation, engine=backend, seed=SEED))
 
 
-def test_fedspu_losses_for_early_stopping(backend, world, federation):
+def test_fedspu_with_early_stopping(backend, world, federation):
+    """Given is only who is drawn in place of those who have stopped."""
     setting, net = world
-    _, losses = fedspu(setting, drawn, lam=0.7)
-    method = FedSPU(widths=WIDTHS, early_stopping=True)
-    state = rounds(method, net, federation, setting.cohorts[:1], engine=backend, seed=SEED)[0][-1]
-    for client, loss in losses[0].items():
-        assert float(state.clients["last"][client]) == pytest.approx(loss, abs=1e-5)
+    planned, local, stopping = COHORTS * 2, replace(LOCAL, lr=0.2), Stopping(early=True, lam=0.7)
+    setting = replace(setting, lr=local.lr)
+    method = FedSPU(widths=WIDTHS)
+    states, outcomes = rounds(
+        method, net, federation, planned, engine=backend, seed=SEED, local=local, stopping=stopping
+    )
+    played = [pick(state, cohort, SEED) for state, cohort in zip(states[:-1], planned, strict=True)]
+    want, losses, stopped = fedspu(replace(setting, cohorts=played), drawn, lam=0.7)
+    compare(method, want, states, outcomes)
+    for state, last, gone in zip(states[1:], losses, stopped, strict=True):
+        assert set(state.stopping["stopped"].nonzero().flatten().tolist()) == gone
+        for client, loss in last.items():
+            assert float(state.stopping["last"][client]) == pytest.approx(loss, abs=1e-5)
+    assert stopped[-2]
+    assert played != planned
 
 
 def test_random_dropout(backend, setting, net, federation):
     """Without BatchNorm: its statistics are averaged at the server."""
-    states = compare(RandomDropout(widths=WIDTHS, judge="own"), dense(setting, drawn), net, federation, backend)
+    method = RandomDropout(widths=WIDTHS, judge="own")
+    states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
+    compare(method, dense(setting, drawn), states, outcomes)
     method = RandomDropout(widths=WIDTHS)
     last = rounds(method, net, federation, engine=backend, seed=SEED)[0][-1]
     assert_close(last.server["model"], states[-1].server["model"], atol=1e-7)
@@ -89,17 +101,19 @@ def test_random_dropout(backend, setting, net, federation):
 
 def test_fjord(backend, world, federation):
     setting, net = world
-
     want = dense(setting, first)
     zeros = {name: torch.zeros_like(value) for name, value in setting.initial.items()}
     for personal in want.personal:
         for i, model in enumerate(personal):  # what no client has trained yet is cut out of the initial model
             personal[i] = grown(cut(model, first(1, i)), first(1, i), {**zeros, **statistics(model)})
-    compare(FjORD(widths=WIDTHS), want, net, federation, backend)
+    method = FjORD(widths=WIDTHS)
+    compare(method, want, *rounds(method, net, federation, engine=backend, seed=SEED))
 
 
-@pytest.mark.parametrize(("kind", "score"), [(Hermes, "l2"), (FedMP, "l1"), (PruneFL, "gradient")])
-@pytest.mark.parametrize("begin", ["initial", "current"])
+@pytest.mark.parametrize(
+    ("kind", "score", "begin"),
+    [(Hermes, "l2", "initial"), (FedMP, "l1", "current"), (PruneFL, "gradient", "initial")],
+)
 def test_pruned(kind, score, begin, backend, world, federation):
     setting, net = world
     sets: dict[int, Sets] = {}
@@ -114,4 +128,5 @@ def test_pruned(kind, score, begin, backend, world, federation):
         return received
 
     want = dense(setting, lambda t, i: sets[i], begins)
-    compare(kind(widths=WIDTHS, ranking_lr=0.05, first=begin), want, net, federation, backend)
+    method = kind(widths=WIDTHS, ranking_lr=0.05, first=begin)
+    compare(method, want, *rounds(method, net, federation, engine=backend, seed=SEED))

@@ -17,23 +17,23 @@ from fedpfl.tree import Tree
 NORMS = ("none", "layer", "global")
 
 
-def obp(mine: Tree, server: Tree) -> Tree:
-    """Optimal-Brain-Damage score (theta_i - theta_g)^2 (eq. 19)."""
-    return tree.map(lambda own, shared: (own - shared).square(), mine, server)
+def obp(model: Tree, server: Tree) -> Tree:
+    """Return the Optimal-Brain-Damage score (theta_i - theta_g)^2 (eq. 19)."""
+    return tree.map(lambda own, shared: (own - shared).square(), model, server)
 
 
-def obp_as_published(mine: Tree, server: Tree) -> Tree:
-    """|(theta_i - theta_g) * theta_i|: the earlier score behind the authors' published result files."""
-    return tree.map(lambda own, shared: ((own - shared) * own).abs(), mine, server)
+def obp_as_published(model: Tree, server: Tree) -> Tree:
+    """Return |(theta_i - theta_g) * theta_i|, the earlier score behind the authors' published result files."""
+    return tree.map(lambda own, shared: ((own - shared) * own).abs(), model, server)
 
 
 def gradient(start: Tree, end: Tree) -> Tree:
-    """|theta_start - theta_end|, the distance covered by the last local training (eq. 5; FedSelect, PSPFL)."""
+    """Return |theta_start - theta_end|, how far the last local training went (eq. 5; FedSelect, PSPFL)."""
     return tree.map(lambda before, after: (before - after).abs(), start, end)
 
 
 def normalize(scores: Tree, norm: str) -> Tree:
-    """Min-max normalisation over all entries (`global`), per tensor (`layer`), or not at all (`none`).
+    """Rescale scores to [0, 1] over all entries (`global`), per tensor (`layer`), or not at all (`none`).
 
     Where maximum and minimum coincide the result is zero (the published code divides 0 by 0 there).
     """
@@ -52,19 +52,19 @@ def _rescale(leaf: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def rank(q: float, n: int) -> int:
-    """Index of the q-quantile among n sorted entries: floor(q (n - 1)) in float64, snapped to a nearby integer."""
+    """Return the q-quantile's index among n sorted entries: floor(q (n - 1)) in float64, or a very near integer."""
     exact = q * (n - 1)
     nearest = round(exact)
     return nearest if abs(exact - nearest) <= max(1e-9, n * 2.0**-52) else math.floor(exact)
 
 
 def personal_count(q: float, n: int) -> int:
-    """How many of n distinct scores lie strictly above the q-quantile (reproduces Table II)."""
+    """Count how many of n distinct scores lie strictly above the q-quantile (reproduces Table II)."""
     return n - 1 - rank(q, n)
 
 
 def above_quantile(scores: Tree, q: float, norm: str = "none") -> Tree:
-    """Mask of the entries whose score lies strictly above the q-quantile of all entries (eqs. 7 and 8).
+    """Select the entries whose score lies strictly above the q-quantile of all entries (eqs. 7 and 8).
 
     An order statistic is exact where interpolated quantiles are not: the same mask without interpolation, without
     a limit on the number of entries. A global normalisation is increasing and cannot change the mask, so it is skipped:
@@ -77,7 +77,7 @@ def above_quantile(scores: Tree, q: float, norm: str = "none") -> Tree:
 
 
 def order_statistic(values: Tensor, q: float) -> Tensor:
-    """The q-quantile of `values` `[n]` as the entry of rank floor(q (n - 1)) in ascending order (0-dimensional)."""
+    """Return the q-quantile of `values` `[n]`: the entry at `rank` in ascending order (0-dimensional)."""
     n = values.numel()
     index = rank(q, n)
     above = n - index  # selecting the few largest is cheaper than ordering the many smaller

@@ -20,13 +20,13 @@ Mode = Literal["one", "balanced"]
 
 
 def writers(params: Tree, parts: Parts) -> Tensor:
-    """For each group of neurons the parameter, by position in `params`, by whose values they are compared."""
+    """Return for each group of neurons the parameter that they are compared by, as its position in `params`."""
     device, names = tree.leaves(params)[0].device, list(params)
     return torch.tensor([names.index(f"{group}.weight") for group in parts.wiring.widths], device=device)
 
 
 def dense(plan: Tree, active: Tensor, params: Tree) -> Tree:
-    """The small network between active neurons."""
+    """Return the small network between active neurons."""
 
     def cut(name: str, leaf: Tensor) -> Tensor:
         rows = leaf[active[plan["rows"][name]]]
@@ -36,12 +36,12 @@ def dense(plan: Tree, active: Tensor, params: Tree) -> Tree:
 
 
 def grown(small: Tree, mask: Tree) -> Tree:
-    """Inverse of `dense`, with zeros around: `mask` says which entries lie between active neurons."""
+    """Undo `dense`, with zeros around; `mask` says which entries lie between active neurons."""
     return tree.map(lambda leaf, own: leaf.new_zeros(own.shape).masked_scatter(own, leaf), small, mask)
 
 
 def align(plan: Tree, writer: Tensor, source: Tree, target: Tree, mode: Mode) -> tuple[Tree, Tree]:
-    """`source` with the neurons of `target`, and which of its entries lie between neurons that got something.
+    """Return `source` with the neurons of `target`, and which of its entries lie between neurons that got something.
 
     Both are dense; `plan` and `writer` are those of the full network. Groups are matched from input to output at the
     first layer that makes them: its weights, their inputs already moved, where those got something, and its bias.
@@ -81,7 +81,7 @@ def align(plan: Tree, writer: Tensor, source: Tree, target: Tree, mode: Mode) ->
 
 
 def moved(leaf: Tensor, axis: int, move: Tensor) -> Tensor:
-    """The neurons along an axis, each a block of entries, in their new places. Whole neurons stay as they are."""
+    """Put the neurons along an axis, each a block of entries, in their new places; whole neurons stay as they are."""
     parts = leaf.unflatten(axis, (len(move), -1))
     share, origin = move.max(0)
     if bool(((share == 1) | (share == 0)).all()):
@@ -91,12 +91,12 @@ def moved(leaf: Tensor, axis: int, move: Tensor) -> Tensor:
 
 
 def reached(move: Tensor, size: int) -> Tensor:
-    """Which of `size` entries along an axis belong to target neurons that got something."""
+    """Return which of `size` entries along an axis belong to target neurons that got something."""
     return (move.sum(0) > 0).repeat_interleave(size // move.shape[1])
 
 
 def match(cost: Tensor, mode: Mode) -> Tensor:
-    """The move of least cost `[source, target]`.
+    """Return the move of least cost `[source, target]`.
 
     one: each neuron of the smaller side has one partner, the others of the larger side have none.
     balanced: all source neurons give as much, all target neurons get as much; then columns are divided by their sums.
@@ -109,7 +109,7 @@ def match(cost: Tensor, mode: Mode) -> Tensor:
 
 
 def partners(costs: Tensor) -> Tensor:
-    """One for each pair, as many pairs as fit, of least cost."""
+    """Return 1 for each of the pairs of least cost, as many as fit, and 0 elsewhere."""
     from scipy import optimize  # takes a while to import
 
     rows, columns = optimize.linear_sum_assignment(costs.numpy())
@@ -119,8 +119,8 @@ def partners(costs: Tensor) -> Tensor:
 
 
 def transport(costs: Tensor) -> Tensor:
-    """Whole amounts between sources and targets, of least cost: the smallest ones with which all sources give the same
-    amount, all targets get the same, and everything arrives.
+    """Return whole amounts between sources and targets, of least cost: the smallest ones with which all sources give
+    the same amount, all targets get the same, and everything arrives.
 
     Exact. Either an assignment among copies of the neurons, fast if few are needed, or a linear program.
     """
@@ -138,7 +138,7 @@ def transport(costs: Tensor) -> Tensor:
 
 
 def _program(costs: Tensor, give: int, get: int) -> Tensor:
-    """What sources give and targets get is given."""
+    """Solve it as a linear program, where each source gives `give` and each target gets `get`."""
     from scipy import optimize, sparse
 
     sources, targets = costs.shape

@@ -1,4 +1,4 @@
-"""Questions beyond SGD on a loss, with methods made for them: surveys, records, steps, random numbers, gatherings."""
+"""Hooks beyond SGD on a loss, with methods made for them: looks at the data, records, steps, random numbers, turns."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,8 +11,7 @@ from fedpfl import tree
 from fedpfl.engine import Store, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
-from fedpfl.methods import FedAvg, Method, Phase
-from fedpfl.methods.base import mean_cross_entropy
+from fedpfl.methods import FedAvg, Method, Phase, Turn
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -42,36 +41,36 @@ def minibatches(federation, client, draws=None, epochs=LOCAL.epochs):
     ]
 
 
-# Surveys
+# Looks at the data before training and before evaluation
 
 
 @dataclass(frozen=True)
-class Surveyor(FedAvg):
+class Looking(FedAvg):
     """Reports what it saw of its data, and moves the statistics of batch normalisation without right."""
 
-    def survey(self, net, shard, server, mine):
+    def before_training(self, net, shard, server, client):
         net(server, shard.data.x)
         first = next(shard.batches("main", 0), None)
         return {"n": torch.tensor(len(shard.data.y)), "first": first.y.sum() if first else torch.tensor(-1)}
 
-    def measure(self, server, mine):
-        return {"n": mine["n"], "first": mine["first"]}
+    def metrics(self, server, client):
+        return {"n": client["n"], "first": client["first"]}
 
-    def finish(self, server, mine, start, end):
+    def finish(self, server, client, start, end):
         return end, {}
 
 
-def test_a_survey_sees_the_clients_training_data_in_the_order_of_training(backend, federation):
-    part = participate(Surveyor(), tiny(), federation, begin(Surveyor(), tiny(), 10, CPU), EVERYONE, engine=backend)
-    assert part.measures["n"].tolist() == federation.train_sizes.tolist()
+def test_before_training_sees_the_clients_training_data_in_the_order_of_training(backend, federation):
+    part = participate(Looking(), tiny(), federation, begin(Looking(), tiny(), 10, CPU), EVERYONE, engine=backend)
+    assert part.metrics["n"].tolist() == federation.train_sizes.tolist()
     first = [next(iter(minibatches(federation, c)[0]), None) for c in EVERYONE]
-    assert part.measures["first"].tolist() == [-1 if i is None else int(federation.y[i].sum()) for i in first]
+    assert part.metrics["first"].tolist() == [-1 if i is None else int(federation.y[i].sum()) for i in first]
 
 
-def test_a_survey_moves_no_statistics_and_nothing_else(backend, federation):
+def test_before_training_moves_no_statistics_and_nothing_else(backend, federation):
     for norm in (False, True):
         plain, own = (
-            trajectory(m, tiny(norm), federation, COHORTS[:2], engine=backend)[-1] for m in (FedAvg(), Surveyor())
+            trajectory(m, tiny(norm), federation, COHORTS[:2], engine=backend)[-1] for m in (FedAvg(), Looking())
         )
         assert_same((plain.server, plain.server_buffers), (own.server, own.server_buffers))
 
@@ -87,30 +86,30 @@ def test_a_shard_deals_a_share_of_its_samples(federation):
 
 @dataclass(frozen=True)
 class Adapter(FedAvg):
-    """Is judged by the global model with the client's label counts added to the head's bias."""
+    """Is evaluated by the global model with the client's label counts added to the head's bias."""
 
-    def adapt(self, net, shard, server, mine):
+    def before_evaluation(self, net, shard, server, client):
         net(server, shard.data.x)
         return {"counts": torch.bincount(shard.data.y, minlength=5).float() + 0.01 * shard.order("any", 0)[0]}
 
-    def personal(self, server, mine):
-        return {**server, "classifier.bias": server["classifier.bias"] + mine.get("counts", 0.0)}
+    def personal(self, server, client):
+        return {**server, "classifier.bias": server["classifier.bias"] + client.get("counts", 0.0)}
 
 
-def test_judging_adapts_first(backend, federation):
+def test_before_evaluation_the_client_looks_at_its_training_data(backend, federation):
     net = tiny(norm=True)
     state = trajectory(Adapter(), net, federation, COHORTS[:2], engine=backend)[-1]
-    adapting = Tuning(LOCAL, Draws(5, "adapt", 2))
+    before = Tuning(LOCAL, Draws(5, "adapt", 2))
     runner = make(as_engine(backend), net, CPU)
-    tally = runner.evaluate(Adapter(), federation, state, EVERYONE, adapting=adapting)
+    found = runner.evaluate(Adapter(), federation, state, EVERYONE, before=before)
     for client in EVERYONE:
         counts = torch.bincount(federation.y[federation.train[client]], minlength=5).float()
-        counts += 0.01 * adapting.draws.order(client, "any", 0, int(federation.train_sizes[client]))[0]
+        counts += 0.01 * before.draws.order(client, "any", 0, int(federation.train_sizes[client]))[0]
         params = {**state.server, "classifier.bias": state.server["classifier.bias"] + counts}
         test = federation.test[client]
         logits = net.bind(state.server_buffers)(params, federation.normalize(federation.x[test]))
         loss = torch.nn.functional.cross_entropy(logits, federation.y[test], reduction="sum")
-        assert_close({"": tally.loss[client]}, {"": loss}, atol=1e-4)
+        assert_close({"": found.loss[client]}, {"": loss}, atol=1e-4)
 
 
 def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
@@ -128,11 +127,14 @@ def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
 class Recorder(FedAvg):
     """Keeps the labels and logits of every training sample."""
 
-    def loss(self, net, params, batch, server, mine):
-        logits = net(params, batch.x)
-        return mean_cross_entropy(logits, batch), {"y": batch.y, "logits": logits}
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, keeps=True)]
 
-    def digest(self, kept, server, mine):
+    def loss(self, net, params, batch, server, client):
+        logits = net(params, batch.x)
+        return batch.cross_entropy(logits), {"y": batch.y, "logits": logits}
+
+    def after_training(self, net, shard, params, kept, server, client):
         if not kept:
             return {"n": torch.tensor(0), "code": torch.tensor(0.0), "sum": torch.tensor(0.0)}
         place = torch.arange(len(kept["y"]))
@@ -143,11 +145,11 @@ class Recorder(FedAvg):
             "sum": kept["logits"].sum(),
         }
 
-    def finish(self, server, mine, start, end):
-        return {"end": end, **{name: mine[name] for name in ("n", "code", "sum")}}, {}
+    def finish(self, server, client, start, end):
+        return {"end": end, **tree.named(client, ("n", "code", "sum"))}, {}
 
-    def merge(self, server, uploads, weight):
-        return super().merge(server, uploads["end"], weight)
+    def aggregate(self, server, uploads, clients, weight):
+        return super().aggregate(server, uploads["end"], clients, weight)
 
 
 def test_records_are_of_all_steps_in_turn_without_padding(backend, net, federation):
@@ -180,9 +182,12 @@ class Stepper(FedAvg):
 
     lr: float = 0.05
 
-    def step(self, net, params, batch, server, mine):
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, step=self._step)]
+
+    def _step(self, net, params, batch, server, client):
         def objective(net, params):
-            return mean_cross_entropy(net(params, batch.x), batch)
+            return batch.cross_entropy(net(params, batch.x))
 
         grads, loss = net.gradient(objective, params, batch.weight)
         return tree.map(lambda p, g: p - self.lr * g, params, grads), loss
@@ -202,15 +207,14 @@ def test_sgd_as_a_step_is_sgd(norm, backend, federation):
 class Pairs(FedAvg):
     """A gradient step on the mean loss of two minibatches."""
 
-    together = 2
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, step=self._step, batches=2)]
 
-    def step(self, net, params, batch, server, mine):
-        one, other = batch
+    def _step(self, net, params, batches, server, client):
+        one, other = batches
         losses = []
         for part in (one, other):
-            grads, loss = net.gradient(
-                lambda n, p, part=part: mean_cross_entropy(n(p, part.x), part), params, part.weight
-            )
+            grads, loss = net.gradient(lambda n, p, part=part: part.cross_entropy(n(p, part.x)), params, part.weight)
             losses.append((grads, loss))
         mean = tree.map(lambda a, b: (a + b) / 2, losses[0][0], losses[1][0])
         return tree.map(lambda p, g: p - 0.05 * g, params, mean), losses[0][1] + losses[1][1]
@@ -242,11 +246,10 @@ def test_minibatches_taken_together_are_consecutive_and_leftovers_skipped(backen
 class Gambler(FedAvg):
     """Its gradient is the step's random numbers."""
 
-    @property
-    def randoms(self):
-        return 12
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, randoms=12)]
 
-    def loss(self, net, params, batch, server, mine):
+    def loss(self, net, params, batch, server, client):
         return (params["fc.bias"] * batch.random).sum()
 
 
@@ -271,8 +274,8 @@ def test_each_step_has_random_numbers_of_its_own(backend, net, federation):
 
 @dataclass(frozen=True)
 class Paced(Method):
-    def phases(self, server, mine, params, epochs):
-        return [Phase(epochs, lr=0.02, momentum=0.3)]
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, sgd={"lr": 0.02, "momentum": 0.3})]
 
 
 def test_a_phases_own_pace_is_that_pace(backend, net, federation):
@@ -281,38 +284,33 @@ def test_a_phases_own_pace_is_that_pace(backend, net, federation):
     assert_same(own.server, trajectory(FedAvg(), net, federation, engine=backend, local=local)[-1].server)
 
 
-# Gatherings
+# Surveys of all clients
 
 
 @dataclass(frozen=True)
-class Gatherer(FedAvg):
+class Surveyor(FedAvg):
     """Before round 2 all clients tell the mean of their trained head bias."""
 
     def init(self, params, parts):
         return {"w": params}, {"told": torch.zeros(())}
 
-    def start(self, server, mine):
+    def turns(self, played, cohort, clients, generator):
+        return [*([Turn(list(range(clients)), survey=self._survey)] if played == 1 else []), Turn(cohort)]
+
+    def start(self, server, client):
         return server["w"]
 
-    def finish(self, server, mine, start, end):
-        return end, mine
+    def aggregate(self, server, uploads, clients, weight):
+        return {"w": tree.mean(uploads, weight)}, clients
 
-    def merge(self, server, uploads, weight):
-        return {"w": tree.mean(uploads, weight)}
-
-    def personal(self, server, mine):
-        return server["w"]
-
-    def gathers(self, played):
-        return played == 1
-
-    def gather(self, server, uploads, mine):
+    def _survey(self, server, uploads, clients):
         assert uploads["fc.bias"].shape == (10, 12)
+        assert clients["told"].shape == (10,)
         return server, {"told": uploads["fc.bias"].mean(1)}
 
 
-def test_a_gathering_trains_everyone_once_and_changes_only_what_it_says(backend, net, federation):
-    states, outcomes = rounds(Gatherer(), net, federation, engine=backend)
+def test_a_survey_trains_everyone_once_and_changes_only_what_it_says(backend, net, federation):
+    states, outcomes = rounds(Surveyor(), net, federation, engine=backend)
     plain, counts = rounds(FedAvg(), net, federation, engine=backend)
     for own, other in zip(states, plain, strict=True):
         assert_same(own.server["w"], other.server)
@@ -323,26 +321,30 @@ def test_a_gathering_trains_everyone_once_and_changes_only_what_it_says(backend,
     assert len(set(states[2].clients["told"].tolist())) == 10
     assert torch.equal(states[2].clients["told"], states[3].clients["told"])
     size = tree.size(net.params)
-    extra = [own.values_down - other.values_down for own, other in zip(outcomes, counts, strict=True)]
+    extra = [own.sent.values_down - other.sent.values_down for own, other in zip(outcomes, counts, strict=True)]
     assert extra == [0, 10 * size, 0]
-    assert [own.bits_up - other.bits_up for own, other in zip(outcomes, counts, strict=True)] == [0, 320 * size, 0]
+    assert [own.sent.bits_up - other.sent.bits_up for own, other in zip(outcomes, counts, strict=True)] == [
+        0,
+        320 * size,
+        0,
+    ]
 
 
-def test_a_gathering_counts_averaged_statistics(backend, federation):
+def test_a_survey_counts_averaged_statistics(backend, federation):
     net = tiny(norm=True)
-    outcomes = rounds(Gatherer(), net, federation, COHORTS[:2], engine=backend)[1]
+    outcomes = rounds(Surveyor(), net, federation, COHORTS[:2], engine=backend)[1]
     each = tree.size(net.params) + 8  # running mean and variance of four channels
-    assert [outcome.values_up for outcome in outcomes] == [5 * each, 15 * each]
+    assert [outcome.sent.values_up for outcome in outcomes] == [5 * each, 15 * each]
 
 
-def test_a_gathering_with_client_states_elsewhere(net):
-    """`gather` sees the stacked rows wherever the store keeps them; they are overwritten there."""
+def test_a_survey_with_client_states_elsewhere(net):
+    """It sees the stacked rows wherever the store keeps them; they are overwritten there."""
     federation = federate()
     ends = []
     for store in (Store(), Store("disk")):
-        state = begin(Gatherer(), net, 10, CPU, store)
+        state = begin(Surveyor(), net, 10, CPU, store)
         for cohort in COHORTS[:2]:
-            state, _ = play(make(as_engine("loop"), net, CPU), Gatherer(), federation, state, cohort, LOCAL, 0)
+            state, _ = play(make(as_engine("loop"), net, CPU), Surveyor(), federation, state, cohort, LOCAL, 0)
         ends.append(state)
     assert_same(*ends)
     assert isinstance(ends[0].clients["told"], Tensor)

@@ -23,7 +23,7 @@ SLACK = 1e-9  # so that 0.29 * 100 counts as 29
 
 
 def plan(params: Tree, parts: Parts) -> Tree:
-    """Tensors that say for every entry of `params` (and every buffer) between which neurons it lies.
+    """Return tensors that say for every entry of `params` (and every buffer) between which neurons it lies.
 
     group, place, width: of each neuron, int64 `[neurons]`: number of its group, place in it, and neurons in it.
     rows, columns: of each parameter, neuron numbers along axis 0 and (weights) axis 1. buffers: along axis 0.
@@ -64,7 +64,7 @@ def plan(params: Tree, parts: Parts) -> Tree:
 
 
 def kept(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
-    """How many neurons of each neuron's group a sub-model of width `share` (0-dimensional float64) has, `[neurons]`."""
+    """Return how many neurons of each neuron's group a sub-model has, `[neurons]`; `share`: 0-dimensional float64."""
     exact = share.double() * plan["width"]
     near = {"floor": exact + SLACK, "ceil": exact - SLACK, "round": exact + 0.5 + SLACK}[rounding]
     whole = near.ceil() if rounding == "ceil" else near.floor()
@@ -72,31 +72,31 @@ def kept(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
 
 
 def prefix(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
-    """The first neurons of every group."""
-    return _with_always(plan["place"] < kept(plan, share, rounding))
+    """Return the first neurons of every group."""
+    return with_always(plan["place"] < kept(plan, share, rounding))
 
 
 def leading(plan: Tree, active: Tensor) -> Tensor:
-    """As many of the first neurons of every group as it has active ones."""
+    """Return as many of the first neurons of every group as it has active ones."""
     counts = torch.zeros_like(plan["width"]).index_add(0, plan["group"], active[:-1].long())
-    return _with_always(plan["place"] < counts[plan["group"]])
+    return with_always(plan["place"] < counts[plan["group"]])
 
 
 def window(plan: Tree, share: Tensor, shift: Tensor, rounding: Rounding = "floor") -> Tensor:
-    """As many neurons of every group from number `shift` on, round about."""
-    return _with_always((plan["place"] - shift) % plan["width"] < kept(plan, share, rounding))
+    """Return as many neurons of every group as `prefix`, from number `shift` on and round about."""
+    return with_always((plan["place"] - shift) % plan["width"] < kept(plan, share, rounding))
 
 
 def top(plan: Tree, share: Tensor, score: Tensor, rounding: Rounding = "floor") -> Tensor:
-    """The neurons of highest `score` `[neurons]` in every group, of equals the first. Random scores: a random draw."""
+    """Return the neurons of highest `score` `[neurons]` in every group, of equals the first; random scores draw."""
     order = score.argsort(descending=True, stable=True)
     order = order[plan["group"][order].argsort(stable=True)]  # group by group, the best first: as `place` counts
     rank = torch.empty_like(plan["place"]).scatter(0, order, plan["place"])
-    return _with_always(rank < kept(plan, share, rounding))
+    return with_always(rank < kept(plan, share, rounding))
 
 
 def entries(plan: Tree, active: Tensor, params: Tree) -> Tree:
-    """Which entries of `params` lie between active neurons, as bools of its form."""
+    """Return which entries of `params` lie between active neurons, as bools of its form."""
 
     def mask(name: str, leaf: Tensor) -> Tensor:
         own = active[plan["rows"][name]]
@@ -108,17 +108,18 @@ def entries(plan: Tree, active: Tensor, params: Tree) -> Tree:
 
 
 def statistics(plan: Tree, active: Tensor) -> Tree:
-    """Which BatchNorm statistics belong to active neurons (counters: always)."""
+    """Return which BatchNorm statistics belong to active neurons (counters: always)."""
     return {name: active[numbers] for name, numbers in plan["buffers"].items()}
 
 
 def incoming(plan: Tree, values: Tree) -> Tensor:
-    """Sums of `values` (a tree like the parameters) over each neuron's incoming weights, not its bias, `[neurons]`."""
+    """Add up `values` (a tree like the parameters) over each neuron's incoming weights, not its bias: `[neurons]`."""
     total = torch.zeros(len(plan["group"]) + 1, device=plan["group"].device)
     for name in plan["columns"]:
         total = total.index_add(0, plan["rows"][name], values[name].flatten(1).sum(1))
     return total[:-1]
 
 
-def _with_always(active: Tensor) -> Tensor:
-    return torch.cat([active, torch.ones_like(active[:1])])
+def with_always(own: Tensor) -> Tensor:
+    """Return `active` for the neurons `own` `[neurons]`, with the last entry, which is always active."""
+    return torch.cat([own, torch.ones_like(own[:1])])

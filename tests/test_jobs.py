@@ -10,7 +10,7 @@ import pytest
 
 from fedpfl import tree
 from fedpfl.engine import Engine, Tuning, make
-from fedpfl.engine.backend import Judging, Training
+from fedpfl.engine.backend import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.program import Programs
 from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
@@ -56,13 +56,13 @@ def states(methods, federations, net):
 
 def trainings(methods, federations, net):
     zipped = zip(methods, federations, states(methods, federations, net), strict=False)
-    return [Training(m, f, s, COHORTS[k % 3], LOCAL, Draws(k, "train", 2 + k)) for k, (m, f, s) in enumerate(zipped)]
+    return [TrainCall(m, f, s, COHORTS[k % 3], LOCAL, Draws(k, "train", 2 + k)) for k, (m, f, s) in enumerate(zipped)]
 
 
-def judgings(methods, federations, net):
+def evaluations(methods, federations, net):
     zipped = zip(methods, federations, states(methods, federations, net), strict=False)
     tunings = [None, Tuning(LOCAL, Draws(3, "finetune", 1)), Tuning(LOCAL, Draws(4, "finetune", 1), "head")]
-    return [Judging(m, f, s, EVERYONE, tunings[k % 3]) for k, (m, f, s) in enumerate(zipped)]
+    return [EvalCall(m, f, s, EVERYONE, tunings[k % 3]) for k, (m, f, s) in enumerate(zipped)]
 
 
 def compare(backend, calls):
@@ -82,13 +82,19 @@ def test_trainings_of_several_runs(backend, federations, net):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_judgings_of_several_runs_with_and_without_fine_tuning(backend, federations, net):
-    compare(backend, judgings(METHODS, federations, net))
+def test_evaluations_of_several_runs_with_and_without_fine_tuning(backend, federations, net):
+    compare(backend, evaluations(METHODS, federations, net))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_runs_that_train_and_runs_that_judge(backend, federations, net):
-    compare(backend, trainings(METHODS, federations, net)[:4] + judgings(METHODS, federations, net)[2:6])
+def test_runs_that_train_and_runs_that_evaluate(backend, federations, net):
+    compare(backend, trainings(METHODS, federations, net)[:4] + evaluations(METHODS, federations, net)[2:6])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_runs_that_stop_clients_early_and_runs_that_do_not(backend, federations, net):
+    calls = trainings([FedAvg()] * 3, federations, net)
+    compare(backend, [call._replace(stopping=number > 0) for number, call in enumerate(calls)])
 
 
 def test_runs_with_batch_normalisation(federations):
@@ -104,9 +110,9 @@ def programs(monkeypatch):
     """The number of rows of every training program run from here on."""
     seen, real = [], Programs.run
 
-    def counted(self, study):
-        seen.append(len(study.rows))
-        return real(self, study)
+    def counted(self, job):
+        seen.append(len(job.rows))
+        return real(self, job)
 
     monkeypatch.setattr(Programs, "run", counted)
     return seen
@@ -144,7 +150,7 @@ def test_programs_keep_to_the_width(federations, net, monkeypatch):
 class Broken(FedAvg):
     """Fails at its first batch."""
 
-    def loss(self, net, params, batch, server, mine):
+    def loss(self, net, params, batch, server, client):
         raise ZeroDivisionError("broken")
 
 
@@ -175,7 +181,7 @@ def test_a_run_that_diverges_takes_nobody_down(backend, federations, net):
 def test_an_interrupt_is_nobodys_answer(backend, federations, net):
     @dataclass(frozen=True)
     class Interrupted(FedAvg):
-        def loss(self, net, params, batch, server, mine):
+        def loss(self, net, params, batch, server, client):
             raise KeyboardInterrupt
 
     (call,) = trainings([FedAvg()], federations[:1], net)

@@ -1,0 +1,180 @@
+"""Jobs of training and evaluation: rows of clients, and how jobs of a kind join into one program and part again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpfl import tree
+from fedpfl.data.federation import Federation
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.sgd import TrainPlan
+from fedpfl.methods import Method
+from fedpfl.tree import Tree
+
+
+class Row(NamedTuple):
+    """One client in a job."""
+
+    federation: Federation
+    client: int
+
+
+@dataclass(frozen=True)
+class EvalJob:
+    """Hold models to evaluate; row i of every stacked tree belongs to `rows[i]`. split: of the federation."""
+
+    method: Method
+    rows: list[Row]
+    params: Tree
+    buffers: dict[str, Tree]
+    split: str = "test"
+
+    def kind(self) -> tuple[Any, ...]:
+        """Say what jobs of one program have in common: the images, predictions and form of trees."""
+        asker = None if type(self.method).predict is Method.predict else self.method
+        return asker, self.split, _images(self.rows), _form(self.params), _form(self.buffers)
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """Hold local training to do; row i of every stacked tree belongs to `rows[i]`.
+
+    servers: `{"server": stacked}` where the rows have different ones, else None, and `server` is everyone's.
+    """
+
+    method: Method
+    rows: list[Row]
+    draws: list[Draws]
+    plan: TrainPlan
+    start: Tree
+    server: Tree
+    client: dict[str, Tree]
+    buffers: dict[str, Tree]
+    servers: dict[str, Tree] | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the loss looks at the trained tree alone, so that it does not matter whose method it is."""
+        method = type(self.method)
+        if method.loss is not Method.loss or method.predict is not Method.predict:
+            return False
+        return not any(phase.loss or phase.step or phase.after_gradient for phase in self.plan.phases)
+
+    def kind(self) -> tuple[Any, ...]:
+        """Say what jobs of one program have in common: the images, loss and steps, and form of trees."""
+        phases = [
+            (*phase._replace(mask=None, loss=None, step=None, after_gradient=None, sgd={}), dict(phase.sgd), mask)
+            for phase in self.plan.phases
+            for mask in [[(name, isinstance(leaf, Tensor) or leaf) for name, leaf in tree.items(phase.mask)]]
+        ]
+        asker, plan = None if self.plain else self.method, (self.plan.tuned, self.plan.by_sample, self.plan.local)
+        return asker, plan, _images(self.rows), phases, _form(self.start), _form(self.buffers)
+
+
+@dataclass(frozen=True)
+class End:
+    """Hold trained trees, states and buffers after a job, stacked.
+
+    loss, sample_loss: mean over each client's steps, and over the samples of these (0 unless the plan asks for it).
+    kept: what each row's losses left beside the loss, of all its steps in turn; {} where it took none.
+    """
+
+    params: Tree
+    client: dict[str, Tree]
+    buffers: dict[str, Tree]
+    loss: Tensor
+    sample_loss: Tensor
+    kept: list[Tree]
+
+
+def by_kind(work: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
+    """Return the results of `work`, in order, which is given all items of a kind together."""
+    kinds: list[tuple[Any, list[int]]] = []
+    for place, item in enumerate(items):
+        kind = item.kind()
+        group = next((places for known, places in kinds if known == kind), None)
+        if group is None:
+            kinds.append((kind, group := []))
+        group.append(place)
+    results: dict[int, Any] = {}
+    for _, places in kinds:
+        results |= zip(places, work([items[place] for place in places]), strict=True)
+    return [results[place] for place in range(len(items))]
+
+
+def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
+    """Make jobs of one kind one, the clients with most samples first; and say where each row went, `[rows]`."""
+    first = jobs[0]
+    rows = [row for job in jobs for row in job.rows]
+    draws = [draws for job in jobs for draws in job.draws]
+    sizes = torch.tensor([int(row.federation.train_sizes[row.client]) for row in rows])
+    order = sizes.argsort(descending=True, stable=True)
+
+    def joined(trees: Sequence[Tree]) -> Tree:
+        return reorder(concatenate(trees), order)
+
+    def joined_masks(*leaves: Any) -> Any:
+        return joined(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
+    phases = [
+        phase._replace(mask=tree.map(joined_masks, *(job.plan.phases[i].mask for job in jobs)))
+        for i, phase in enumerate(first.plan.phases)
+    ]
+    servers: dict[str, Tree] | None = None
+    client: dict[str, Tree] = {}
+    if not first.plain:
+        servers = {"server": joined([tree.repeat(job.server, len(job.rows)) for job in jobs])}
+        client = joined([job.client for job in jobs])
+    job = TrainJob(
+        first.method,
+        [rows[i] for i in order.tolist()],
+        [draws[i] for i in order.tolist()],
+        replace(first.plan, phases=phases),
+        joined([job.start for job in jobs]),
+        {},
+        client,
+        joined([job.buffers for job in jobs]),
+        servers,
+    )
+    return job, order.argsort()
+
+
+def part(end: End, places: Tensor, jobs: list[TrainJob]) -> list[End]:
+    """Undo `join`: return each job's own rows. The states of plain jobs have not changed."""
+    stacked = {name: value for name, value in vars(end).items() if name != "kept"}
+    counts, kept = [len(job.rows) for job in jobs], iter([end.kept[place] for place in places.tolist()])
+    return [
+        End(**{**own, "client": job.client if job.plain else own["client"]}, kept=list(islice(kept, len(job.rows))))
+        for job, own in zip(jobs, divide(reorder(stacked, places), counts), strict=True)
+    ]
+
+
+def concatenate(stacked: Sequence[Tree]) -> Tree:
+    """Put stacked trees of one form one after another on axis 0; a single one stays as it is."""
+    return tree.map(lambda *leaves: torch.cat(leaves), *stacked) if len(stacked) > 1 else stacked[0]
+
+
+def reorder(stacked: Tree, order: Tensor) -> Tree:
+    """Make row `order[i]` row i."""
+    return tree.map(lambda leaf: leaf[order.to(leaf.device)], stacked)
+
+
+def divide(stacked: Tree, counts: list[int]) -> list[Tree]:
+    """Undo `concatenate`: return views of `counts` rows each."""
+    ends = torch.tensor(counts).cumsum(0).tolist()
+    return [tree.take(stacked, slice(end - count, end)) for count, end in zip(counts, ends, strict=True)]
+
+
+def _images(rows: list[Row]) -> tuple[Any, ...]:
+    federation = rows[0].federation
+    return id(federation.x), federation.mean, federation.std, federation.augment
+
+
+def _form(stacked: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:
+    return [(name, leaf.shape[1:], leaf.dtype) for name, leaf in tree.items(stacked)]

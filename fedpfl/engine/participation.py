@@ -1,0 +1,172 @@
+"""A client's part in a round, and its evaluation, written once: generators that yield what to train and to evaluate.
+
+A backend runs them for one client (`One`) or for many stacked (`Many`), and answers each job as it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedpfl import traffic, tree
+from fedpfl.engine.backend import Counts, EvalCall, Participation, TrainCall
+from fedpfl.engine.jobs import End, EvalJob, Row, TrainJob
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.program import each
+from fedpfl.engine.sgd import TrainPlan, fine_tuning, training
+from fedpfl.engine.shard import training_shard
+from fedpfl.engine.state import State
+from fedpfl.errors import FedpflError
+from fedpfl.models import Net
+from fedpfl.traffic import Traffic
+from fedpfl.tree import Tree
+
+
+class One:
+    """Apply hooks to a single client, whose trees are as hooks see them."""
+
+    def __init__(self, client: int):
+        self.clients = [client]
+
+    def states(self, state: State, device: torch.device) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        """Return the clients' states and the buffers that they start from."""
+        return dict(state.client(self.clients[0], device)), state.buffers(self.clients[0])
+
+    def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
+        """Apply a pure hook."""
+        return hook(*trees)
+
+    def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
+        """Apply `hook(client number, ...)`, which may branch on values; `kept` has an entry per client."""
+        return hook(self.clients[0], *trees, *(kept or ()))
+
+    def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
+        """Return the clients' common plan, in which masks belong to a client."""
+        return make(*trees)
+
+
+class Many(One):
+    """Apply hooks to several clients, whose trees are stacked, `[clients, ...]`."""
+
+    def __init__(self, clients: list[int]):
+        self.clients = clients
+
+    def states(self, state: State, device: torch.device) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        """Return copies of the clients' rows."""
+        index = torch.tensor(self.clients)
+        return dict(state.client(index, device)), state.buffers(index, len(self.clients))
+
+    def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
+        """Vectorise it."""
+        return each(hook, *trees, count=len(self.clients))
+
+    def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
+        """Call it client by client and stack the answers."""
+        answers = [
+            hook(client, *(tree.take(stacked, row) for stacked in trees), *([kept[row]] if kept is not None else []))
+            for row, client in enumerate(self.clients)
+        ]
+        if any(answer.keys() != answers[0].keys() for answer in answers):
+            raise FedpflError(f"a hook answers some clients with other entries than {', '.join(answers[0]) or 'none'}")
+        return tree.stack(answers)
+
+    def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
+        """Stack the masks; the rest is common."""
+        common: list[TrainPlan] = []
+
+        def masks(*parts: Any) -> list[Tensor]:
+            plan = make(*parts)
+            common.append(plan)
+            leaves = [leaf for phase in plan.phases for leaf in tree.leaves(phase.mask)]
+            return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+        values = iter(self.each(masks, *trees))
+        fill = partial(tree.map, lambda leaf: next(values) if isinstance(leaf, Tensor) else leaf)
+        return replace(common[0], phases=[phase._replace(mask=fill(phase.mask)) for phase in common[0].phases])
+
+
+Autocast = Callable[[], AbstractContextManager]
+
+
+def participation(
+    call: TrainCall, rows: One, net: Net, autocast: Autocast
+) -> Generator[TrainJob | EvalJob, Any, Participation]:
+    """Take clients through a round in the order of the Method's hooks."""
+    method, federation, state, _, local, draws, stopping = call
+    server, device = state.server, federation.x.device
+    places = [Row(federation, number) for number in rows.clients]
+
+    def sample(number: int) -> dict[str, Tree]:
+        return tree.to(method.sample(draws.server(number), server), device)
+
+    def before_training(number: int, client: dict[str, Tree], buffers: dict[str, Tree]) -> dict[str, Tree]:
+        shard = training_shard(federation, number, local.batch_size, draws)
+        with autocast():
+            return method.before_training(net.bind(buffers, training=True), shard, server, client)
+
+    def after_training(
+        number: int, client: dict[str, Tree], buffers: dict[str, Tree], params: Tree, kept: Tree
+    ) -> dict[str, Tree]:
+        shard = training_shard(federation, number, local.batch_size, draws)
+        return method.after_training(net.bind(buffers), shard, params, kept, server, client)
+
+    def finish(client: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree], Traffic]:
+        upload, kept = method.finish(server, client, start, end)
+        return upload, kept, traffic.count(upload)
+
+    evaluated = partial(method.evaluated, server)
+
+    client, buffers = rows.states(state, device)
+    client |= rows.one_by_one(sample)
+    client |= rows.one_by_one(before_training, client, buffers)
+    client = rows.each(partial(method.prepare, server), client)
+    start = rows.each(partial(method.start, server), client)
+    down = rows.each(lambda own: traffic.count(method.download(server, own)), client)
+    metrics = rows.each(partial(method.metrics, server), client)
+    before = yield EvalJob(method, places, rows.each(evaluated, client, start), buffers)
+
+    plan = replace(rows.plan(partial(training, method, local, server), client, start), by_sample=stopping)
+    end: End = yield TrainJob(method, places, [draws] * len(places), plan, start, server, client, buffers)
+    updated = rows.each(partial(method.updated_buffers, server), end.client)
+    buffers = {
+        **end.buffers,
+        **{role: tree.map(torch.where, own, end.buffers[role], buffers[role]) for role, own in updated.items()},
+    }
+    client = {**end.client, **rows.one_by_one(after_training, end.client, buffers, end.params, kept=end.kept)}
+    params = rows.each(evaluated, client, end.params)
+    after = yield EvalJob(method, places, params, buffers)
+    held_out = torch.zeros_like(after.loss)
+    if stopping:
+        held = (yield EvalJob(method, places, params, buffers, "held_out")) if federation.validation else after
+        held_out = held.loss / held.total.clamp(min=1)
+    uploads, client, up = rows.each(finish, client, start, end.params)
+    return Participation(
+        uploads, client, buffers, updated, before, after, down, up, metrics, end.loss, end.sample_loss, held_out
+    )
+
+
+def evaluation(call: EvalCall, rows: One, net: Net, autocast: Autocast) -> Generator[TrainJob | EvalJob, Any, Counts]:
+    """Evaluate clients' personal models, or copies fine-tuned on their training data."""
+    method, federation, state, _, tuning, before = call
+    server, places = state.server, [Row(federation, number) for number in rows.clients]
+    draws, batch_size = (before.draws, before.local.batch_size) if before else (Draws(0, "adapt", state.round), 32)
+
+    def before_evaluation(number: int, client: dict[str, Tree], buffers: dict[str, Tree]) -> dict[str, Tree]:
+        shard = training_shard(federation, number, batch_size, draws)
+        with autocast():
+            return method.before_evaluation(net.bind(buffers, training=True), shard, server, client)
+
+    client, buffers = rows.states(state, federation.x.device)
+    client |= rows.one_by_one(before_evaluation, client, buffers)
+    params = rows.each(partial(method.personal, server), client)
+    if tuning:
+        plan = rows.plan(partial(fine_tuning, method, tuning, net.parts), params)
+        end: End = yield TrainJob(method, places, [tuning.draws] * len(places), plan, params, server, client, buffers)
+        params, buffers = end.params, end.buffers
+    return (yield EvalJob(method, places, params, buffers))

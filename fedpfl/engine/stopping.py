@@ -1,0 +1,50 @@
+"""Early stopping of single clients, with any method (Niu, Dong and Qin, AAAI 2025, Algorithm 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedpfl.engine.backend import Participation
+from fedpfl.engine.keys import generator
+from fedpfl.engine.state import State
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Let a client stop whose loss L = lam L_train + (1 - lam) L_test has risen since its last participation.
+
+    Its last upload still counts. L_train is the mean over the samples of all epochs while training; L_test that of the
+    trained model on held-out samples, in evaluation mode: the test split, as in the paper, unless the run holds samples
+    out (`validation`). The run ends when nobody is left. Each participation sends one bit more.
+    """
+
+    early: bool = False
+    lam: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lam <= 1:
+            raise ValueError(f"lam must be between 0 and 1, got {self.lam}")
+
+
+def after(stopping: Stopping, state: State, clients: Tensor, part: Participation) -> dict[str, Tensor]:
+    """Return `State.stopping` after a turn of `clients`."""
+    last, stopped = (state.stopping[name].clone() for name in ("last", "stopped"))
+    loss = stopping.lam * part.sample_loss + (1 - stopping.lam) * part.held_out
+    stopped[clients] = loss > last[clients]
+    last[clients] = loss
+    return {"last": last, "stopped": stopped}
+
+
+def pick(state: State, planned: list[int], seed: int) -> list[int]:
+    """Return the next round's cohort: `planned`, or once clients have stopped, as many of those who have not.
+
+    With fewer left it is all of them; with none it is empty, and the run is over.
+    """
+    if not state.stopping or not bool(state.stopping["stopped"].any()):
+        return planned
+    left = (~state.stopping["stopped"]).nonzero().flatten().cpu()
+    order = torch.randperm(len(left), generator=generator(seed, "cohort", state.round + 1))
+    return sorted(left[order[: len(planned)]].tolist())

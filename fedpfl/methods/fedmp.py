@@ -1,0 +1,19 @@
+"""FedMP: clients keep the neurons of largest L1 norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedpfl import tree
+from fedpfl.methods.shared.pruned import Pruned
+from fedpfl.tree import Tree
+
+
+@dataclass(frozen=True)
+class FedMP(Pruned):
+    """FedMP (Jiang et al., IEEE TMC 2023), pruned once by the L1 norms of filters and rows."""
+
+    def _scores(self, model: Tree, gradients: Tree) -> Tree:
+        return tree.map(torch.abs, model)

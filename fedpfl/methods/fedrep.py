@@ -1,0 +1,33 @@
+"""FedRep: a personal head that is trained before the shared body under it."""
+
+from dataclasses import dataclass
+
+from fedpfl.methods.shared.by_name import ByName, all_but, only
+from fedpfl.methods.shared.method import Phase
+
+
+@dataclass(frozen=True)
+class FedRep(ByName):
+    """FedRep: the personal head is trained first, then the shared body under it (Collins et al., ICML 2021).
+
+    body_epochs: E_b, the last of the local epochs. head_epochs: E_h; None: the epochs that are left (FL-bench: 4 + 1).
+    In the head phase the body's BatchNorm layers use their statistics and do not move them.
+    """
+
+    body_epochs: int = 1
+    head_epochs: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check(self.body_epochs >= 0, "body_epochs", "0 or more")
+        self.check(self.head_epochs is None or self.head_epochs >= 0, "head_epochs", "0 or more, or null")
+
+    def phases(self, server, client, params, epochs):
+        """Train the head, then the body."""
+        first = max(0, epochs - self.body_epochs) if self.head_epochs is None else self.head_epochs
+        head, body = only(params, client["own"]), all_but(params, client["own"])
+        return [Phase(first, head, loss=self._head_loss), Phase(self.body_epochs, body)]
+
+    def finetuning(self, params, parts, epochs):
+        """Move the head alone, as the authors retrain heads in their last round."""
+        return [Phase(epochs, only(params, parts.head))]

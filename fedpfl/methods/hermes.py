@@ -1,0 +1,19 @@
+"""Hermes: clients keep the neurons of largest L2 norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedpfl import tree
+from fedpfl.methods.shared.pruned import Pruned
+from fedpfl.tree import Tree
+
+
+@dataclass(frozen=True)
+class Hermes(Pruned):
+    """Hermes (Li et al., MobiCom 2021), pruned once by the L2 norms of filters and rows."""
+
+    def _scores(self, model: Tree, gradients: Tree) -> Tree:
+        return tree.map(torch.square, model)

@@ -1,0 +1,36 @@
+"""LG-FedAvg: local representations under a global top."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedpfl.methods.shared.by_name import ByName, top
+from fedpfl.models import Parts
+
+
+@dataclass(frozen=True)
+class LGFedAvg(ByName):
+    """LG-FedAvg: local representations under a global top (Liang et al., arXiv:2001.01523).
+
+    layers: how many are shared.
+    variant: `paper`: the top ones; `as_published`: the lowest ones (of one layer conv1), as in FL-bench, from which
+        FedOBP's tables were made.
+    BatchNorm statistics stay with the client.
+    """
+
+    layers: int = 1
+    variant: Literal["paper", "as_published"] = "paper"
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check(self.layers >= 0, "layers", "0 or more")
+
+    def buffers(self):
+        """Keep statistics on the client."""
+        return {"main": "local"}
+
+    def _own(self, parts: Parts) -> tuple[str, ...]:
+        """Return all layers but the shared ones."""
+        upper = top(parts, self.layers)
+        if self.variant == "as_published":
+            return top(parts, len(parts.layers) - self.layers)
+        return tuple(name for layer in parts.layers for name in layer if name not in upper)

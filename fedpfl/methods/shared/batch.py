@@ -1,0 +1,91 @@
+"""What a method sees of a client's data: minibatches, and the whole of its training samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedpfl.models import Bound
+from fedpfl.tree import Tree
+
+
+class Batch(NamedTuple):
+    """Hold one minibatch of one client: `x` `[batch, *shape]` (images: channels, height, width), `y` `[batch]`.
+
+    The batched backend pads short batches; `mean`, `sum` and `cross_entropy` leave the padding out, so no
+    method looks at `weight`, `[batch]`, which is 0 for padding and 1 for samples (None: no padding).
+    random: uniform numbers in [0, 1) drawn for this step, `[Phase.randoms]`; None where none are asked for.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+    random: Tensor | None = None
+
+    @property
+    def samples(self) -> Tensor:
+        """Return 1.0 for each sample and 0.0 for padding, `[batch]`."""
+        return torch.ones(len(self.y), device=self.y.device) if self.weight is None else self.weight
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add up `values` `[batch]` over the samples."""
+        return values.sum() if self.weight is None else (values * self.weight).sum()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Average `values` `[batch]` over the samples."""
+        return values.mean() if self.weight is None else (values * self.weight).sum() / self.weight.sum()
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Average the cross-entropy of `logits` `[batch, classes]` over the samples."""
+        if self.weight is None:
+            return F.cross_entropy(logits, self.y)
+        return self.mean(F.cross_entropy(logits, self.y, reduction="none"))
+
+
+class Data(NamedTuple):
+    """Hold some samples of one client: `x` `[samples, *shape]`, `y` `[samples]`."""
+
+    x: Tensor
+    y: Tensor
+
+    def rows(self, rows: Tensor) -> Batch:
+        """Return samples `rows`, in memory channels last if the images are."""
+        x = self.x.permute(0, 2, 3, 1)[rows].permute(0, 3, 1, 2) if self.x.dim() == 4 else self.x[rows]
+        return Batch(x, self.y[rows])
+
+    def chunks(self, size: int = 256) -> Iterator[Batch]:
+        """Give all samples in order, in batches of bounded size."""
+        for x, y in zip(self.x.split(size), self.y.split(size), strict=True):
+            yield Batch(x, y)
+
+
+class Shard:
+    """Hold a client's training data, which are gathered when they are first looked at.
+
+    order: `order(stream, epoch)` is a permutation of the samples, the one that local training draws.
+    """
+
+    def __init__(self, gather: Callable[[], Data], batch_size: int, order: Callable[[str, int], Tensor]):
+        self._gather, self.batch_size, self.order = gather, batch_size, order
+
+    @cached_property
+    def data(self) -> Data:
+        """Return all samples."""
+        return self._gather()
+
+    def features(self, net: Bound, params: Tree) -> Tensor:
+        """Return the head's inputs for all samples, `[samples, features]`, without gradients; `net` as it is bound."""
+        with torch.no_grad():
+            return torch.cat([net.features(params, batch.x)[1] for batch in self.data.chunks()])
+
+    def batches(self, stream: str, epoch: int, share: float = 1.0) -> Iterator[Batch]:
+        """Give minibatches of an epoch's first `share` of samples; a last partial one is kept, a lone sample not."""
+        order = self.order(stream, epoch)
+        for rows in order[: int(share * len(order))].split(self.batch_size):
+            if len(rows) > 1:
+                yield self.data.rows(rows.to(self.data.y.device))

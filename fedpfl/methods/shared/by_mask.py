@@ -1,0 +1,28 @@
+"""The family of methods whose clients take some entries from their own model, chosen one by one."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedpfl import tree
+from fedpfl.methods.shared.method import Method
+
+
+@dataclass(frozen=True)
+class ByMask(Method):
+    """Lay a client's own entries over the server's where `client["mask"]` holds: it is there after `prepare`.
+
+    The mask is element-wise and has the names of the tensors in which something can be personal.
+    """
+
+    _key: ClassVar[str] = "model"
+    """The name of the client's own entries in its state."""
+
+    def start(self, server, client):
+        """Return the personal entries of the client's own model among the others of the server's."""
+        mask = client["mask"]
+        return {**server, **tree.where(mask, client[self._key], tree.named(server, mask))}
+
+    def metrics(self, server, client):
+        """Count the personal entries of each tensor, and return their share of all entries."""
+        counts = {f"personal/{name}": leaf.sum() for name, leaf in client["mask"].items()}
+        return {"personal_share": tree.flat(client["mask"]).sum().double() / tree.size(server), **counts}

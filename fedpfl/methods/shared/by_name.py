@@ -1,0 +1,61 @@
+"""The family of methods whose clients keep some entries of the model, chosen by name, to themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedpfl import tree
+from fedpfl.errors import FedpflError
+from fedpfl.methods.shared.method import Method
+from fedpfl.models import Parts
+from fedpfl.tree import Tree
+
+
+@dataclass(frozen=True)
+class ByName(Method):
+    """Lay a client's own entries over the server's. A client that was never sampled has the initial ones."""
+
+    _key: ClassVar[str] = "own"
+    """The name of these entries in the client's state."""
+
+    def _own(self, parts: Parts) -> tuple[str, ...]:
+        """Return the names of the parameters that never leave a client: by default the head."""
+        return parts.head
+
+    def init(self, params, parts):
+        """Give the shared entries to the server, the own ones to the client."""
+        own = self._own(parts)
+        return tree.without(params, own), {self._key: tree.named(params, own)}
+
+    def start(self, server, client):
+        """Return the latest shared entries beside the client's own."""
+        return {**server, **client[self._key]}
+
+    def finish(self, server, client, start, end):
+        """Send the shared entries up, keep the own ones."""
+        own = client[self._key]
+        return tree.without(end, own), {self._key: tree.named(end, own)}
+
+    def _head_loss(self, net, params, batch, server, client):
+        """Return the cross-entropy on the features of a frozen body, whose BatchNorm statistics do not move."""
+        return batch.cross_entropy(self.predict(net.still(), params, batch.x))
+
+
+def only(params: Tree, names: Collection[str]) -> Tree:
+    """Return the mask of a phase in which the entries called so move."""
+    return {name: name in names for name in params}
+
+
+def all_but(params: Tree, names: Collection[str]) -> Tree:
+    """Return the mask of a phase in which the entries called so hold still."""
+    return {name: name not in names for name in params}
+
+
+def top(parts: Parts, layers: int) -> tuple[str, ...]:
+    """Return the names in the last `layers` of a network. Raises FedpflError where it has fewer."""
+    below = len(parts.layers) - layers
+    if below < 0:
+        raise FedpflError(f"method.layers must be at most {len(parts.layers)}, the network's layers, got {layers}")
+    return tuple(name for layer in parts.layers[below:] for name in layer)

@@ -1,0 +1,36 @@
+"""Diagonal of the empirical Fisher information, from a client's training samples."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad
+
+from fedpfl import tree
+from fedpfl.methods.shared.batch import Shard
+from fedpfl.models import Bound, squared_gradients
+from fedpfl.tree import Tree
+
+
+def scores(
+    net: Bound, logits: Callable[[Tree, Tensor], Tensor], scored: Tree, shard: Shard, by_sample: bool = True
+) -> Tree:
+    """Return, entry by entry of `scored`, the mean over the samples of (d log p(y | x) / d entry)^2.
+
+    logits: `logits(scored, x)`, computed by `net`. by_sample: otherwise it is the square of the mean gradient.
+    """
+
+    def loss(scored: Tree, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits(scored, x), y, reduction="sum")
+
+    total = None
+    for batch in shard.data.chunks():
+        if by_sample:
+            part = squared_gradients(net, loss, scored, batch.x, batch.y, batch.samples)
+        else:
+            part = grad(loss)(scored, batch.x, batch.y)
+        total = part if total is None else tree.map(torch.add, total, part)
+    samples = shard.data.y.new_full((), len(shard.data.y), dtype=torch.float32)
+    mean = tree.map(lambda leaf: leaf / samples, total)
+    return mean if by_sample else tree.map(torch.square, mean)

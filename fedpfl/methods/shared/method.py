@@ -1,0 +1,213 @@
+"""The contract of a federated method: hooks in the order of a round. The answers given here are FedAvg's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Generator, Tensor
+
+from fedpfl import tree
+from fedpfl.errors import FedpflError, near
+from fedpfl.methods.shared.batch import Batch, Shard
+from fedpfl.models import Bound, Parts
+from fedpfl.tree import Tree
+
+
+class Phase(NamedTuple):
+    """Describe a stretch of local training.
+
+    mask: which entries of the trained tree move: None for all, or a tree of bools (a bool may stand for a whole
+        subtree) and of element-wise bool tensors. What does not move is exempt from momentum and weight decay too.
+        A phase in which nothing of a client moves is left out, its losses and statistics included.
+    stream: minibatch order is a pure function of (seed, round, client, stream, epoch); epochs count up per stream,
+        so that phases of equal streams continue each other and those of different streams do not.
+    loss: takes the place of `Method.loss`. keeps: the loss comes as `(loss, tree of [batch, ...])`; what is beside it
+        is collected over all steps for `Method.after_training`.
+    step: `step(net, params, batch, server, client) -> params, loss` takes the place of an SGD step on a loss;
+        gradients by `net.gradient`.
+    after_gradient: `after_gradient(params, grads, loss, batch, server, client) -> client`, before the step is made.
+    batches: minibatches that a step takes; with more than one `step` is given a tuple of so many, and what is left of
+        an epoch is skipped. randoms: random numbers that a step takes, in `batch.random`.
+    sgd: values that take the place of those of `local`, such as `{"lr": 0.1, "momentum": 0.0}`.
+    """
+
+    epochs: int
+    mask: Tree | None = None
+    stream: str = "main"
+    loss: Callable[..., Any] | None = None
+    keeps: bool = False
+    step: Callable[..., tuple[Tree, Tensor]] | None = None
+    after_gradient: Callable[..., dict[str, Tree]] | None = None
+    batches: int = 1
+    randoms: int = 0
+    sgd: Mapping[str, float] = {}
+
+
+class Turn(NamedTuple):
+    """Name clients that train side by side.
+
+    survey: `survey(server, uploads, clients) -> server, clients` takes the place of `Method.aggregate`, with the states
+        that the clients had before, stacked; nothing else of such a turn is kept, and its batch orders are its own.
+    """
+
+    clients: list[int]
+    survey: Callable[..., tuple[Tree, dict[str, Tree]]] | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """Answer what the engine asks in a round: fields are hyperparameters, hooks are pure functions of ONE client.
+
+    Trees: `server` is what the server knows; `client` is a client's state, wherever it is stored (always a dict, of
+    equal structure, shapes and dtypes from `init` on; what hooks lay over it on the way lives for one round); `params`
+    is what local training moves. Nothing is stored on self, no hook changes its arguments, and no control flow depends
+    on tensor values, as the engine vectorises the hooks over clients. Some hooks say that they are called client by
+    client on every backend; these may branch, optimise and solve. Hooks are annotated here, and nowhere else.
+    """
+
+    def __post_init__(self) -> None:
+        """Check what annotations say of the values."""
+        for field, allowed in _choices(type(self)).items():  # type: ignore[arg-type]
+            *others, last = map(str, allowed)
+            self.check(getattr(self, field) in allowed, field, f"{', '.join(others)} or {last}")
+
+    def __init_subclass__(cls) -> None:
+        """Raise FedpflError for a public function that is no hook: it would never be called."""
+        for name, value in vars(cls).items():
+            function = callable(value) or isinstance(value, classmethod | property)
+            if function and not name.startswith("_") and not hasattr(Method, name):
+                raise FedpflError(
+                    f"{cls.__name__}.{name} is no hook of a method{near(name, hooks())}; what is not begins with _"
+                )
+
+    def check(self, rule: bool, field: str, allowed: str) -> None:
+        """Raise ValueError about a hyperparameter unless `rule` holds."""
+        if not rule:
+            raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}")
+
+    # ---- before round 1
+
+    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
+        """Return the server's and one client's state, from the common initial parameters.
+
+        Only here a method sees which entries are head, body or normalisation, and keeps what it needs as keys.
+        """
+        return params, {}
+
+    def init_clients(self, generator: Generator, clients: int) -> dict[str, Tree]:
+        """Return in what clients differ from the beginning, stacked `[clients, ...]`, laid over `init`'s state."""
+        return {}
+
+    def buffers(self) -> dict[str, str]:
+        """Return where BatchNorm statistics live, by model role: `aggregate`d at the server or `local`."""
+        return {"main": "aggregate"}
+
+    # ---- a round
+
+    def turns(self, played: int, cohort: list[int], clients: int, generator: Generator) -> list[Turn]:
+        """Return who trains in the round that follows `played` rounds: one turn after another."""
+        return [Turn(cohort)]
+
+    def sample(self, generator: Generator, server: Tree) -> dict[str, Tree]:
+        """Return what the server draws at random for the client and round, laid over its state."""
+        return {}
+
+    def before_training(self, net: Bound, shard: Shard, server: Tree, client: dict[str, Tree]) -> dict[str, Tree]:
+        """Return what the client finds out from its training data, laid over its state; of one structure for all.
+
+        Called client by client. The net is in training mode (`net.still()` is not); its statistics are restored.
+        """
+        return {}
+
+    def prepare(self, server: Tree, client: dict[str, Tree]) -> dict[str, Tree]:
+        """Return the state as it enters the round: what later hooks share (scores, masks) is computed once, here."""
+        return client
+
+    def download(self, server: Tree, client: dict[str, Tree]) -> Tree:
+        """Return what travels down; `tree.Masked` or `tree.Agreed` where only some entries do."""
+        return server
+
+    def start(self, server: Tree, client: dict[str, Tree]) -> Tree:
+        """Return the tree that local training starts from; of the server it sees what `download` sends."""
+        return server
+
+    def phases(self, server: Tree, client: dict[str, Tree], params: Tree, epochs: int) -> list[Phase]:
+        """Return which entries move when. The number of phases and their epochs are the same for all clients."""
+        return [Phase(epochs)]
+
+    def loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, client: dict[str, Tree]) -> Any:
+        """Return what local training minimises on a batch. Of several models add the losses: gradients stay apart."""
+        return batch.cross_entropy(self.predict(net, params, batch.x))
+
+    def after_training(
+        self, net: Bound, shard: Shard, params: Tree, kept: Tree, server: Tree, client: dict[str, Tree]
+    ) -> dict[str, Tree]:
+        """Return what the client finds out from its data with the trained `params`, laid over its state.
+
+        Called client by client, the net in evaluation mode. kept: what the losses left (`Phase.keeps`), of all steps in
+        turn; {} if there were none.
+        """
+        return {}
+
+    def updated_buffers(self, server: Tree, client: dict[str, Tree]) -> dict[str, Tree]:
+        """Return, for roles of which not all statistics move, a tree of bools: which do, and are averaged over."""
+        return {}
+
+    def finish(self, server: Tree, client: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
+        """Return what goes up after training, and the client's state as it is kept."""
+        return end, client
+
+    def aggregate(
+        self, server: Tree, uploads: Tree, clients: dict[str, Tree], weight: Tensor
+    ) -> tuple[Tree, dict[str, Tree]]:
+        """Return the new server's and the clients' states, from stacked uploads and states `[cohort, ...]`.
+
+        weight: the clients' shares of the cohort's training samples, `[cohort]`, which sum to 1.
+        """
+        return tree.mean(uploads, weight), clients
+
+    # ---- evaluation
+
+    def evaluated(self, server: Tree, client: dict[str, Tree], params: Tree) -> Tree:
+        """Return the part of a trained tree that is evaluated right before and after local training."""
+        return params
+
+    def before_evaluation(self, net: Bound, shard: Shard, server: Tree, client: dict[str, Tree]) -> dict[str, Tree]:
+        """Return what is found out before `personal`, like `before_training`; part of the method, no fine-tuning."""
+        return {}
+
+    def personal(self, server: Tree, client: dict[str, Tree]) -> Tree:
+        """Return the model by which a client is evaluated between rounds: by default what it would start from."""
+        client = self.prepare(server, client)
+        return self.evaluated(server, client, self.start(server, client))
+
+    def predict(self, net: Bound, params: Tree, x: Tensor) -> Tensor:
+        """Return the logits `[batch, classes]` of an evaluated model."""
+        return net(params, x)
+
+    def finetuning(self, params: Tree, parts: Parts, epochs: int) -> list[Phase]:
+        """Return the phases in which an evaluated model is fine-tuned, by default on plain cross-entropy."""
+        return [Phase(epochs)]
+
+    def metrics(self, server: Tree, client: dict[str, Tree]) -> dict[str, Tensor]:
+        """Return scalars of one client worth a column each, averaged over the cohort; sees the prepared state."""
+        return {}
+
+
+def hooks() -> list[str]:
+    """Return the names of all hooks."""
+    return [name for name in vars(Method) if not name.startswith("_") and name != "check"]
+
+
+def flag(like: Tree) -> Tensor:
+    """Return a False of its own for a client's state, on the device of `like`."""
+    return torch.zeros((), dtype=torch.bool, device=tree.leaves(like)[0].device)
+
+
+@cache
+def _choices(method: Any) -> dict[str, tuple[Any, ...]]:
+    return {name: get_args(hint) for name, hint in get_type_hints(method).items() if get_origin(hint) is Literal}

@@ -1,0 +1,147 @@
+"""Clients that train as much of the network as their devices can hold."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from fedpfl import tree
+from fedpfl.methods.shared import neurons
+from fedpfl.methods.shared.method import Method, Phase
+from fedpfl.methods.shared.neurons import Rounding
+from fedpfl.tree import Agreed, Tree
+
+Assign = Literal["blocks", "random"]
+
+FIVE = (0.2, 0.4, 0.6, 0.8, 1.0)  # FedSPU's capability clusters
+PASSING = ("active", "mask", "lot", "sent", "new", "received")  # what this family's clients know for one round alone
+
+
+@dataclass(frozen=True)
+class Cut(Method, ABC):
+    """A client trains the part of the global model that lies between its active neurons.
+
+    A sub-model is kept at full size: what is not active is zero (`padded`) or frozen, and never moves. A neuron whose
+    weights, bias and normalisation are all zero gives zero, so this computes what the small dense network would,
+    except under GroupNorm or LayerNorm, whose statistics run over neurons.
+    The server averages each entry over the clients that trained it; what nobody trained keeps its value. BatchNorm
+    statistics stay with the clients, and only those of active neurons move.
+    """
+
+    @abstractmethod
+    def _active(self, server, client):
+        """Return the neurons that the client holds, bool `[neurons + 1]`; the last is always active."""
+
+    def init(self, params, parts):
+        """Give the server the full model and its plan, the client a model of its own."""
+        return {"model": params, "plan": neurons.plan(params, parts)}, {"model": params}
+
+    def buffers(self):
+        """Keep statistics with the clients."""
+        return {"main": "local"}
+
+    def prepare(self, server, client):
+        """Add which neurons are active, and which entries lie between them."""
+        active = self._active(server, client)
+        return {**client, "active": active, "mask": neurons.entries(server["plan"], active, server["model"])}
+
+    def download(self, server, client):
+        """Send the active entries; both sides know where they are."""
+        return Agreed(server["model"], client["mask"])
+
+    def start(self, server, client):
+        """Return the global model's active entries with zeros around them."""
+        return padded(server["model"], client["mask"])
+
+    def phases(self, server, client, params, epochs):
+        """Train the active entries alone."""
+        return [Phase(epochs, client["mask"])]
+
+    def updated_buffers(self, server, client):
+        """Move the statistics of active neurons."""
+        return {"main": neurons.statistics(server["plan"], client["active"])}
+
+    def finish(self, server, client, start, end):
+        """Upload the active entries, and keep the trained model."""
+        return {"model": Agreed(end, client["mask"])}, {**tree.without(client, PASSING), "model": end}
+
+    def aggregate(self, server, uploads, clients, weight):
+        """Average each entry over the clients that trained it."""
+        sent = uploads["model"]
+        return {**server, "model": tree.masked_mean(server["model"], sent.values, sent.mask, weight)}, clients
+
+    def personal(self, server, client):
+        """Return what the client trained last; before that, the part of the initial model that it can hold."""
+        own = neurons.entries(server["plan"], self._active(server, client), client["model"])
+        return self.evaluated(server, client, padded(client["model"], own))
+
+    def metrics(self, server, client):
+        """Return the share of the network's entries that the client trains."""
+        masks = tree.leaves(client["mask"])
+        return {"trained_share": sum(mask.sum() for mask in masks) / sum(mask.numel() for mask in masks)}
+
+
+@dataclass(frozen=True)
+class Submodel(Cut, ABC):
+    """Clients differ in the share of neurons that they can hold.
+
+    widths: shares of each hidden layer's neurons that devices can hold.
+    assign: `blocks`: as many clients of each width, in order; `random`: drawn once, uniformly.
+    rounding: of share times neurons; at least one neuron is left.
+    """
+
+    widths: tuple[float, ...] = FIVE
+    assign: Assign = "blocks"
+    rounding: Rounding = "floor"
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check(len(self.widths) > 0, "widths", "at least one share")
+        self.check(all(0 < width <= 1 for width in self.widths), "widths", "above 0 and at most 1")
+
+    def init(self, params, parts):
+        """Give the client a width too."""
+        server, client = super().init(params, parts)
+        return server, {"width": torch.ones((), dtype=torch.float64, device=tree.leaves(params)[0].device), **client}
+
+    def init_clients(self, generator, clients):
+        """Return the clients' widths."""
+        return {"width": assigned(self.widths, self.assign, generator, clients)}
+
+
+@dataclass(frozen=True)
+class Drawn(Submodel, ABC):
+    """The active neurons are drawn at random, anew for every client and round."""
+
+    def sample(self, generator, server):
+        """Draw a lot for each neuron."""
+        return {"lot": torch.rand(len(server["plan"]["group"]), generator=generator)}
+
+    def _active(self, server, client):
+        return neurons.top(server["plan"], client["width"], client["lot"], self.rounding)
+
+    def download(self, server, client):
+        """Send the active entries, and a bit per neuron."""
+        return {"model": super().download(server, client), "active": client["active"][:-1]}
+
+    def personal(self, server, client):
+        """Return what the client trained last; before that, the whole initial model."""
+        return client["model"]
+
+
+def assigned(values: tuple[float, ...], assign: Assign, generator: Generator, clients: int) -> Tensor:
+    """Return one of `values` for each client, float64 `[clients]`: as many of each in order, or drawn uniformly."""
+    if assign == "random":
+        chosen = torch.randint(len(values), (clients,), generator=generator)
+    else:
+        chosen = torch.arange(clients) * len(values) // clients
+    return torch.tensor(values, dtype=torch.float64)[chosen]
+
+
+def padded(params: Tree, mask: Tree) -> Tree:
+    """Return `params` with zeros outside of `mask`."""
+    return tree.map(lambda leaf, own: torch.where(own, leaf, 0.0), params, mask)
