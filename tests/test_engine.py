@@ -586,3 +586,13 @@ def test_reduced_precision_on_cuda_is_near_fp32(name, precision, net, federation
     backend = make(Engine(name, precision=precision), net, gpu)
     state, _ = play(backend, FedAvg(), federation.to(gpu), begin(FedAvg(), net, 10, gpu), COHORTS[0], LOCAL, 0)
     assert_close(tree.to(state.server, CPU), full.server, atol=5e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_fine_tuned_copy_is_evaluated_with_the_statistics_that_its_tuning_left(backend):
+    """With steps too short to move a parameter, the statistics alone tell it from the model as it was."""
+    net, federation = tiny(norm=True), federate((64, 40), (30, 20))
+    state, judge = begin(FedAvg(), net, 2, CPU), make(Engine(backend), net, CPU)
+    still = Tuning(Local(epochs=3, batch_size=32, lr=1e-30), Draws(0, "finetune", 0))
+    plain, tuned = (judge.evaluate(FedAvg(), federation, state, [0, 1], tuning) for tuning in (None, still))
+    assert not torch.equal(plain.loss, tuned.loss)
