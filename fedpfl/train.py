@@ -326,7 +326,12 @@ def _fault(error: Exception, cfg: DictConfig, log: Path, started: float) -> Fedp
     kinds = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method] if method else []
     own = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
     calls = [call for call in traceback.walk_tb(error.__traceback__) if call[0].f_code.co_filename in own]
-    if not calls or _full:
+    if _full:
+        return None
+    if not calls and isinstance(error, TypeError) and any(f"{kind.__qualname__}." in reason for kind in kinds):
+        contract = "fedpfl/methods/shared/method.py"
+        return Broken(f"method={cfg.method.name}: {reason}; {contract} says what arguments its hooks have")
+    if not calls:
         return None
     (hook, _), (last, line) = calls[0], calls[-1]
     written = log.is_file() and log.stat().st_mtime >= started
