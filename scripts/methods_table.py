@@ -1,7 +1,8 @@
 """The table of methods in docs/methods.md, measured where it can be: `python scripts/methods_table.py [--write]`.
 
 What travels and what a client keeps is counted by the engine: two rounds of cnn4 on [1, 28, 28] images of 10 classes,
-each method with the values of its configuration file; counts are the second round's mean per client.
+each method with the values of its configuration file; counts are the second round's mean per client. What no code
+knows, the personal part and the extra local work, is a line in the head of that file.
 """
 
 from __future__ import annotations
@@ -21,46 +22,6 @@ from fedpfl.train import CONF
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 BEGIN, END = "<!-- made by scripts/methods_table.py -->", "<!-- to here -->"
-
-SAID = {  # what no code knows: the personal part, the extra local work
-    "apfl": ("a full model and its share", "twice (three forwards)"),
-    "ditto": ("a full model", "as many epochs again"),
-    "fedala": ("weights that merge the top layers", "learning them on 80 % of the data, here and at judging"),
-    "fedavg": ("none; with `eval.finetune_epochs` a copy at judging", "none"),
-    "fedbabu": ("a copy, at judging", "fine-tuning"),
-    "fedbn": ("BatchNorm layers", "none"),
-    "fedcac": ("critical entries, averaged over those alike", "none"),
-    "feddpa": ("entries of high Fisher information", "twice the epochs (`train=joint`: none); one backward a sample"),
-    "fedmp": ("a sub-model of neurons that the client ranked (L1 norms)", "an epoch of ranking, once"),
-    "fedobp": ("n_q entries per client and round", "none (Fisher scores: one backward a sample)"),
-    "fedpac": ("head, mixed by the server", "two passes for features"),
-    "fedper": ("top layers", "none"),
-    "fedprox": ("none", "proximal term"),
-    "fedpurin": ("critical entries, averaged over those alike; BatchNorm layers", "none"),
-    "fedrep": ("head", "none: head epochs are cheaper"),
-    "fedrod": ("a second head, added to the generic one", "that head"),
-    "fedrolex": ("the model trained last, of the client's width", "none, less on narrow devices"),
-    "fedselect": ("the weights that moved most, more every round", "a second pass over the data each epoch"),
-    "fedspu": ("a full model, of which a random sub-model trains", "none"),
-    "fjord": ("the model of the client's width", "none (`ordered` with distillation: the widest model too)"),
-    "flexfl": ("the model trained last, at most the device's level", "a forward pass of each lower level a batch"),
-    "floco": ("a point among M heads (FLOCO+: a full model)", "once a round of all clients (FLOCO+: its epochs)"),
-    "flute": ("head, adjusted by the server", "regularisers"),
-    "hermes": ("a sub-model of neurons that the client ranked (L2 norms)", "an epoch of ranking, once"),
-    "heterofl": ("the model of the client's width", "none, less on narrow devices"),
-    "lg_fedavg": ("all but the top layers", "none"),
-    "local_only": ("everything", "none"),
-    "per_fedavg": ("a copy, at judging", "2 (FO) or 4 (HF) gradients a step; adaptation"),
-    "pfedfda": ("a generative head", "fitting it, here and at judging"),
-    "pfedme": ("a full model", "K gradients a batch"),
-    "pfedsd": ("the client's last model, its teacher", "the teacher's forward"),
-    "prunefl": ("a sub-model of neurons that the client ranked (gradients)", "an epoch of ranking, once"),
-    "pspfl": ("entries that moved most last time", "none"),
-    "random_dropout": ("none; the model trained by a client is a random part", "none, less on narrow devices"),
-    "scaffold": ("none (a control variate each)", "sums of gradients"),
-    "seqfededt": ("entries that differ most from the travelling model", "none; the cohort takes turns"),
-    "subflot": ("a sub-model of neurons that the server transports", "a proximal term; matchings at the server"),
-}
 
 
 def configured(name: str, *overrides: str) -> Method:
@@ -91,19 +52,19 @@ def counted(name: str) -> tuple[int, int, int]:
 
 def table() -> str:
     """Markdown, one row per method."""
-    head = ("`method=`", "source", "personal part", "extra local work", "down", "up", "kept per client", "options")
-    rows = [head, tuple("---" for _ in head)]
+    titles = ("`method=`", "source", "personal part", "extra local work", "down", "up", "kept per client", "options")
+    rows = [titles, tuple("---" for _ in titles)]
     for name, kind in METHODS.items():
         cited = re.search(r"\(([A-Z][^()]*?\b(?:19|20)\d\d[^()]*)\)", re.sub(r"\s+", " ", kind.__doc__ or ""))
         options = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind) if field.name != "clients")
-        personal, extra = SAID[name]
+        head = Path(CONF, "method", f"{name}.yaml").read_text()
+        said = re.search(r"^# Personal: (.+)\. Extra work: (.+)\.$", head, re.MULTILINE)
         numbers = tuple(f"{count:,}" for count in counted(name))
         rows.append(
             (
                 f"`{name}`",
                 cited.group(1).removesuffix(", Algorithm 1") if cited else "",
-                personal,
-                extra,
+                *(said.groups() if said else ("", "")),
                 *numbers,
                 options,
             )

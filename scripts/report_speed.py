@@ -9,7 +9,6 @@ into a temporary folder, some of them broken, and times the command that `make t
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import random
@@ -20,6 +19,9 @@ import time
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from fedpfl import config
@@ -50,13 +52,13 @@ def write(root: Path, experiment: str, seeds: int, rounds: int) -> list[Path]:
     config.register()
     chance, folders = random.Random(0), []
     with initialize_config_dir(CONF, version_base="1.3"):
-        choices = compose("train", [f"experiment={experiment}"], return_hydra_config=True).hydra.sweeper.params
-        names = tuple(choices)
-        for values in itertools.product(*(str(choices[name]).split(",") for name in names)):
-            overrides = [f"{name}={value}" for name, value in zip(names, values, strict=True)]
+        swept = compose("train", [f"experiment={experiment}"], return_hydra_config=True).hydra.sweeper.params
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        parsed = parser.parse_overrides([f"{name}={values}" for name, values in swept.items()])
+        for overrides in BasicSweeper.split_arguments(parsed, None)[0]:
             full = compose("train", [f"experiment={experiment}", *overrides, f"rounds={rounds}"])
             for seed in range(seeds):
-                folder = root / "-".join(values) / f"seed{seed}"
+                folder = root / "-".join(word.partition("=")[2] for word in overrides) / f"seed{seed}"
                 folder.mkdir(parents=True)
                 full.seed = seed
                 (folder / "config.yaml").write_text(OmegaConf.to_yaml(full, resolve=True))

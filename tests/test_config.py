@@ -25,7 +25,7 @@ from tests.command import TINY
 CONF = Path(train.CONF)
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
 FILES = sorted(CONF.rglob("*.yaml"))
-OPTIONS = [(path.parent.name, path.stem) for path in FILES if path.parent != CONF]
+OPTIONS = [(path.parent.name, path.stem) for path in FILES if path.parent.parent == CONF]
 UNSET = {"npz": ["dataset.path=mine.npz"], "paper": ["dataset=fmnist"], "paper_cls": ["dataset=fmnist"]}
 """What an option needs beside itself."""
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,10 +32,22 @@ def composed(*overrides: str) -> DictConfig:
         return compose("train", overrides=list(overrides), return_hydra_config=True)
 
 
+def swept(cfg: DictConfig) -> dict[str, list[str]]:
+    """The values of each key that an experiment sweeps over; for `glob(*)` all that it stands for."""
+    with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        return {
+            override.key_or_group: list(override.sweep_string_iterator())
+            if override.is_sweep_override()
+            else [override.get_value_element_as_str()]
+            for override in parser.parse_overrides([f"{k}={v}" for k, v in (cfg.hydra.sweeper.params or {}).items()])
+        }
+
+
 def jobs(name: str) -> list[list[str]]:
     """Overrides of the jobs of an experiment's own sweep: all, or so many that each value occurs; of twins one."""
-    swept = composed(f"experiment={name}").hydra.sweeper.params or {}
-    choices = [[f"{key}={value}" for value in str(values).split(",")] for key, values in swept.items()]
+    values = swept(composed(f"experiment={name}"))
+    choices = [[f"{key}={value}" for value in own] for key, own in values.items()]
     if math.prod(map(len, choices)) <= MOST:
         return [[f"experiment={name}", *job] for job in itertools.product(*choices)]
     turns = 1 if name.startswith("figure") or name in QUICK else max(map(len, choices))
@@ -70,6 +84,19 @@ def test_an_experiment_says_how_to_run_it_and_is_listed(name):
     head = "\n".join(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()))
     assert re.search(rf"# Run: .*(experiment={name}\b|make \w+)", head)
     assert f"`{name}`" in (ROOT / "docs/experiments.md").read_text()
+
+
+def test_what_the_experiments_of_a_paper_share_is_no_experiment():
+    with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
+        assert GlobalHydra.instance().config_loader().get_group_options("experiment") == EXPERIMENTS
+    texts = [(ROOT / f"conf/experiment/{name}.yaml").read_text() for name in EXPERIMENTS]
+    shared = sorted(path.stem for path in (ROOT / "conf/experiment/paper").glob("*.yaml"))
+    assert shared == sorted({base for text in texts for base in re.findall(r"^  - paper/(\w+)$", text, re.MULTILINE)})
+
+
+@pytest.mark.parametrize("name", ["smoke", "all_methods"])
+def test_every_method_takes_part(name: str):
+    assert swept(composed(f"experiment={name}"))["method"] == sorted(METHODS)
 
 
 FEDOBP = ("table2", "table3", "table5", "figure2", "figure4", "figure6", "figure7", "q_sweep", "all_methods")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 
 from fedpfl.errors import FedpflError
 from fedpfl.report import groups, published, runs
@@ -19,9 +18,9 @@ from fedpfl.report.__main__ import main
 from fedpfl.report.paper_figures import FIGURES, layer_shares
 from fedpfl.report.paper_tables import COMPARED, PLANS, Rule, fill
 from fedpfl.report.table import render
+from tests.test_experiments import composed, swept
 from tests.test_report import write_run
 
-ROOT = Path(__file__).parent.parent
 OBP = {"name": "fedobp", "q": 0.99993, "score": "obp", "norm": "global", "scope": "all", "classifier_only": False}
 FMNIST = {"name": "published", "alpha": 0.1}
 
@@ -160,15 +159,12 @@ def filled(commands: tuple[str, ...], plan: str) -> set[tuple[str, str, float]]:
     jobs = set()
     for command in commands:
         words = dict(word.split("=", 1) for word in command.split()[3:])
-        swept = yaml.safe_load((ROOT / f"conf/experiment/{words.pop('experiment')}.yaml").read_text())
-        params = {**{"partition.alpha": "0.1"}, **swept["hydra"]["sweeper"]["params"], **words}
+        own = swept(composed(f"experiment={words.pop('experiment')}"))
+        params = {"partition.alpha": ["0.1"], **own, **{key: values.split(",") for key, values in words.items()}}
         key = PLANS[plan].lines[0].sweep[0]
-        for value in params[key].split(","):
-            for dataset in params["dataset"].split(","):
-                jobs |= {
-                    (value, dataset.removesuffix("_as_published"), float(a))
-                    for a in str(params["partition.alpha"]).split(",")
-                }
+        for value in params[key]:
+            for dataset in params["dataset"]:
+                jobs |= {(value, dataset.removesuffix("_as_published"), float(a)) for a in params["partition.alpha"]}
     return jobs
 
 
@@ -197,14 +193,14 @@ def test_an_empty_table_is_one_command() -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_plans_are_what_the_experiments_run(name: str) -> None:
     plan = PLANS[name]
-    swept: dict[str, str] = {}
+    every: dict[str, list[str]] = {}
     for experiment in dict.fromkeys(line.experiment for line in plan.lines):
-        params = yaml.safe_load((ROOT / f"conf/experiment/{experiment}.yaml").read_text())["hydra"]["sweeper"]["params"]
-        assert [d.removesuffix("_as_published") for d in params["dataset"].split(",")] == list(plan.datasets)
-        assert [float(a) for a in str(params.get("partition.alpha", 0.1)).split(",")] == list(plan.alphas)
-        swept |= params
+        params = swept(composed(f"experiment={experiment}"))
+        assert [d.removesuffix("_as_published") for d in params["dataset"]] == list(plan.datasets)
+        assert [float(a) for a in params.get("partition.alpha", ["0.1"])] == list(plan.alphas)
+        every |= params
     for line in plan.lines:
-        assert line.sweep[1] in swept[line.sweep[0]].split(",")
+        assert line.sweep[1] in every[line.sweep[0]]
     assert {line.method for line in PLANS["table3"].lines} == set(COMPARED)
 
 
