@@ -9,7 +9,6 @@ import types
 import unicodedata
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -22,7 +21,7 @@ from fedpfl import data, engine, models, record
 from fedpfl.data import Augment, Federation, datasets, partition, weights
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
-from fedpfl.errors import FedpflError
+from fedpfl.errors import FedpflError, near
 from fedpfl.identity import identity
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
@@ -300,8 +299,8 @@ def one_line(error: Exception) -> str:
         if unknown[1].split(".")[0] in OPTIONAL:
             return f"{unknown[1]} is for a hyperparameter that the method does not have"
         root = cause.parent_node._get_root() if isinstance(cause, OmegaConfBaseException) and cause.parent_node else {}
-        near = _near_key(unknown[1], OmegaConf.to_container(root, resolve=False) if root else dict.fromkeys(GROUPS))
-        rest = f"did you mean {near}?" if near else "`python -m fedpfl.train --cfg job` prints all keys"
+        meant = _near_key(unknown[1], OmegaConf.to_container(root, resolve=False) if root else dict.fromkeys(GROUPS))
+        rest = f"did you mean {meant}?" if meant else "`python -m fedpfl.train --cfg job` prints all keys"
         return f"{unknown[1] or 'nothing'} is not a key here; {rest}"
     if isinstance(error, OSError) and error.filename:
         return f"cannot make {error.filename}: {error.strerror}; choose another place with hydra.run.dir=..."
@@ -325,16 +324,11 @@ def _at_its_source(message: str, cfg: DictConfig) -> str:
     return f"{source[1]}{space}{rest}" if source else message
 
 
-def _near(got: object, known: Collection[str]) -> str | None:
-    """The one of `known` that was probably meant."""
-    return next(iter(get_close_matches(str(got), known, 1)), None)
-
-
 def _one_of(known: Collection[str], got: object) -> str:
     """`one of a, b, c, got 'x'`, with what was probably meant."""
-    near = _near(got, known)
-    listed = ", ".join(known) if len(known) <= SHORT or not near else f"{len(known)} names"
-    return f"one of {listed}, got {got!r}{f'; did you mean {near}?' if near else ''}"
+    meant = near(str(got), known)
+    listed = ", ".join(known) if len(known) <= SHORT or not meant else f"{len(known)} names"
+    return f"one of {listed}, got {got!r}{meant}"
 
 
 def _near_key(got: str, config: Any) -> str | None:
@@ -348,9 +342,10 @@ def _near_key(got: str, config: Any) -> str | None:
     known = [key for key in keys(config, "") if key.startswith("hydra") == got.startswith("hydra")]
     place, dot, name = got.replace("/", ".").rpartition(".")
     beside = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == place]
-    if near := _near(name, beside):
-        return f"{place}{dot}{near}"
-    return next((key for key in known if key.endswith(f".{name}")), None) or (None if beside else _near(got, known))
+    if meant := near(name, beside, "{}"):
+        return f"{place}{dot}{meant}"
+    elsewhere = next((key for key in known if key.endswith(f".{name}")), None)
+    return elsewhere or (None if beside else near(got, known, "{}"))
 
 
 def typed(schema: Callable[..., Any], values: Any, path: str) -> Any:
@@ -386,9 +381,10 @@ def _checked(
 def _known(values: Mapping[str, Any], keys: tuple[str, ...], path: str) -> None:
     for key in values:
         if key not in keys:
-            dot, near = f"{path}." if path else "", _near(key, keys)
-            rest = [f"known keys: {', '.join(keys) or 'name'}"] if len(keys) <= SHORT or not near else []
-            rest += [f"did you mean {dot}{near}?"] if near else []
+            dot = f"{path}." if path else ""
+            meant = near(str(key), keys, f"did you mean {dot}{{}}?")
+            rest = [f"known keys: {', '.join(keys) or 'name'}"] if len(keys) <= SHORT or not meant else []
+            rest += [meant] if meant else []
             raise FedpflError(f"{dot}{key} is not a key here; {'; '.join(rest)}")
 
 

@@ -16,7 +16,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def near(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean ...?` for the known word nearest to `word`, or nothing where none is near."""
-    found = difflib.get_close_matches(word, list(known), 1, 0.7)
-    return f"; did you mean {found[0]}?" if found else ""
+def near(word: str, known: Iterable[str], told: str = "; did you mean {}?") -> str:
+    """Return what to tell of the known word that was probably meant, or nothing where none is near."""
+    found = difflib.get_close_matches(word, list(known), 1)
+    return told.replace("{}", found[0]) if found else ""

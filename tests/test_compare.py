@@ -14,10 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpfl.errors import FedpflError
 from fedpfl.report.__main__ import main
 from fedpfl.report.compare import Measure, compare, paired_test, side
-from fedpfl.report.figures import comparison
 from fedpfl.report.table import Table, render
 from tests.test_report import PNG, write_run
 
@@ -136,13 +134,13 @@ def test_only_common_seeds_are_paired(tmp_path: Path) -> None:
     ],
 )
 def test_wilcoxon(differences: list[float], p: float | None) -> None:
-    found = paired_test([70.0] * len(differences), [70.0 + one for one in differences], "wilcoxon")
+    found = paired_test(differences, "wilcoxon")
     assert math.isnan(found) if p is None else found == pytest.approx(p)
 
 
 @pytest.mark.parametrize("pairs", [[1.0], [1.0, 2.0], [0.3, 0.3, 0.3], [0.0, 0.0, 0.0]])
 def test_t_needs_three_pairs_and_a_spread(pairs: list[float]) -> None:
-    assert math.isnan(paired_test([0.1] * len(pairs), [0.1 + one for one in pairs], "t"))
+    assert math.isnan(paired_test([0.1 + one - 0.1 for one in pairs], "t"))
 
 
 @pytest.mark.parametrize(
@@ -386,8 +384,3 @@ def test_the_figure(ab: tuple[Path, Path], tmp_path: Path, suffix: str, capsys: 
     assert f"wrote {target}" in capsys.readouterr().err
     assert target.read_bytes().startswith(PNG if suffix == ".png" else b"%PDF")
     assert [path.name for path in target.parent.iterdir()] == [target.name]
-
-
-def test_another_suffix_draws_nothing(ab: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(FedpflError, match="must end in"):
-        comparison(side(ab[0]), side(ab[1]), "accuracy", tmp_path / "curve.svg")

@@ -146,11 +146,6 @@ def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_
     assert grid.rows[1][1].value == 95.0
 
 
-def test_an_unknown_table_is_one_line(root: Path) -> None:
-    with pytest.raises(FedpflError, match="there is no table 'table9'; choose from table2"):
-        fill("table9", [])
-
-
 # What is missing
 
 

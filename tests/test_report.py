@@ -471,12 +471,8 @@ def test_figures_are_written(root: Path, reference: Path, tmp_path: Path) -> Non
 
 
 def test_figures_refuse_what_cannot_be_drawn(root: Path, reference: Path, tmp_path: Path) -> None:
-    from fedpfl.report.figures import accuracy_figure, curves
+    from fedpfl.report.figures import curves
 
-    with pytest.raises(FedpflError, match="no runs"):
-        accuracy_figure([], tmp_path / "x")
-    with pytest.raises(FedpflError, match="choose one of: accuracy"):
-        accuracy_figure(runs(root), tmp_path / "x", metric="beauty")
     write_run(root / "b", dataset={"name": "digits"})
     with pytest.raises(FedpflError, match="one data set and partition"):
         curves(runs(root), reference, tmp_path / "x")

@@ -120,9 +120,10 @@ def test_a_narrow_terminal_is_not_exceeded(width: int) -> None:
 
 
 texts = st.text("ab cd-e", max_size=30)
+short_words = st.lists(st.text("abcd-e", max_size=8), max_size=4).map(" ".join)  # or the columns part into blocks
 
 
-@given(st.lists(st.tuples(texts, texts, st.integers(0, 10**6)), min_size=1, max_size=8), st.integers(30, 90))
+@given(st.lists(st.tuples(texts, short_words, st.integers(0, 10**6)), min_size=1, max_size=8), st.integers(36, 90))
 def test_folding_keeps_every_word_and_the_width(rows: list[tuple[str, str, int]], width: int) -> None:
     columns = (Column("first"), Column("second"), Column("number", "whole"))
     table = Table("", columns, [[*map(Cell, row)] for row in rows], pd.DataFrame())

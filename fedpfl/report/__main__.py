@@ -8,14 +8,15 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedpfl.errors import FedpflError
 from fedpfl.report import cleaning, listing, state
 from fedpfl.report.compare import LEAST, compare, side
-from fedpfl.report.load import Group, Run, directories, groups, nothing_below, runs, to_stderr
+from fedpfl.report.load import Run, directories, groups, nothing_below, runs, to_stderr
 from fedpfl.report.table import FORMATS, Table, render, screen
 from fedpfl.report.tables import ACCURACIES, METRICS, SELECTIONS, accuracy_table, curve_table
 
@@ -42,29 +43,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _show(tables: bool, figures: bool) -> Callable[[Namespace], None]:
-    """Make the command that shows tables or figures of all runs, or both, and the paper's if asked for."""
-
-    def act(options: Namespace) -> None:
-        found = runs(*options.roots)
-        if not found:
-            raise nothing_below(options.roots)
-        if tables:
-            _tables(options, found)
-        if figures:
-            _figures(options, found)
-        if options.paper:
-            only = "" if tables and figures else "tables" if tables else "figures"
-            more = {"only": only, "dataset": [], "accuracy": "accuracy", "test": ""}
-            _show_paper(Namespace(**vars(options) | more), [], options.roots, found)
-
-    return act
-
-
-def _tables(options: Namespace, found: list[Run]) -> None:
-    _write("accuracy", accuracy_table(found, options.select, options.every or 1), options)
-    if options.reference:
-        _write("curves", curve_table(found, options.reference), options)
+def _show(options: Namespace, only: str = "") -> None:
+    """Show the table and the figures of all runs, or only one of both, and the paper's if asked for."""
+    found = runs(*options.roots)
+    if not found:
+        raise nothing_below(options.roots)
+    if only != "figures":
+        _write("accuracy", accuracy_table(found, options.select, options.every or 1), options)
+        if options.reference:
+            _write("curves", curve_table(found, options.reference), options)
+    if only != "tables":
+        _figures(options, found)
+    if options.paper:
+        more = {"only": only, "dataset": [], "accuracy": "accuracy", "test": ""}
+        _show_paper(Namespace(**vars(options) | more), [], options.roots, found)
 
 
 def _figures(options: Namespace, found: list[Run]) -> None:
@@ -97,11 +89,8 @@ def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path],
     from fedpfl.report.paper_figures import FIGURES
     from fedpfl.report.paper_tables import LARGE, PLANS, SMALL, Rule, fill, one_each
 
-    def dataset(group: Group) -> str:
-        return str(group.runs[0].config["dataset"]["name"])
-
-    gathered = [group for group in groups(found) if not options.dataset or dataset(group) in options.dataset]
-    own = [group for group in gathered if dataset(group) in (*LARGE, *SMALL)]
+    gathered = [one for one in groups(found) if not options.dataset or one.runs[0].dataset_name in options.dataset]
+    own = [group for group in gathered if group.runs[0].dataset_name in (*LARGE, *SMALL)]
 
     def has_runs(name: str) -> bool:
         """Whether there is something to show of what was not asked for by name."""
@@ -198,52 +187,40 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _choice(name: str, choices: Iterable[str], default: str | None, text: str) -> Option:
-    return name, {"choices": tuple(choices), "default": default, "help": text}
-
-
-def _several(name: str, text: str, default: Iterable[str] = ()) -> Option:
-    return name, {"type": _words, "default": [*default], "metavar": "A,B", "help": text}
-
-
-def _switch(name: str, text: str) -> Option:
-    return name, {"action": "store_true", "help": text}
-
-
-def _path(name: str, metavar: str, text: str) -> Option:
-    return name, {"type": Path, "metavar": metavar, "help": text}
+def _option(name: str, text: str, **settings: Any) -> Option:
+    return name, settings | {"help": text}
 
 
 Option = tuple[str, dict[str, Any]]
-ROOTS: Option = (
-    "roots",
-    {"nargs": "*", "metavar": "ROOT", "type": Path, "default": [Path("outputs")], "help": "default: outputs"},
-)
-FORMAT = _choice("--format", FORMATS, None, "of tables; default: terminal, with --out all others")
+LIST: dict[str, Any] = {"type": _words, "default": [], "metavar": "A,B"}
+ROOTS = _option("roots", "default: outputs", nargs="*", metavar="ROOT", type=Path, default=[Path("outputs")])
+FORMAT = _option("--format", "of tables; default: terminal, with --out all others", choices=[*FORMATS])
+SELECT = "which evaluation is judged; best-checkpoint looks at test data, as published"
 JUDGED = (
-    _choice(
-        "--select", SELECTIONS, "last", "which evaluation is judged; best-checkpoint looks at test data, as published"
-    ),
-    ("--every", {"type": _positive, "metavar": "N", "help": "best-checkpoint: of every N rounds only; paper: 100"}),
+    _option("--select", SELECT, choices=SELECTIONS, default="last"),
+    _option("--every", "best-checkpoint: of every N rounds only; paper: 100", type=_positive, metavar="N"),
 )
-OUT = _path("--out", "DIR", "write there; default of figures: ROOT/figures, of pages: ROOT/report")
-REFERENCE = _path("--reference", "CSV", "published curves (method,round,accuracy_before,accuracy_after)")
-USUAL = (ROOTS, FORMAT, *JUDGED, REFERENCE, _switch("--paper", "also the paper's, as far as there are runs"), OUT)
-DATASET = _several("--dataset", "only these, such as fmnist")
+OUT = _option("--out", "write there; default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR")
+REFERENCE = "published curves (method,round,accuracy_before,accuracy_after)"
+USUAL = (
+    *(ROOTS, FORMAT, *JUDGED, _option("--reference", REFERENCE, type=Path, metavar="CSV")),
+    *(_option("--paper", "also the paper's, as far as there are runs", action="store_true"), OUT),
+)
+DATASET = _option("--dataset", "only these, such as fmnist", **LIST)
 STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)}"
 
 COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, tuple[Option, ...]]] = {
-    "": (_show(True, True), "Print the table of all runs and draw their figures.", USUAL),
-    "tables": (_show(True, False), "Print the table of all runs.", USUAL),
-    "figures": (_show(False, True), "Draw accuracy over rounds.", USUAL),
+    "": (_show, "Print the table of all runs and draw their figures.", USUAL),
+    "tables": (partial(_show, only="tables"), "Print the table of all runs.", USUAL),
+    "figures": (partial(_show, only="figures"), "Draw accuracy over rounds.", USUAL),
     "paper": (
         _paper,
         "Show the FedOBP paper's tables and figures from own runs; without a NAME, all of which there are runs.",
         (
-            ("words", {"nargs": "*", "metavar": "NAME|ROOT", "help": "table2 to table5, figure2 to figure7, ..."}),
-            _choice("--only", ("tables", "figures"), None, "of what there are runs"),
-            *(DATASET, _choice("--accuracy", ACCURACIES, "accuracy", "which; default: mean over clients"), *JUDGED),
-            _choice("--test", LEAST, None, "mark what differs from FedOBP, paired over seeds"),
+            _option("words", "table2 to table5, figure2 to figure7, ...", nargs="*", metavar="NAME|ROOT"),
+            *(_option("--only", "of what there are runs", choices=("tables", "figures")), DATASET),
+            _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy"),
+            *(*JUDGED, _option("--test", "mark what differs from FedOBP, paired over seeds", choices=[*LEAST])),
             *(FORMAT, OUT),
         ),
     ),
@@ -252,31 +229,32 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, tuple[Option, 
         _list,
         "List runs, one line each: status, what, accuracy, cost, age and path. Broken ones too.",
         (
-            *(ROOTS, _several("--status", f"only these: {', '.join(state.STATUSES)}"), DATASET),
-            _several("--method", "only these, such as fedobp,fedavg"),
-            _choice("--sort", listing.SORTS, "run", "default: run, as in tables"),
-            _switch("--reverse", "the other way round"),
-            _choice("--format", (*FORMATS, "json"), "terminal", "default: terminal"),
+            *(ROOTS, _option("--status", f"only these: {', '.join(state.STATUSES)}", **LIST), DATASET),
+            _option("--method", "only these, such as fedobp,fedavg", **LIST),
+            _option("--sort", "default: run, as in tables", choices=listing.SORTS, default="run"),
+            _option("--reverse", "the other way round", action="store_true"),
+            _option("--format", "default: terminal", choices=[*FORMATS, "json"], default="terminal"),
         ),
     ),
     "compare": (
         _compare,
         "Compare two configurations: settings, final numbers over seeds, curves, clients.",
         (
-            ("a", {"metavar": "A", "type": Path, "help": "a run directory, or a folder that holds the seeds of one"}),
-            ("b", {"metavar": "B", "type": Path, "help": "the same"}),
-            _choice("--test", (*LEAST, "none"), "t", "paired over seeds, two-sided; default: t"),
-            _choice("--metric", METRICS, "accuracy", "of the curves; default: accuracy"),
-            *(
-                _choice("--format", FORMATS, "terminal", "default: terminal"),
-                _path("--out", "FILE", "curves: .png or .pdf"),
-            ),
+            _option("a", "a run directory, or a folder that holds the seeds of one", metavar="A", type=Path),
+            _option("b", "the same", metavar="B", type=Path),
+            _option("--test", "paired over seeds, two-sided; default: t", choices=[*LEAST, "none"], default="t"),
+            _option("--metric", "of the curves; default: accuracy", choices=[*METRICS], default="accuracy"),
+            _option("--format", "default: terminal", choices=[*FORMATS], default="terminal"),
+            _option("--out", "curves: .png or .pdf", type=Path, metavar="FILE"),
         ),
     ),
     "clean": (
         _clean,
         "Remove runs that came to nothing, after asking. Never a finished one, nor one being written.",
-        (ROOTS, _switch("--yes", "do not ask"), _several("--status", STATUS, cleaning.USUAL)),
+        (
+            *(ROOTS, _option("--yes", "do not ask", action="store_true")),
+            _option("--status", STATUS, **LIST | {"default": [*cleaning.USUAL]}),
+        ),
     ),
 }
 

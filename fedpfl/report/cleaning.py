@@ -10,8 +10,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from fedpfl.errors import FedpflError
 from fedpfl.report import state
 from fedpfl.report.load import directories, summary_of, to_stderr
@@ -118,7 +116,7 @@ def clean(chosen: Sequence[tuple[State, int]], roots: Sequence[Path], yes: bool)
         holds = "checkpoint" * (seen.path / "state.pt").exists()
         age = time.time() - seen.changed
         rows.append([Cell(seen.words), Cell(holds), Cell(size), Cell(age), Cell(str(seen.path))])
-    print(render(Table("", COLUMNS, rows, pd.DataFrame()), width=screen()))
+    print(render(Table("", COLUMNS, rows), width=screen()))
     what = "1 directory" if len(chosen) == 1 else f"{len(chosen)} directories"
     what += f" ({number('size', sum(size for _, size in chosen))})"
     if not yes and not _agreed(f"Remove {what}? [y/N] "):

@@ -15,7 +15,7 @@ from fedpfl.errors import FedpflError
 from fedpfl.identity import essence
 from fedpfl.report.load import Group, Run, canonical, flat, groups, runs
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
-from fedpfl.report.tables import METRICS, TRAFFIC, title
+from fedpfl.report.tables import METRICS, TRAFFIC
 
 LEAST = {"wilcoxon": 6, "t": 3}
 """Pairs from which a test is made: with five, Wilcoxon's smallest two-sided p is 2/2^5 = 0.06."""
@@ -50,35 +50,29 @@ class Measure:
     tested: bool = True
 
     @property
-    def both(self) -> list[int]:
-        """The seeds that both have."""
-        return sorted(self.a.keys() & self.b.keys())
-
-    @property
     def pairs(self) -> list[float]:
         """B - A for every seed that both have."""
-        return [self.b[seed] - self.a[seed] for seed in self.both]
+        return [self.b[seed] - self.a[seed] for seed in sorted(self.a.keys() & self.b.keys())]
 
     def record(self, test: str = "") -> dict[str, Any]:
         """Return means, differences and p value; nan where there is none."""
-        (a, a_std), (b, b_std) = over_seeds([*self.a.values()]), over_seeds([*self.b.values()])
+        told: dict[str, Any] = {"what": self.name}
+        for side, values in (("a", self.a), ("b", self.b)):
+            told[side], told[f"{side}_seed_std"] = over_seeds([*values.values()])
+            told[f"{side}_seeds"] = " ".join(map(str, sorted(values)))
         paired, spread = over_seeds(self.pairs)
-        p = math.nan
-        if test and self.tested:
-            p = paired_test([self.a[seed] for seed in self.both], [self.b[seed] for seed in self.both], test)
-        told = {"what": self.name, "a": a, "a_seed_std": a_std, "a_seeds": " ".join(map(str, sorted(self.a)))}
-        told |= {"b": b, "b_seed_std": b_std, "b_seeds": " ".join(map(str, sorted(self.b))), "difference": b - a}
         error = spread / math.sqrt(max(1, len(self.pairs)))
-        return told | {"pairs": len(self.pairs), "paired": paired, "paired_error": error, "p": p}
+        p = paired_test(self.pairs, test) if test and self.tested else math.nan
+        told |= {"difference": told["b"] - told["a"], "pairs": len(self.pairs), "paired": paired}
+        return told | {"paired_error": error, "p": p}
 
 
-def paired_test(a: Sequence[float], b: Sequence[float], test: str) -> float:
-    """Return the two-sided p value that pairs of numbers, such as one seed's in A and in B, differ by chance only.
+def paired_test(pairs: Sequence[float], test: str) -> float:
+    """Return the two-sided p value of differences, such as those of B and A by seed, if only chance made them.
 
-    test: of LEAST. Equal pairs say nothing to Wilcoxon's test and are left out there. nan with fewer pairs than LEAST,
-    and for `t` where all pairs differ by the same, which leaves no spread to judge by.
+    test: of LEAST. Differences of 0 say nothing to Wilcoxon's test and are left out there. nan with fewer than LEAST,
+    and for `t` where all are the same, which leaves no spread to judge by.
     """
-    pairs = [right - left for left, right in zip(a, b, strict=True)]
     if test == "wilcoxon":
         pairs = [pair for pair in pairs if pair]
     if len(pairs) < LEAST[test]:
@@ -102,7 +96,7 @@ def side(path: Path) -> Group:
     if not found:
         raise FedpflError(f"no readable run below {path}; name a run directory or the folder of a configuration")
     if len(found) > 1:
-        shown = [f"{title(group)} ({_place(group.runs)})" for group in found]
+        shown = [f"{group.title} ({_place(group.runs)})" for group in found]
         told = "; ".join(shown[:4]) + (f"; and {len(shown) - 4} more" if len(shown) > 4 else "")
         raise FedpflError(f"{path} holds {len(found)} configurations, name one of them: {told}")
     return found[0]
@@ -143,13 +137,12 @@ def labelled(a: Group, b: Group) -> tuple[Group, Group]:
 
 def _runs(a: Group, b: Group) -> Table:
     rows, records = [], []
-    for letter, group in (("A", a), ("B", b)):
-        seeds, place = ", ".join(str(run.seed) for run in group.used), str(_place(group.runs))
-        status = "" if group.status == "finished" else f"; {group.status}"
-        cells = (letter, group.method, group.dataset, group.partition, seeds + status, place)
-        rows.append([Cell(text) for text in cells])
-        own = {letter.lower(): place, f"{letter.lower()}_seeds": seeds.replace(",", "")}
-        records.append({"section": "run", "what": title(group), "note": group.status} | own)
+    for side, group in (("a", a), ("b", b)):
+        seeds, place = [str(run.seed) for run in group.used], str(_place(group.runs))
+        told = ", ".join(seeds) + ("" if group.status == "finished" else f"; {group.status}")
+        rows.append([*map(Cell, (side.upper(), group.method, group.dataset, group.partition, told, place))])
+        own = {side: place, f"{side}_seeds": " ".join(seeds)}
+        records.append({"section": "run", "what": group.title, "note": group.status} | own)
     heads = [Column(name) for name in ("", "method", "data set", "partition", "seeds")]
     return Table("Runs", (*heads, Column("path", "long")), rows, pd.DataFrame(records))
 
@@ -199,14 +192,13 @@ def _curve(a: Group, b: Group, metric: str) -> list[Measure]:
     """The metric at the first, quartile and last of the evaluations that every run has."""
     if any(metric not in run.rounds for run in (*a.used, *b.used)):
         return []
-    series = [{run.seed: run.rounds.set_index("round")[metric].dropna() for run in own.used} for own in (a, b)]
-    common = sorted(set.intersection(*(set(map(int, one.index)) for own in series for one in own.values())))
-    chosen = sorted({common[round(quarter * (len(common) - 1) / 4)] for quarter in range(5)}) if common else []
-
-    def at(place: int, own: dict[int, pd.Series]) -> dict[int, float]:
-        return {seed: float(one.loc[place]) for seed, one in own.items()}
-
-    return [Measure(metric, str(place), at(place, series[0]), at(place, series[1])) for place in chosen]
+    left, right = (
+        pd.DataFrame({run.seed: run.rounds.set_index("round")[metric] for run in own.used}) for own in (a, b)
+    )
+    common = pd.concat([left, right], axis=1).dropna().sort_index().index
+    places = {round(quarter * (len(common) - 1) / 4) for quarter in range(5)} if len(common) else ()
+    chosen = [int(common[place]) for place in sorted(places)]
+    return [Measure(metric, str(place), left.loc[place].to_dict(), right.loc[place].to_dict()) for place in chosen]
 
 
 def _measured(
@@ -214,21 +206,18 @@ def _measured(
 ) -> Table:
     """A row per measure."""
     alike = {run.seed for run in a.used} == {run.seed for run in b.used}  # then the paired difference is that of means
-    columns: tuple[Column, ...] = (first, Column("A", "short"), Column("B", "short"), Column("B - A", "change"))
-    columns += (Column("paired", "change"), Column("± error", "short"), Column("p", "p"))
+    columns = [first, Column("A", "short"), Column("B", "short"), Column("B - A", "change")]
+    columns += [Column("paired", "change"), Column("± error", "short"), Column("p", "p")]
     rows, records = [], []
     for one in measures:
         told = one.record(test)
-        percent = "accuracy" in one.name
-        kind, change = ("percent", "difference") if percent else ("", "")
+        kind, change = ("percent", "difference") if "accuracy" in one.name else ("short", "change")
+        paired = math.nan if alike or len(one.pairs) < 2 else told["paired"]
         cells = [Cell(one.words), *(Cell(told[x], told[f"{x}_seed_std"], kind) for x in "ab")]
-        cells += [Cell(told["difference"], kind=change), Cell(math.nan if alike else told["paired"], kind=change)]
-        error = number("percent" if percent else "short", told["paired_error"], 2)
-        rows.append([*cells, Cell(error), Cell(told["p"])])
-        if len(one.pairs) < 2:
-            rows[-1][4] = Cell()
+        cells += [Cell(told["difference"], kind=change), Cell(paired, kind=change)]
+        rows.append([*cells, Cell(number(kind, told["paired_error"], 2)), Cell(told["p"])])
         records.append({"section": section} | told | ({"at": int(one.words)} if section == "curve" else {}))
-    return Table(heading, columns, rows, pd.DataFrame(records))
+    return Table(heading, tuple(columns), rows, pd.DataFrame(records))
 
 
 def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
@@ -237,16 +226,15 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
     pairs = [(str(seed), of_a[seed], of_b[seed]) for seed in sorted(of_a.keys() & of_b.keys())]
     if not pairs and len(of_a) == len(of_b) == 1:
         pairs = [(f"{a.used[0].seed} | {b.used[0].seed}", a.used[0], b.used[0])]
-    counts: list[tuple[str, str, int, int, int]] = []
-    others: list[str] = []
-    strange: list[str] = []
+    counts: list[tuple[Any, ...]] = []
+    others, strange = list[str](), list[str]()
     for seed, one, other in pairs:
         try:
             left, right = one.clients, other.clients
         except FedpflError as error:
             strange.append(f"Clients of seed {seed} are not compared: {error}")
             continue
-        if not _same_partition(left, right):
+        if not _partition(left).equals(_partition(right)):
             others.append(seed)
             continue
         for name in ("accuracy", "ft_accuracy"):
@@ -264,36 +252,28 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
             f"Clients of seed {', '.join(others)} are not compared: their label counts differ, so the partitions do."
         )
     frame = pd.DataFrame(counts, columns=["at", "what", "a", "equal", "b"]).assign(section="clients")
-    for name in dict.fromkeys(one[1] for one in counts):
-        own = [one[2:] for one in counts if one[1] == name]
+    for name, own in frame.groupby("what", sort=False):
         if len(own) > 1:
-            counts.append(("all", name, *(sum(numbers) for numbers in zip(*own, strict=True))))  # type: ignore[arg-type]
+            counts.append(("all", name, *own[["a", "equal", "b"]].sum()))
     words = {"accuracy": "before", "ft_accuracy": "fine-tuned"}
     rows = [[Cell(seed), Cell(words[name]), *map(Cell, numbers)] for seed, name, *numbers in counts]
     heads = (Column("seed"), Column(""), *(Column(name, "whole") for name in ("in A", "equal", "in B")))
     return Table("Clients that are better, by their own accuracy", heads, rows, frame), strange
 
 
-def _same_partition(left: pd.DataFrame, right: pd.DataFrame) -> bool:
-    """Whether the clients have equally many samples of each class and in each part."""
-    told, theirs = (
-        sorted(name for name in frame if name in ("client", "train", "validation", "test") or name.startswith("label_"))
-        for frame in (left, right)
-    )
-    return told == theirs and left[told].equals(right[told])
+def _partition(clients: pd.DataFrame) -> pd.DataFrame:
+    """How many samples of each class and in each part the clients have."""
+    kept = {"client", "train", "validation", "test"}
+    return clients[sorted(name for name in clients if name in kept or name.startswith("label_"))]
 
 
 def _about_runs(a: Group, b: Group) -> list[str]:
     """What a reader must know of the runs."""
-    told = [
-        f"{letter} is not simply finished: {group.status}."
-        for letter, group in (("A", a), ("B", b))
-        if group.status != "finished"
-    ]
-    reached = [
-        sorted({int(run.evaluations["round"].iloc[-1]) for run in group.used if len(run.evaluations)})
-        for group in (a, b)
-    ]
+    told, reached = list[str](), list[list[int]]()
+    for letter, group in (("A", a), ("B", b)):
+        told += [f"{letter} is not simply finished: {group.status}."] if group.status != "finished" else []
+        lasts = {int(run.evaluations["round"].iloc[-1]) for run in group.used if len(run.evaluations)}
+        reached.append(sorted(lasts))
     if reached[0] != reached[1] or max(map(len, reached)) > 1:
         words = [", ".join(map(str, rounds)) or "none" for rounds in reached]
         told.append(f"The final numbers are of different rounds: A of {words[0]}, B of {words[1]}.")

@@ -12,7 +12,7 @@ import pandas as pd
 from fedpfl.errors import FedpflError
 from fedpfl.report.compare import labelled
 from fedpfl.report.load import Group, Run, groups
-from fedpfl.report.tables import METRICS, read_reference, reference_for, title
+from fedpfl.report.tables import METRICS, read_reference, reference_for
 from fedpfl.report.text import clip, whole
 
 if TYPE_CHECKING:
@@ -61,11 +61,7 @@ def accuracy_figure(
     mean of the cohort's pooled accuracy before local training, which is known in every round.
     path: without suffix. label: what a line is called.
     """
-    if metric not in METRICS:
-        raise FedpflError(f"unknown metric {metric!r}; choose one of: {', '.join(METRICS)}")
     gathered = groups(runs)
-    if not gathered:
-        raise FedpflError("no runs to draw; run an experiment first")
     methods = list(dict.fromkeys(map(label, gathered)))
     windows = {id(group): max(1, group.used[0].planned // 20) for group in gathered}
     cohort = metric in ("accuracy", "accuracy_pooled")
@@ -95,8 +91,6 @@ def curves(runs: Iterable[Run], reference: Path, path: Path, window: int = 10) -
     """
     published = read_reference(reference)
     gathered = groups(runs)
-    if not gathered:
-        raise FedpflError("no runs to draw; run an experiment first")
     settings = list(by_setting(gathered))
     if len(settings) > 1:
         raise FedpflError(
@@ -124,15 +118,13 @@ def curves(runs: Iterable[Run], reference: Path, path: Path, window: int = 10) -
 
 
 def comparison(a: Group, b: Group, metric: str, path: Path) -> list[Path]:
-    """Draw both curves of a metric. path: ends in .png or .pdf; raises FedpflError where it does not."""
-    if path.suffix not in SUFFIXES:
-        raise FedpflError(f"--out {path}: must end in .png or .pdf")
+    """Draw both curves of a metric. path: ends in .png or .pdf."""
     a, b = labelled(a, b)
     tasks = by_setting([a, b])
 
     def draw(ax: Axes, letters: str) -> None:
         for place, (letter, group) in enumerate(zip(letters, (a, b), strict=True)):
-            name = group.method if len(tasks) == 1 else title(group)
+            name = group.method if len(tasks) == 1 else group.title
             draw_line(ax, group, metric, f"{letter}: {name}", place)
         ax.set(xlabel="round", ylabel=METRICS[metric], xlim=(0, None))
 
@@ -143,7 +135,7 @@ def by_setting(gathered: Iterable[Group]) -> dict[str, list[Group]]:
     """Return groups by data set and partition."""
     found: dict[str, list[Group]] = {}
     for group in gathered:
-        found.setdefault(f"{group.dataset}, {group.partition}", []).append(group)
+        found.setdefault(group.setting, []).append(group)
     return found
 
 

@@ -21,7 +21,7 @@ import pandas as pd
 from fedpfl.report.load import STATUSES, Group, Run, directories, groups, nothing_below, runs, to_stderr
 from fedpfl.report.page.data import page_data
 from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
-from fedpfl.report.tables import TRAFFIC, accuracy_table
+from fedpfl.report.tables import accuracy_table
 from fedpfl.report.text import html as escape
 from fedpfl.report.text import whole
 
@@ -162,7 +162,7 @@ def index(found: Sequence[Experiment], select: str = "last", every: int = 1) -> 
     numbers = [Column(name, "whole") for name in ("configurations", "runs")]
     heads = (Column("experiment"), *numbers, Column("status"), best_of, Column("hours", "number"))
     skipped = [line for experiment in found for line in experiment.skipped]
-    table = as_html(Table("experiments", heads, rows, pd.DataFrame()), "bare")
+    table = as_html(Table("experiments", heads, rows), "bare")
     body = _section("experiments", "Experiments", table, _listed("Skipped, not in any page:", skipped))
     return _document("Experiments", {}, body)
 
@@ -231,29 +231,17 @@ def _listed(heading: str, texts: Sequence[str]) -> str:
 def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[str, str], Table]:
     """What is alike in all runs, and every run, whatever its state."""
     members = [(group, run) for group in gathered for run in group.runs]
-    told = {
-        "data set": [run.dataset for _, run in members],
-        "partition": [run.partition for _, run in members],
-        **{name: [tell(run) for _, run in members] for name, tell in _ENVIRONMENT.items()},
-    }
-    setup: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for name, key in SETUP.items():
-        values = [run.get(key) for _, run in members]
-        shown = list(
-            dict.fromkeys(f"{one:g}" if isinstance(one, float) else str(one) for one in values if one is not None)
-        )
-        setup |= {name: ", ".join(shown[:4]) + " …" * bool(shown[4:])} if shown else {}
-    alike = {name: values[0] for name, values in told.items() if len(set(values)) == 1 and values[0]}
-    differing = {name: values for name, values in told.items() if len(set(values)) > 1}
-    early = {name: values for name, values in differing.items() if name not in _ENVIRONMENT}
-    late = {name: values for name, values in differing.items() if name in _ENVIRONMENT}
-    heads = [
-        Column("method"),
-        *map(Column, early),
-        Column("seed", "whole"),
-        Column("status"),
-        Column("rounds", "whole"),
-    ]
+        values = [value for _, run in members if (value := run.get(key)) is not None]
+        shown = list(dict.fromkeys(f"{value:g}" if isinstance(value, float) else str(value) for value in values))
+        facts |= {name: ", ".join(shown[:4]) + " …" * bool(shown[4:])} if shown else {}
+    told = {name: [tell(run) for _, run in members] for name, tell in _TOLD.items()}
+    facts |= {name: values[0] for name, values in told.items() if len(set(values)) == 1 and values[0]}
+    differing = [name for name, values in told.items() if len(set(values)) > 1]
+    early = [name for name in differing if name not in _ENVIRONMENT]
+    late = [name for name in differing if name in _ENVIRONMENT]
+    heads = [*map(Column, ("method", *early)), Column("seed", "whole"), Column("status"), Column("rounds", "whole")]
     heads += [Column("accuracy", "percent"), Column("hours", "number"), *map(Column, late), Column("directory", "long")]
     rows = []
     for place, (group, run) in enumerate(members):
@@ -261,12 +249,12 @@ def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[st
         stale = f"(round {int(last['round'])})" if last["round"] != run.reached else ""
         word = "running or killed" if run.status == "running" else run.status
         why = " ".join(str(run.summary.get("error") or "").split())[:300]
-        cells = [Cell(group.method), *(Cell(values[place]) for values in early.values()), Cell(run.seed)]
+        cells = [Cell(group.method), *(Cell(told[name][place]) for name in early), Cell(run.seed)]
         cells += [Cell(word, state=run.status, below=why), Cell(f"{run.reached}/{run.planned}", order=run.reached)]
         cells += [Cell(float(last.get("accuracy", math.nan)), below=stale), Cell(run.fact("hours"))]
-        cells += [Cell(values[place]) for values in late.values()]
-        rows.append([*cells, Cell(_below(run.path, base), link=_link(run.path, out))])
-    return setup | alike, Table("runs", tuple(heads), rows, pd.DataFrame())
+        below = run.path.resolve().relative_to(base.resolve()).as_posix()
+        rows.append([*cells, *(Cell(told[name][place]) for name in late), Cell(below, link=_link(run.path, out))])
+    return facts, Table("runs", tuple(heads), rows)
 
 
 def _summary(gathered: Sequence[Group]) -> dict[str, str]:
@@ -288,27 +276,26 @@ def _summary(gathered: Sequence[Group]) -> dict[str, str]:
 
 def _costs(gathered: Sequence[Group], judged: Sequence[float]) -> Table:
     """What travelled and how long it took, by configuration; means over seeds."""
-    several = len({(group.dataset, group.partition) for group in gathered}) > 1
-    heads = [Column("method"), *([Column("setting")] if several else []), Column("accuracy", "percent")]
+    several = len({group.setting for group in gathered}) > 1
     each, whole = "per client and round", "whole run so far, all clients"
-    heads += [Column(way, "entries", f"values {each}") for way in ("down", "up")]
-    heads += [Column(way, "number", f"MB {each}") for way in ("down", "up")]
-    heads += [Column("GB down", "number", whole), Column("GB up", "number", whole), Column("rounds", "whole", whole)]
-    heads += [Column("s/round", "number", "time"), Column("hours", "number", "time")]
+    values: dict[Column, Callable[[Run], float]] = {
+        Column("down", "entries", f"values {each}"): lambda run: run.per_client("values_down"),
+        Column("up", "entries", f"values {each}"): lambda run: run.per_client("values_up"),
+        Column("down", "number", f"MB {each}"): lambda run: run.per_client("bits_down") / 8e6,
+        Column("up", "number", f"MB {each}"): lambda run: run.per_client("bits_up") / 8e6,
+        Column("GB down", "number", whole): lambda run: _total(run, "bits_down") / 8e9,
+        Column("GB up", "number", whole): lambda run: _total(run, "bits_up") / 8e9,
+        Column("rounds", "whole", whole): lambda run: run.reached,
+        Column("s/round", "number", "time"): lambda run: run.seconds,
+        Column("hours", "number", "time"): lambda run: run.fact("hours"),
+    }
     rows = []
     for group, accuracy in zip(gathered, judged, strict=True):
-        parts = [
-            [
-                *(run.per_client(key) / (1 if key.startswith("values") else 8e6) for key in TRAFFIC),
-                *(_total(run, key) / 8e9 for key in ("bits_down", "bits_up")),
-                *(run.reached, run.seconds, run.fact("hours")),
-            ]
-            for run in group.used
-        ]
-        setting = [Cell(f"{group.dataset}, {group.partition}")] if several else []
-        means = [Cell(over_seeds(values)[0]) for values in zip(*parts, strict=True)]
+        setting = [Cell(group.setting)] if several else []
+        means = [Cell(over_seeds([value(run) for run in group.used])[0]) for value in values.values()]
         rows.append([Cell(group.method), *setting, Cell(accuracy), *means])
-    return Table("cost", tuple(heads), rows, pd.DataFrame())
+    heads = (Column("method"), *([Column("setting")] if several else []), Column("accuracy", "percent"), *values)
+    return Table("cost", heads, rows)
 
 
 def _total(run: Run, key: str) -> float:
@@ -343,6 +330,7 @@ def _commit(run: Run) -> str:
 
 
 _ENVIRONMENT: dict[str, Callable[[Run], str]] = {"device": _device, "versions": _versions, "commit": _commit}
+_TOLD = {"data set": lambda run: run.dataset, "partition": lambda run: run.partition, **_ENVIRONMENT}
 
 
 def _best(part: pd.DataFrame) -> str:
@@ -388,10 +376,3 @@ def _link(target: Path, out: Path) -> str:
         return target.resolve().as_uri() + "/"
     # The leading dot keeps a name with a colon from being read as a scheme.
     return f"{address}/" if address.startswith(".") else f"./{address}/"
-
-
-def _below(path: Path, base: Path) -> str:
-    try:
-        return path.resolve().relative_to(base.resolve()).as_posix()
-    except ValueError:
-        return str(path)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpfl.errors import FedpflError
-from fedpfl.report.load import DATASETS, METHODS, groups
-from fedpfl.report.published import plain
+from fedpfl.report.load import DATASETS, groups
+from fedpfl.report.published import bare
 from fedpfl.report.state import STATUSES, State
 from fedpfl.report.table import Cell, Column, Table
 
@@ -69,20 +69,24 @@ def select(
     if unknown := [word for word in statuses if word not in STATUSES]:
         raise FedpflError(f"--status {unknown[0]}: no such status; choose of: {', '.join(STATUSES)}")
     kept = [entry for entry in listed if not statuses or entry.state.status in statuses]
-    for group, words, known in (("method", methods, METHODS), ("dataset", datasets, DATASETS)):
-        names = {}
-        for entry in listed:
-            if entry.state.run:
-                name = str(entry.state.run.config[group]["name"])
-                told = entry.record["label" if group == "method" else "dataset"]
-                names[id(entry)] = name, {plain(one) for one in (name, known.get(name, name), told)}
+    for option, words, names in (("method", methods, _methods), ("dataset", datasets, _datasets)):
         for word in words:
-            if not any(plain(word) in own for _, own in names.values()):
-                there = ", ".join(sorted({name for name, _ in names.values()})) or "none at all"
-                raise FedpflError(f"--{group} {word}: no such run here; there are: {there}")
-        wanted = {plain(word) for word in words}
-        kept = [one for one in kept if not words or (id(one) in names and wanted & names[id(one)][1])]
+            if not any(bare(word) in map(bare, names(entry)) for entry in listed):
+                there = ", ".join(sorted({name for entry in listed for name in names(entry)[:1]})) or "none at all"
+                raise FedpflError(f"--{option} {word}: no such run here; there are: {there}")
+        wanted = set(map(bare, words))
+        kept = [one for one in kept if not words or wanted & set(map(bare, names(one)))]
     return kept
+
+
+def _methods(entry: Entry) -> list[str]:
+    run = entry.state.run
+    return [run.method_name, run.called, entry.record["label"]] if run else []
+
+
+def _datasets(entry: Entry) -> list[str]:
+    run = entry.state.run
+    return [run.dataset_name, DATASETS.get(run.dataset_name, run.dataset), run.dataset] if run else []
 
 
 def ordered(listed: Iterable[Entry], key: str = "run", reverse: bool = False) -> list[Entry]:
@@ -120,7 +124,7 @@ def _record(found: State, label: str) -> dict[str, Any]:
     run, last, judged = found.run, found.last, found.judged
     both = float(last.get("bits_down", math.nan)) + float(last.get("bits_up", math.nan))
     numbers = {key: float(judged.get(key, math.nan)) for key in ("accuracy", "ft_accuracy")}
-    numbers |= {"hours": found.hours, "bits": both / run.participants[-1] if run and len(last) else math.nan}
+    numbers |= {"hours": found.hours, "bits": both / run.participants.iloc[-1] if run and len(last) else math.nan}
     return {
         "status": found.status,
         "round": run.reached if run else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -60,11 +61,28 @@ DATASETS = _named(
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run directory. config: the resolved configuration. summary: `summary.json`."""
+    """One run directory.
+
+    config: the resolved configuration. summary: `summary.json`. status: of STATUSES. method, dataset, partition: names
+    for people, the method's with what it is first told apart by (see `groups` for the rest); method_name, dataset_name:
+    those of the configuration. q: the quantile of element-wise methods. cohort: clients per round, as planned.
+    identity: a hash of what the run computes, the same for all seeds. fingerprint: a hash of its data, if recorded.
+    """
 
     path: Path
     config: dict[str, Any]
     summary: dict[str, Any]
+    status: str
+    seed: int
+    method: str
+    method_name: str
+    dataset: str
+    dataset_name: str
+    partition: str
+    q: float | None
+    cohort: int
+    identity: str
+    fingerprint: str
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -100,75 +118,15 @@ class Run:
         return self.rounds[judged]
 
     @cached_property
-    def identity(self) -> str:
-        """A hash of what the run computes, the same for all seeds."""
-        return identity(self.config)
+    def personal(self) -> pd.DataFrame:
+        """Personalised entries of all clients that took part, by round and tensor."""
+        found = self.rounds.set_index("round").filter(regex="^personal/")
+        return found.rename(columns=lambda name: name.removeprefix("personal/"))
 
     @property
-    def fingerprint(self) -> str:
-        """A hash of the data that the run read; empty for runs that did not record it."""
-        return str(self.summary.get("data") or "")
-
-    @cached_property
-    def dataset(self) -> str:
-        """The data set's name for people."""
-        values = self.config["dataset"]
-        name = str(values["name"])
-        if name == "npz" and values.get("path"):
-            return plain(Path(values["path"]).stem)
-        # No pixel of x / 255 is above 1: statistics of 0..255 pixels are the published fault, chosen by name.
-        faulty = any(mean > 1 for mean in values.get("mean") or ())
-        return DATASETS.get(name, plain(name)) + (" as published" if faulty else "")
-
-    @cached_property
-    def partition(self) -> str:
-        """`Dir(0.1)`, `Dir(0.1) published`, `IID`, `Shards(2)`, `Groups`, or the name with its values."""
-        values = {key: value for key, value in self.config["partition"].items() if key not in _SPLIT_DETAILS}
-        name = plain(values.pop("name"))
-        after = {"dirichlet": "", "published": " published", "fixed_dirichlet": " of fixed sizes"}
-        if name in after and "alpha" in values:
-            return f"Dir({values['alpha']:g}){after[name]}"
-        if name == "iid":
-            return "IID"
-        name = name.replace("shuffled_", "shuffled ").capitalize()
-        numbers = [f"{value:g}" for value in values.values() if isinstance(value, int | float) and value is not True]
-        return f"{name}({', '.join(numbers)})" if numbers else name
-
-    @cached_property
-    def method(self) -> str:
-        """The method's name and what it is first told apart by: `FedOBP (q=0.9998)`. See `groups` for the rest."""
-        values = self.config["method"]
-        told = [f"q={self.q:.10g}"] if self.q is not None else []
-        if values.get("score", "obp") != "obp":
-            told.append(f"score={values['score']}")
-        if values.get("ema"):
-            told.append(f"ema={values['ema']:g}")
-        if values.get("classifier_only"):
-            told.append("classifier only")
-        if values.get("variant") not in (None, "default", "paper"):
-            told.append(str(values["variant"]))
-        return _with(METHODS.get(self.method_name, plain(self.method_name)), told)
-
-    @property
-    def method_name(self) -> str:
-        """The method's name in the configuration."""
-        return str(self.config["method"]["name"])
-
-    @property
-    def q(self) -> float | None:
-        """The quantile of element-wise methods, None for others."""
-        value = self.config["method"].get("q")
-        return float(value) if isinstance(value, int | float) else None
-
-    @property
-    def seed(self) -> int:
-        """The seed."""
-        return int(self.config["seed"])
-
-    @cached_property
-    def status(self) -> str:
-        """What summary.json says: `finished`, `running`, `failed` or `diverged`."""
-        return str(self.summary.get("status") or "running")
+    def called(self) -> str:
+        """The method's name for people, without its values."""
+        return METHODS.get(self.method_name, plain(self.method_name))
 
     @property
     def planned(self) -> int:
@@ -180,29 +138,18 @@ class Run:
         """Rounds recorded."""
         return 0 if self.rounds.empty else int(self.rounds["round"].iloc[-1])
 
-    @property
-    def cohort(self) -> int:
-        """Clients per round, as planned."""
-        share = self.config.get("clients", 1) * self.config.get("participation", 1.0)
-        return max(1, int(self.summary.get("cohort") or share + 1e-9))
-
     @cached_property
-    def participants(self) -> np.ndarray:
+    def participants(self) -> pd.Series:
         """Clients that took part in each round; the planned number in runs that did not record it."""
-        planned = np.full(len(self.rounds), float(self.cohort))
-        if "participants" not in self.rounds:
-            return planned
-        recorded = self.rounds["participants"].to_numpy()
-        return np.where(np.isnan(recorded), planned, recorded)
+        return self.rounds.reindex(columns=["participants"])["participants"].astype(float).fillna(float(self.cohort))
 
     def per_client(self, column: str) -> float:
         """Return what one client of the cohort moves in a round, mean over all that took part; nan if not recorded."""
         if column not in self.rounds:
             return math.nan
-        values = self.rounds[column].to_numpy()
-        known = ~np.isnan(values)
-        count = float(self.participants[known].sum())
-        return float(values[known].sum()) / count if count > 0 else math.nan
+        values = self.rounds[column]
+        count = float(self.participants[values.notna()].sum())
+        return float(values.sum()) / count if count > 0 else math.nan
 
     @property
     def seconds(self) -> float:
@@ -219,11 +166,9 @@ class Run:
     def fact(self, key: str) -> float:
         """Return a number of summary.json, nan where there is none."""
         value = self.summary.get(key)
-        try:
-            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-        except OverflowError:
-            return math.nan
-        return number if math.isfinite(number) else math.nan
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+            return float(value)
+        return math.nan
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -244,6 +189,16 @@ class Group:
     method: str
     runs: tuple[Run, ...]
     apart: tuple[str, ...] = ()
+
+    @property
+    def setting(self) -> str:
+        """Data set and partition."""
+        return f"{self.dataset}, {self.partition}"
+
+    @property
+    def title(self) -> str:
+        """Method, data set and partition."""
+        return f"{self.method} on {self.setting}"
 
     @property
     def used(self) -> tuple[Run, ...]:
@@ -331,28 +286,76 @@ def read(path: Path) -> Run:
 def begun(path: Path) -> Run:
     """Read configuration and summary of one run directory, which need not hold a round. Raises as `read`."""
     config, summary = _parsed(path / "config.yaml", _yaml), _parsed(path / "summary.json", json.loads)
-    if not isinstance(config, dict) or not isinstance(summary, dict):
-        raise FedpflError(f"{path}: config.yaml and summary.json must hold keys and values")
     for key in ("dataset", "partition", "method"):
         if not isinstance(config.get(key), dict) or "name" not in config[key]:
             raise FedpflError(f"{path}: config.yaml lacks {key}.name")
-    run = Run(path, config, summary)
-    if run.status not in STATUSES:
-        raise FedpflError(f"{path}: summary.json holds an unknown status, {clip(repr(run.status))}")
+    status = str(summary.get("status") or "running")
+    if status not in STATUSES:
+        raise FedpflError(f"{path}: summary.json holds an unknown status, {clip(repr(status))}")
     try:
-        _ = run.seed, run.dataset, run.partition, run.method, run.planned, run.cohort, run.identity, run.reached
+        q, clients = config["method"].get("q"), config.get("clients", 1) * config.get("participation", 1.0)
+        run = Run(
+            *(path, config, summary, status),
+            seed=int(config["seed"]),
+            method=_method(config["method"]),
+            method_name=str(config["method"]["name"]),
+            dataset=_dataset(config["dataset"]),
+            dataset_name=str(config["dataset"]["name"]),
+            partition=_partition(config["partition"]),
+            q=float(q) if isinstance(q, int | float) else None,
+            cohort=max(1, int(summary.get("cohort") or clients + 1e-9)),
+            identity=identity(config),
+            fingerprint=str(summary.get("data") or ""),
+        )
+        _ = run.planned, run.reached
     except _UNUSABLE as error:
         raise FedpflError(f"{path}: config.yaml or summary.json holds no usable value: {_one_line(error)}") from None
     return run
 
 
+def _dataset(values: Mapping[str, Any]) -> str:
+    name = str(values["name"])
+    if name == "npz" and values.get("path"):
+        return plain(Path(values["path"]).stem)
+    # No pixel of x / 255 is above 1: statistics of 0..255 pixels are the published fault, chosen by name.
+    faulty = any(mean > 1 for mean in values.get("mean") or ())
+    return DATASETS.get(name, plain(name)) + (" as published" if faulty else "")
+
+
+def _partition(values: Mapping[str, Any]) -> str:
+    """`Dir(0.1)`, `Dir(0.1) published`, `IID`, `Shards(2)`, `Groups`, or the name with its values."""
+    name = plain(values["name"])
+    after = {"dirichlet": "", "published": " published", "fixed_dirichlet": " of fixed sizes"}
+    if name in after and "alpha" in values:
+        return f"Dir({values['alpha']:g}){after[name]}"
+    if name == "iid":
+        return "IID"
+    name = name.replace("shuffled_", "shuffled ").capitalize()
+    told = [value for key, value in values.items() if key not in ("name", *_SPLIT_DETAILS) and value is not True]
+    numbers = [f"{value:g}" for value in told if isinstance(value, int | float)]
+    return f"{name}({', '.join(numbers)})" if numbers else name
+
+
+def _method(values: Mapping[str, Any]) -> str:
+    """The name and what it is first told apart by: `FedOBP (q=0.9998)`."""
+    told = [f"q={float(values['q']):.10g}"] if isinstance(values.get("q"), int | float) else []
+    if values.get("score", "obp") != "obp":
+        told.append(f"score={values['score']}")
+    if values.get("ema"):
+        told.append(f"ema={values['ema']:g}")
+    if values.get("classifier_only"):
+        told.append("classifier only")
+    if values.get("variant") not in (None, "default", "paper"):
+        told.append(str(values["variant"]))
+    return _with(METHODS.get(str(values["name"]), plain(values["name"])), told)
+
+
 def summary_of(path: Path) -> dict[str, Any]:
     """Return what a summary.json holds, whatever else is wrong with the directory; nothing where it is broken."""
     try:
-        found = _parsed(path / "summary.json", json.loads)
+        return _parsed(path / "summary.json", json.loads)
     except FedpflError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
@@ -471,20 +474,30 @@ def _with(label: str, told: Sequence[str]) -> str:
     return f"{label[:-1]}, {inside})" if label.endswith(")") else f"{label} ({inside})"
 
 
-def _text(path: Path, most: int | None = None) -> str:
-    """A regular file's text; nothing else, such as a pipe that nobody writes, is waited for."""
+@contextlib.contextmanager
+def _reading(path: Path, most: float = math.inf) -> Iterator[str]:
+    """Yield a regular file's text; what is wrong with it, or found to be while it is parsed, becomes one line."""
     try:
+        # Nothing else, such as a pipe that nobody writes, is waited for.
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), encoding="utf-8") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise FedpflError(f"{path.parent}: {path.name} is no regular file")
-            if most and found.st_size > most:
-                raise FedpflError(f"{path.parent}: {path.name} is larger than any run writes it")
-            return file.read()
+                raise ValueError("it is no regular file")
+            if found.st_size > most:
+                raise ValueError("it is larger than any run writes it")
+            text = file.read()
+        yield text
+        return
     except FileNotFoundError:
-        raise FedpflError(f"{path.parent}: no {path.name}; the run never started or is half written") from None
-    except (OSError, ValueError) as error:
-        raise FedpflError(f"{path.parent}: {path.name} cannot be read: {_one_line(error)}") from None
+        why = f"no {path.name}; the run never started or is half written"
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        why = f"{path.name} is not valid YAML" + (f" (line {mark.line + 1})" if mark else "")
+    except json.JSONDecodeError as error:
+        why = f"{path.name} is not valid JSON (line {error.lineno})"
+    except (OSError, *_UNUSABLE) as error:
+        why = f"{path.name} cannot be read: {_one_line(error)}"
+    raise FedpflError(f"{path.parent}: {why}")
 
 
 def _yaml(text: str) -> Any:
@@ -499,25 +512,19 @@ def _yaml(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
-def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
-    try:
-        return parse(_text(path, _LARGEST))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1})" if mark else ""
-        raise FedpflError(f"{path.parent}: {path.name} is not valid YAML{where}") from None
-    except json.JSONDecodeError as error:
-        raise FedpflError(f"{path.parent}: {path.name} is not valid JSON (line {error.lineno})") from None
-    except _UNUSABLE as error:
-        raise FedpflError(f"{path.parent}: {path.name} cannot be read: {_one_line(error)}") from None
+def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    with _reading(path, _LARGEST) as text:
+        found = parse(text)
+        if not isinstance(found, dict):
+            raise ValueError("it must hold keys and values")
+    return found
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
     """A table of numbers; nan where a cell is empty or not finite."""
-    text = _text(path)
-    if text and not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]  # the run was caught while it wrote its last line
-    try:
+    with _reading(path) as text:
+        if text and not text.endswith("\n"):
+            text = text[: text.rfind("\n") + 1]  # the run was caught while it wrote its last line
         frame = pd.read_csv(io.StringIO(text))
         for name, kind in frame.dtypes.items():
             if kind.kind in "if":
@@ -527,8 +534,6 @@ def _read_csv(path: Path) -> pd.DataFrame:
             if len(strange):
                 raise ValueError(f"{strange.iloc[0]!r} under {name} is no number")
             frame[name] = numbers
-    except (ValueError, OverflowError) as error:  # pandas' parser errors are ValueErrors
-        raise FedpflError(f"{path.parent}: {path.name} cannot be read: {_one_line(error)}") from None
     return frame.replace([np.inf, -np.inf], np.nan) if np.isinf(frame.to_numpy(float)).any() else frame
 
 

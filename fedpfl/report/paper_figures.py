@@ -29,31 +29,30 @@ Points = list[tuple[float, tuple[float, float]]]
 
 
 class Figure(NamedTuple):
-    """of: the groups it shows. paint: draws them. experiment: what makes such runs."""
+    """of: the groups it shows. paint: draws them."""
 
     of: Callable[[Sequence[Group]], list[Group]]
     paint: Callable[[list[Group], Path, Rule], list[Path]]
-    experiment: str
 
     def draw(self, gathered: Sequence[Group], path: Path, rule: Rule) -> list[Path]:
-        """Draw to `path` (without suffix) as PNG and PDF. Raises FedpflError where no run fits."""
+        """Draw to `path` (the figure's name, without suffix) as PNG and PDF. Raises FedpflError where no run fits."""
         shown = self.of(gathered)
         if not shown:
-            raise FedpflError(f"no runs for {path.name}; run `python -m fedpfl.train experiment={self.experiment}`")
+            raise FedpflError(f"no runs for {path.name}; run `python -m fedpfl.train experiment={path.name}`")
         return self.paint(shown, path, rule)
 
 
 # Which runs
 
 
-def _any_start(run: Run, **wanted: Any) -> bool:
-    return own_score(run, **{"cold_start": run.get("method.cold_start"), **wanted})
+def _of_scores(run: Run) -> bool:
+    return run.method_name == "fedobp" and not run.get("method.classifier_only") and not run.get("method.ema")
 
 
 def _usual(run: Run) -> bool:
     """FedOBP as the paper writes it, at any q, or another method."""
     whole = run.config["method"].get("norm", "global") in ("none", "global")
-    return run.method_name != "fedobp" or (whole and _any_start(run))
+    return run.method_name != "fedobp" or (whole and own_score(run, cold_start=run.get("method.cold_start")))
 
 
 def _converging(allowed: Callable[[str], bool]) -> Callable[[Sequence[Group]], list[Group]]:
@@ -61,29 +60,29 @@ def _converging(allowed: Callable[[str], bool]) -> Callable[[Sequence[Group]], l
 
     def fits(run: Run) -> bool:
         q = published.of_run(run, published.QUANTILE)
-        known = run.method_name in COMPARED and allowed(str(run.config["dataset"]["name"]))
+        known = run.method_name in COMPARED and allowed(run.dataset_name)
         return known and _usual(run) and (q is None or run.q in (None, q.value))
 
     return lambda gathered: one_each([group for group in gathered if fits(group.runs[0])])
 
 
 def _several(
-    gathered: Iterable[Group], place: Callable[[Group], Any], key: Callable[[Run], Any], least: int = 2
+    gathered: Iterable[Group],
+    fits: Callable[[Run], bool],
+    key: Callable[[Run], Any],
+    least: int = 2,
+    place: Callable[[Group], Any] = lambda group: group.setting,
 ) -> list[Group]:
-    """The groups of those places where `key` takes at least so many values."""
+    """The groups that fit, of those places where `key` takes at least so many values."""
     values: dict[Any, set[Any]] = {}
-    known = [group for group in gathered if key(group.runs[0]) is not None]
+    known = [group for group in gathered if fits(group.runs[0]) and key(group.runs[0]) is not None]
     for group in known:
         values.setdefault(place(group), set()).add(key(group.runs[0]))
     return [group for group in known if len(values[place(group)]) >= least]
 
 
-def _setting(group: Group) -> tuple[str, str]:
-    return group.dataset, group.partition
-
-
-def _over_q(test: Callable[[Run], bool]) -> Callable[[Sequence[Group]], list[Group]]:
-    return lambda gathered: _several((one for one in gathered if test(one.runs[0])), _setting, lambda run: run.q)
+def _over_q(fits: Callable[[Run], bool]) -> Callable[[Sequence[Group]], list[Group]]:
+    return lambda gathered: _several(gathered, fits, lambda run: run.q)
 
 
 def _alpha(run: Run) -> float | None:
@@ -92,17 +91,9 @@ def _alpha(run: Run) -> float | None:
     return float(alpha) if isinstance(alpha, int | float) and alpha > 0 else None
 
 
-def _over_alpha(gathered: Sequence[Group]) -> list[Group]:
-    return _several((one for one in gathered if _usual(one.runs[0])), lambda group: group.dataset, _alpha, 3)
-
-
 def _normed(run: Run) -> bool:
     """Whether it is one of Table V's runs."""
     return any(line.fits(run) for line in PLANS["table5"].lines)
-
-
-def _of_norms(gathered: Sequence[Group]) -> list[Group]:
-    return _several((one for one in gathered if _normed(one.runs[0])), _setting, lambda run: run.get("method.norm"))
 
 
 # What they show
@@ -123,8 +114,7 @@ def _line(ax: Axes, points: Points, label: str, place: int, **changes: Any) -> N
 
 def _convergence(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
     def label(group: Group) -> str:
-        name = METHODS[group.runs[0].method_name]
-        return f"{name} ({', '.join(group.apart)})" if group.apart else name
+        return group.runs[0].called + (f" ({', '.join(group.apart)})" if group.apart else "")
 
     return accuracy_figure([run for group in shown for run in group.runs], path, rule.accuracy, label)
 
@@ -172,7 +162,7 @@ def _norms(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
 
     def draw(ax: Axes, members: list[Group]) -> None:
         for group in members:
-            number, at = names.index(name(group)), list(settings).index(f"{group.dataset}, {group.partition}")
+            number, at = names.index(name(group)), list(settings).index(group.setting)
             mean, spread = _value(group, rule)
             error = None if math.isnan(spread) else spread
             place = at + (number - (len(names) - 1) / 2) * width
@@ -198,15 +188,13 @@ def _layers(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
         ax.set(xlabel="round", ylim=(0, 100), ylabel="share of personal entries (%)")
         ax.margins(x=0)
 
-    return panels({f"{group.dataset}, {group.partition}\n{group.method}": group for group in shown}, path, draw)
+    return panels({f"{group.setting}\n{group.method}": group for group in shown}, path, draw)
 
 
 def layer_shares(run: Run) -> pd.DataFrame:
     """Return each layer's share of a round's personal entries, of the rounds that have any."""
-    columns = [name for name in run.rounds if name.startswith("personal/")]
-    counts = run.rounds.set_index("round")[columns]
-    layers = [name.removeprefix("personal/").rsplit(".", 1)[0] for name in columns]
-    by_layer = counts.T.groupby(layers, sort=False).sum().T
+    layers = [name.rsplit(".", 1)[0] for name in run.personal]
+    by_layer = run.personal.T.groupby(layers, sort=False).sum().T
     total = by_layer.sum(axis=1)
     return by_layer[total > 0].div(total[total > 0], axis=0)
 
@@ -249,29 +237,18 @@ def _alphas(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
 
 
 FIGURES = {
-    "figure2": Figure(_converging(lambda name: name not in SMALL), _convergence, "figure2"),
-    "figure3": Figure(_converging(SMALL.__contains__), _convergence, "figure3"),
-    "figure4": Figure(
-        _over_q(
-            lambda run: (
-                run.method_name == "fedobp" and not run.get("method.classifier_only") and not run.get("method.ema")
-            )
-        ),
-        _over_quantiles(_score, tuned=False),
-        "figure4",
-    ),
-    "figure5": Figure(_of_norms, _norms, "figure5"),
+    "figure2": Figure(_converging(lambda name: name not in SMALL), _convergence),
+    "figure3": Figure(_converging(SMALL.__contains__), _convergence),
+    "figure4": Figure(_over_q(_of_scores), _over_quantiles(_score, tuned=False)),
+    "figure5": Figure(lambda every: _several(every, _normed, lambda run: run.get("method.norm")), _norms),
     "figure6": Figure(
-        lambda gathered: [one for one in gathered if _normed(one.runs[0]) and not layer_shares(one.used[0]).empty],
-        _layers,
-        "figure6",
+        lambda every: [one for one in every if _normed(one.runs[0]) and not layer_shares(one.used[0]).empty], _layers
     ),
-    "figure7": Figure(_over_q(_usual), _downlink, "figure7"),
+    "figure7": Figure(_over_q(_usual), _downlink),
     "q_sweep": Figure(
         _over_q(lambda run: run.method_name == "fedobp" and _usual(run)),
         _over_quantiles(lambda run: "FedOBP", tuned=True),
-        "q_sweep",
     ),
-    "alpha_sweep": Figure(_over_alpha, _alphas, "alpha_sweep"),
+    "alpha_sweep": Figure(lambda every: _several(every, _usual, _alpha, 3, lambda group: group.dataset), _alphas),
 }
-"""All figures. Convergence on other data sets than the paper's goes into figure2."""
+"""All figures, named like the experiments that make their runs. Convergence on other data sets goes into figure2."""

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedpfl.errors import FedpflError
 from fedpfl.report import published
 from fedpfl.report.load import DATASETS, METHODS, Group, Run, unlike
 from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
-from fedpfl.report.tables import departures, emptiness, few, judged, over_which, setup_differences, title
+from fedpfl.report.tables import departures, emptiness, few, judged, over_which, setup_differences
 
 LARGE = ("cifar10", "cifar100", "emnist", "svhn")
 SMALL = ("mnist", "fmnist", "organamnist", "organcmnist")
@@ -42,24 +41,58 @@ Measure = Callable[[Run, pd.Series, Rule], float]
 """What a cell shows of a run and its judged row."""
 
 
+def _accuracy(run: Run, row: pd.Series, rule: Rule) -> float:
+    return float(row.get(rule.accuracy, math.nan))
+
+
+def _tuned(run: Run, row: pd.Series, rule: Rule) -> float:
+    return float(row.get(rule.accuracy if rule.accuracy.startswith("ft_") else f"ft_{rule.accuracy}", math.nan))
+
+
+def _quantile(run: Run, row: pd.Series, rule: Rule) -> float:
+    return math.nan if run.q is None else run.q
+
+
+def _personal(run: Run, row: pd.Series, rule: Rule) -> float:
+    """Personal entries per client, in the last round: nobody has any in the first."""
+    return math.nan if run.personal.empty else float(run.personal.iloc[-1].sum(skipna=False))
+
+
+def own_score(run: Run, **wanted: Any) -> bool:
+    """Return whether a run is FedOBP as the paper writes it, but for what is wanted otherwise."""
+    usual = {"score": "obp", "scope": "all", "classifier_only": False, "ema": 0.0, "cold_start": "paper"} | wanted
+    return run.method_name == "fedobp" and all(
+        run.config["method"].get(key, value) == value for key, value in usual.items()
+    )
+
+
+def _whole_norm(run: Run) -> bool:
+    return run.method_name != "fedobp" or (own_score(run) and run.config["method"].get("norm") in ("none", "global"))
+
+
 @dataclass(frozen=True)
 class Line:
     """One row of a table: which runs fill it, with what, beside which published number, and by which command.
 
-    fits: besides method, data set and alpha. known_as, setting: the method and (given the cell's) the setting under
-    which the number is published. sweep: what narrows `experiment` to this line.
+    fits: besides method, data set and alpha. known_as, setting: the method and the setting, if it is not the cell's,
+    under which the number is published. norm: of the runs, where `experiment` has several.
     """
 
     label: str
     method: str
-    sweep: tuple[str, str]
     experiment: str
-    fits: Callable[[Run], bool]
-    measure: Measure = lambda run, row, rule: float(row.get(rule.accuracy, math.nan))
+    fits: Callable[[Run], bool] = _whole_norm
+    measure: Measure = _accuracy
     known_as: str = ""
     metric: str = published.ACCURACY
-    setting: Callable[[str], str] = lambda setting: setting
+    setting: str = ""
     kind: str = "percent"
+    norm: str = ""
+
+    @property
+    def sweep(self) -> tuple[str, str]:
+        """What narrows `experiment` to this line."""
+        return ("norm", self.norm) if self.norm else ("method", self.method)
 
 
 class Plan(NamedTuple):
@@ -82,56 +115,19 @@ class Plan(NamedTuple):
         return DATASETS.get(dataset, dataset) + " as published" * self.faulty, f"Dir({alpha:g})"
 
 
-def own_score(run: Run, **wanted: Any) -> bool:
-    """Return whether a run is FedOBP as the paper writes it, but for what is wanted otherwise."""
-    usual = {"score": "obp", "scope": "all", "classifier_only": False, "ema": 0.0, "cold_start": "paper"} | wanted
-    return run.method_name == "fedobp" and all(
-        run.config["method"].get(key, value) == value for key, value in usual.items()
-    )
-
-
-def _whole_norm(run: Run) -> bool:
-    return run.method_name != "fedobp" or (own_score(run) and run.config["method"].get("norm") in ("none", "global"))
-
-
-def _tuned(run: Run, row: pd.Series, rule: Rule) -> float:
-    return float(row.get(rule.accuracy if rule.accuracy.startswith("ft_") else f"ft_{rule.accuracy}", math.nan))
-
-
-def _quantile(run: Run, row: pd.Series, rule: Rule) -> float:
-    return math.nan if run.q is None else run.q
-
-
-def _personal(run: Run, row: pd.Series, rule: Rule) -> float:
-    """Personal entries per client, in the last round: nobody has any in the first."""
-    columns = [name for name in run.rounds if name.startswith("personal/")]
-    return float(run.rounds[columns].iloc[-1].sum(skipna=False)) if columns else math.nan
-
-
 def _methods(experiment: str) -> tuple[Line, ...]:
-    lines = []
-    for method in COMPARED:
-        line = Line(METHODS[method], method, ("method", method), experiment, _whole_norm, known_as=method)
-        lines.append(line)
-        if method == "fedavg":
-            lines.append(replace(line, label="FedAvg+FT", measure=_tuned, known_as=""))
+    lines = [Line(METHODS[method], method, experiment, known_as=method) for method in COMPARED]
+    lines.insert(COMPARED.index("fedavg") + 1, Line("FedAvg+FT", "fedavg", experiment, measure=_tuned))
     return tuple(lines)
 
 
 def _counted(label: str, measure: Measure, metric: str, kind: str) -> Line:
-    return Line(label, "fedobp", ("method", "fedobp"), "table2", _whole_norm, measure, "fedobp", metric, kind=kind)
+    return Line(label, "fedobp", "table2", measure=measure, known_as="fedobp", metric=metric, kind=kind)
 
 
-def _ablation(label: str, name: str, norm: str, cls: bool = False) -> Line:
-    return Line(
-        label,
-        "fedobp",
-        ("method", "fedobp") if cls else ("norm", norm),
-        "table5_cls" if cls else "table5",
-        partial(own_score, norm=norm, classifier_only=cls),
-        known_as=name,
-        setting=lambda setting: published.ABLATION if setting == "Dir(0.1)" else "",
-    )
+def _ablation(label: str, known_as: str, norm: str) -> Line:
+    fits = partial(own_score, norm=norm)
+    return Line(label, "fedobp", "table5", fits, known_as=known_as, setting=published.ABLATION, norm=norm)
 
 
 PLANS = {
@@ -157,7 +153,11 @@ PLANS = {
             _ablation("none", "FedOBP NoNorm", "none"),
             _ablation("layer", "FedOBP LayerNorm", "layer"),
             _ablation("global", "FedOBP GlobalNorm w/o CLS", "global"),
-            _ablation("global, CLS", "FedOBP GlobalNorm with CLS", "global", cls=True),
+            Line(
+                *("global, CLS", "fedobp", "table5_cls", partial(own_score, norm="global", classifier_only=True)),
+                known_as="FedOBP GlobalNorm with CLS",
+                setting=published.ABLATION,
+            ),
         ),
         LARGE + SMALL,
         alphas=(0.1,),
@@ -171,25 +171,22 @@ def fill(
     """Fill table `name` from groups of runs.
 
     datasets: only these columns; by default the paper's, or those of the runs where none of the paper's is among them.
-    test: t or wilcoxon, against the last line. Raises FedpflError for a name that is not in PLANS.
+    test: t or wilcoxon, against the last line.
     """
-    if name not in PLANS:
-        raise FedpflError(f"there is no table {name!r}; choose from {', '.join(PLANS)}")
     plan = PLANS[name]
-    present = {str(group.runs[0].config["dataset"]["name"]): None for group in gathered}
+    present = {group.runs[0].dataset_name: None for group in gathered}
     if datasets or not present.keys() & {*LARGE, *SMALL}:
         plan = plan._replace(datasets=tuple(datasets or present) or plan.datasets)
     places = [(i, j) for i in range(len(plan.lines)) for j in range(len(plan.columns))]
     speaking: dict[tuple[int, int], Group] = {}
     ambiguous: dict[str, None] = {}
     for i, j in places:
-        line = plan.lines[i]
         own = sorted((group for group in gathered if _fits(group.runs[0], plan, i, j)), key=_rank, reverse=True)
         if own:
             speaking[i, j] = own[0]
-        if len(own) > 1 and line.measure not in (_tuned, _quantile):
-            ambiguous[title(own[0])] = None
-    values = {place: _values(group, plan.lines[place[0]], rule) for place, group in speaking.items()}
+        if len(own) > 1 and plan.lines[i].measure not in (_tuned, _quantile):
+            ambiguous[own[0].title] = None
+    values = {place: _values(speaking.get(place), plan.lines[place[0]], rule) for place in places}
     hollow = {place for place, group in speaking.items() if emptiness([group], rule.select, rule.every)}
     notes = [*departures(_once(group for place, group in speaking.items() if values[place])), *_mixed(plan, speaking)]
     notes += emptiness(_once(speaking[place] for place in hollow), rule.select, rule.every)
@@ -197,7 +194,7 @@ def fill(
         notes.append(
             f"Several configurations fit {few(ambiguous)}; shown is the one nearest to the paper's, then the longest."
         )
-    reached = {place: speaking[place].status for place, own in values.items() if own and not speaking[place].whole}
+    reached = {place: group.status for place, group in speaking.items() if values[place] and not group.whole}
     if reached:
         told = few(dict.fromkeys(reached.values()))
         notes.append(f"° not all planned rounds: the last evaluation that there is ({told}).")
@@ -205,28 +202,26 @@ def fill(
     if test:
         notes.append(_compare(plan, values, test, differs))
     records, cells = [], {}
+    headings = [plan.heading(j) for j in range(len(plan.columns))]
     for i, j in places:
-        line, setting = plan.lines[i], f"Dir({plan.columns[j][1]:g})"
-        known = published.lookup(line.metric, line.known_as, plan.columns[j][0], line.setting(setting))
-        mean, spread = over_seeds(list(values.get((i, j), {}).values()))
+        line, (dataset, setting) = plan.lines[i], headings[j]
+        known = published.lookup(line.metric, line.known_as, plan.columns[j][0], line.setting or setting)
+        mean, spread = over_seeds(list(values[i, j].values()))
         flag = "°" * ((i, j) in reached) + "†" * ((i, j) in differs)
         theirs, std = (known.value, known.std) if known else (math.nan, math.nan)
         apart = number({"percent": "difference", "entries": "change"}.get(line.kind, ""), mean - theirs)
         below = f"{number(line.kind, theirs)} {apart if line.kind != 'exact' else ''}".strip()
         cells[i, j] = Cell(mean, spread if line.kind == "percent" else math.nan, line.kind, flag=flag, below=below)
-        seeds = " ".join(map(str, sorted(values.get((i, j), {}))))
-        record: dict[str, Any] = {"table": name, "row": line.label} | dict(
-            zip(("dataset", "setting"), plan.heading(j), strict=True)
-        )
-        record |= {"own": mean, "own_seed_std": spread, "seeds": seeds, "unfinished": reached.get((i, j), "")}
-        records.append(record | {"published": theirs, "published_std": std, "difference": mean - theirs})
-    for j in range(len(plan.columns)):
+        record: dict[str, Any] = {"table": name, "row": line.label, "dataset": dataset, "setting": setting}
+        record |= {"own": mean, "own_seed_std": spread, "seeds": " ".join(map(str, sorted(values[i, j])))}
+        record |= {"unfinished": reached.get((i, j), ""), "published": theirs, "published_std": std}
+        records.append(record | {"difference": mean - theirs})
+    for j in range(len(headings)):
         ranked = [i for i, line in enumerate(plan.lines) if line.kind == "percent"]
         finished = [(i, j) in speaking and speaking[i, j].used[0].status == "finished" for i in ranked]
         mark([cells[i, j] for i in ranked], finished)
     for record, place in zip(records, places, strict=True):
         record["rank"] = {"best": 1, "second": 2}.get(cells[place].mark)
-    headings = [plan.heading(j) for j in range(len(plan.columns))]
     return Table(
         "",
         (Column(""), *(Column(setting, "percent", dataset) for dataset, setting in headings)),
@@ -235,7 +230,7 @@ def fill(
         _caption(plan, values, rule),
         tuple(notes),
         below="published",
-        commands=_missing(plan, [place for place in places if not values.get(place) and place not in hollow]),
+        commands=_missing(plan, [place for place in places if not values[place] and place not in hollow]),
     )
 
 
@@ -254,11 +249,12 @@ def _once(gathered: Iterable[Group]) -> list[Group]:
 
 def _fits(run: Run, plan: Plan, i: int, j: int) -> bool:
     line, (dataset, alpha) = plan.lines[i], plan.columns[j]
-    if run.method_name != line.method or run.config["dataset"]["name"] != dataset:
-        return False
-    if published.setting(run) != f"Dir({alpha:g})" or run.dataset.endswith("as published") != plan.faulty:
-        return False
-    return line.fits(run)
+    setting = f"Dir({alpha:g})", plan.faulty
+    return (
+        (run.method_name, run.dataset_name) == (line.method, dataset)
+        and (published.setting(run), run.dataset.endswith("as published")) == setting
+        and line.fits(run)
+    )
 
 
 def _rank(group: Group) -> tuple[Any, ...]:
@@ -277,9 +273,9 @@ def _rank(group: Group) -> tuple[Any, ...]:
     )
 
 
-def _values(group: Group, line: Line, rule: Rule) -> dict[int, float]:
+def _values(group: Group | None, line: Line, rule: Rule) -> dict[int, float]:
     """What the cell shows, by seed; nothing where a seed lacks it, as a mean of the others would not be the group's."""
-    found = judged(group, rule.select, rule.every)
+    found = judged(group, rule.select, rule.every) if group else {}
     values = {run.seed: line.measure(run, row, rule) for run, row in found.items()}
     return {} if any(map(math.isnan, values.values())) else values
 
@@ -291,8 +287,7 @@ def _mixed(plan: Plan, speaking: dict[tuple[int, int], Group]) -> list[str]:
         shown = _once(group for place, group in speaking.items() if place[1] == j)
         for group, words in zip(shown, unlike(shown), strict=True):
             if words:
-                name = METHODS.get(group.runs[0].method_name, group.runs[0].method_name)
-                told[f"{name} on {', '.join(plan.heading(j))} ({', '.join(words)})"] = None
+                told[f"{group.runs[0].called} on {', '.join(plan.heading(j))} ({', '.join(words)})"] = None
     return [f"Not alike in what a column should share: {few(told)}."] if told else []
 
 
@@ -304,11 +299,11 @@ def _compare(
 
     last, counts = len(plan.lines) - 1, set()
     for (i, j), own in values.items():
-        theirs = values.get((last, j), {})
+        theirs = values[last, j]
         seeds = sorted(own.keys() & theirs.keys())
         if i != last and len(seeds) > 1:
             counts.add(len(seeds))
-            if paired_test([own[seed] for seed in seeds], [theirs[seed] for seed in seeds], test) < 0.05:
+            if paired_test([own[seed] - theirs[seed] for seed in seeds], test) < 0.05:
                 differs.add((i, j))
     against = plan.lines[last].label
     if not counts:
@@ -332,7 +327,7 @@ def _caption(plan: Plan, values: dict[tuple[int, int], dict[int, float]], rule: 
         when = f"the best evaluation of each run, chosen on test data as the published numbers are (every {rule.every})"
     seeds: dict[str, list[int]] = {}
     for i, line in enumerate(plan.lines):
-        own = {j: sorted(values[i, j]) for j in range(len(plan.columns)) if values.get((i, j))}
+        own = {j: sorted(values[i, j]) for j in range(len(plan.columns)) if values[i, j]}
         one = len({tuple(told) for told in own.values()}) == 1
         seeds |= {line.label if one else f"{line.label} on {', '.join(plan.heading(j))}": own[j] for j in own}
     return (
@@ -344,24 +339,21 @@ def _caption(plan: Plan, values: dict[tuple[int, int], dict[int, float]], rule: 
 
 def _missing(plan: Plan, empty: Sequence[tuple[int, int]]) -> tuple[str, ...]:
     """Make the commands that fill the empty cells, as few as say it."""
-    wanted: dict[tuple[str, str, str, float], dict[str, None]] = {}
-    for i, j in empty:
-        line, column = plan.lines[i], plan.columns[j]
-        wanted.setdefault((line.experiment, line.sweep[0], *column), {})[line.sweep[1]] = None
-    by_values: dict[tuple[Any, ...], list[str]] = {}
-    for (experiment, key, dataset, alpha), values in wanted.items():
-        by_values.setdefault((experiment, key, tuple(values), alpha), []).append(dataset)
-    by_datasets: dict[tuple[Any, ...], list[float]] = {}
-    for (*where, alpha), datasets in by_values.items():
-        by_datasets.setdefault((*where, tuple(datasets)), []).append(alpha)
+    if not empty:
+        return ()
+    jobs = {(*plan.columns[j], plan.lines[i].experiment, *plan.lines[i].sweep): None for i, j in empty}
+    frame = pd.DataFrame([*jobs], columns=["dataset", "alpha", "experiment", "key", "value"])
+    for column in ("value", "dataset", "alpha"):  # jobs that have all else in common become one
+        others = [name for name in frame if name != column]
+        frame = frame.groupby(others, sort=False)[column].agg(tuple).reset_index()
     commands = []
-    for (experiment, key, chosen, places), alphas in by_datasets.items():
+    for experiment, key, chosen, places, alphas in frame[["experiment", "key", "value", "dataset", "alpha"]].values:
         words = [f"experiment={experiment}"]
         if {*chosen} != {line.sweep[1] for line in plan.lines if (line.experiment, line.sweep[0]) == (experiment, key)}:
             words.append(f"{key}={','.join(chosen)}")
         if places != plan.datasets:
             words.append("dataset=" + ",".join(name + "_as_published" * plan.faulty for name in places))
-        if tuple(alphas) != plan.alphas:
+        if alphas != plan.alphas:
             words.append(f"partition.alpha={','.join(f'{alpha:g}' for alpha in alphas)}")
         commands.append(f"python -m fedpfl.train {' '.join(words)}")
     return tuple(commands)

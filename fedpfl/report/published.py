@@ -36,12 +36,12 @@ class Published(NamedTuple):
 
 def lookup(metric: str, method: str, dataset: str, setting: str) -> Published | None:
     """Return a published number. dataset: a name of the configuration; setting: `Dir(0.1)`; method: in any spelling."""
-    return _numbers().get((metric, plain(method), f"{DATASETS.get(dataset, dataset)} {setting}"))
+    return _numbers().get((metric, bare(method), f"{DATASETS.get(dataset, dataset)} {setting}"))
 
 
 def of_run(run: Run, metric: str = ACCURACY) -> Published | None:
     """Return the published number of a run's method, data set and Dirichlet setting, if there is one."""
-    return lookup(metric, run.method_name, str(run.config["dataset"]["name"]), setting(run))
+    return lookup(metric, run.method_name, run.dataset_name, setting(run))
 
 
 def setting(run: Run) -> str:
@@ -51,7 +51,7 @@ def setting(run: Run) -> str:
     return f"Dir({alpha:g})" if isinstance(alpha, int | float) else ""
 
 
-def plain(name: str) -> str:
+def bare(name: str) -> str:
     """Return letters and digits in lower case: `FedOBP`, `fedobp` and `fed_obp` are one method."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
@@ -61,7 +61,7 @@ def _numbers() -> dict[tuple[str, str, str], Published]:
     """By metric, method, and data set with setting. A cell of the file is `58.15 0.26`: value and std, if known."""
     text = resources.files("fedpfl.report").joinpath("published.csv").read_text(encoding="utf-8")
     return {
-        (row["metric"], plain(row["method"]), place): Published(
+        (row["metric"], bare(row["method"]), place): Published(
             float(cell.split()[0]), float((*cell.split(), "nan")[1]), row["source"], row["note"]
         )
         for row in csv.DictReader(text.splitlines())

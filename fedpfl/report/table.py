@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -84,7 +84,7 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     rows: list[list[Cell]]
-    frame: pd.DataFrame
+    frame: pd.DataFrame = field(default_factory=pd.DataFrame)
     caption: str = ""
     notes: tuple[str, ...] = ()
     by: int = 0
@@ -93,9 +93,10 @@ class Table:
 
     def texts(self, form: str, escape: Callable[[str], str]) -> tuple[list[int], list[list[str]]]:
         """Return the places of the columns in which anything stands, and every cell styled for a form of output."""
+        styles = {"": "{}"} | _STYLES[form]
         rows = [
             [
-                _STYLES[form].get(cell.mark, "{}").format(escape(cell.text(column)))
+                styles[cell.mark].format(escape(cell.text(column)))
                 for cell, column in zip(row, self.columns, strict=True)
             ]
             for row in self.rows
@@ -139,9 +140,8 @@ def number(kind: str, value: float, digits: int = 4) -> str:
         value, digits = float(f"{value:.{digits}g}"), max(3, digits)  # 999.96 rounds to a thousand
         power = min(4, max(0, math.floor(math.log10(abs(value) or 1)) // 3))
         shown = f"{value / 1000**power:.{digits}g}" if power else f"{value:g}"
-        return shown + (
-            ("", "k", "M", "G", "T")[power] if kind == "short" else (" B", " kB", " MB", " GB", " TB")[power]
-        )
+        unit = ("", "k", "M", "G", "T")[power]
+        return shown + (unit if kind == "short" else f" {unit}B")
     if kind == "age":
         seconds = max(0, int(value))  # clocks of file servers run ahead
         for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
@@ -258,14 +258,11 @@ def _latex(table: Table) -> str:
     r"""Needs `\usepackage{booktabs,graphicx}`."""
     places, texts = table.texts("latex", latex)
     columns = [table.columns[at] for at in places]
-    spans = table.headings(places)
-    starts = [1 + sum(size for _, size in spans[:at]) for at in range(len(spans))]
-    top = [rf"\multicolumn{{{size}}}{{c}}{{{latex(group)}}}" if group else "" for group, size in spans]
-    rules = [
-        rf"\cmidrule(lr){{{start}-{start + size - 1}}}"
-        for (group, size), start in zip(spans, starts, strict=True)
-        if group
-    ]
+    top, rules, start = list[str](), list[str](), 1
+    for group, size in table.headings(places):
+        top.append(rf"\multicolumn{{{size}}}{{c}}{{{latex(group)}}}" if group else "")
+        rules += [rf"\cmidrule(lr){{{start}-{start + size - 1}}}"] if group else []
+        start += size
     lines = [
         r"% \usepackage{booktabs,graphicx}",
         *(f"% missing: {plain(command)}" for command in table.commands),
@@ -297,16 +294,12 @@ def _terminal(table: Table, width: int | None) -> str:
             own[at] += " " * (at in marked and not cell.mark and bool(own[at]))
             own[at] += f"\n{plain(cell.below)}" if cell.below else ""
     heads = [f"{column.group}\n{column.heading}" for column in table.columns]
-    lines_of = [
-        [line for text in (heads[at], *(row[at] for row in texts)) for line in text.split("\n")] for at in filled
-    ]
-    whole = {at: max(map(len, lines)) for at, lines in zip(filled, lines_of, strict=True)}
-    words = {
-        at: whole[at]
-        if table.columns[at].kind != "text"
-        else max(len(word) for line in lines for word in line.split() or [" "])
-        for at, lines in zip(filled, lines_of, strict=True)
-    }
+    whole, words = dict[int, int](), dict[int, int]()
+    for at in filled:
+        lines = "\n".join([heads[at], *(row[at] for row in texts)]).split("\n")
+        whole[at] = max(map(len, lines))
+        folds = table.columns[at].kind == "text"
+        words[at] = max(len(word) for line in lines for word in line.split() or [" "]) if folds else whole[at]
 
     def needed(places: Sequence[int], widths: dict[int, int]) -> int:
         return sum(widths[at] for at in places) + _GAP * (len(places) - 1)
@@ -331,15 +324,12 @@ def _terminal(table: Table, width: int | None) -> str:
         for place, block in enumerate(blocks):
             widths = dict(whole)
             for limit in (words, {at: min(4, own) for at, own in words.items()}):
-                while needed(block, widths) > room:
-                    narrow = [at for at in block if table.columns[at].kind == "text" and widths[at] > limit[at]]
-                    if not narrow:
-                        break
-                    widths[max(narrow, key=widths.__getitem__)] -= 1
+                texts_of = [at for at in block if table.columns[at].kind == "text"]
+                while needed(block, widths) > room and (wide := [at for at in texts_of if widths[at] > limit[at]]):
+                    widths[max(wide, key=widths.__getitem__)] -= 1
             out += [title] if place == 0 and title else []
-            top = [
-                heads[at] if any(table.columns[i].group for i in block) else table.columns[at].heading for at in block
-            ]
+            grouped = any(table.columns[at].group for at in block)
+            top = [heads[at] if grouped else table.columns[at].heading for at in block]
             out += _lines(top, block, widths, table.columns)
             out.append("─" * needed(block, widths))
             for row in rows:
@@ -347,12 +337,8 @@ def _terminal(table: Table, width: int | None) -> str:
                 out += [f"    {texts[row][under]}"] if under is not None and block is blocks[-1] else []
             out.append("")
     prose = [*table.prose("terminal"), *([f"Left out for room: {', '.join(left_out)}."] if left_out else [])]
-    for line in prose:
-        out += (
-            textwrap.wrap(plain(line), width, break_long_words=False, break_on_hyphens=False)
-            if width
-            else [plain(line)]
-        )
+    for line in map(plain, prose):
+        out += textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if width else [line]
     out += ["Missing cells are filled by:", *(f"  {command}" for command in table.commands)] if table.commands else []
     return "\n".join(out).rstrip("\n") + "\n"
 
@@ -363,12 +349,6 @@ def _lines(texts: Sequence[str], block: Sequence[int], widths: dict[int, int], c
     for text, at in zip(texts, block, strict=True):
         folded = [textwrap.wrap(line, widths[at], break_on_hyphens=False) or [""] for line in text.split("\n")]
         parts.append([line for lines in folded for line in lines])
-    return [
-        (" " * _GAP)
-        .join(
-            part.rjust(widths[at]) if columns[at].numeric else part.ljust(widths[at])
-            for part, at in zip(line, block, strict=True)
-        )
-        .rstrip()
-        for line in itertools.zip_longest(*parts, fillvalue="")
-    ]
+    forms = [f"{{:{'>' if columns[at].numeric else '<'}{widths[at]}}}" for at in block]
+    row = (" " * _GAP).join(forms)
+    return [row.format(*line).rstrip() for line in itertools.zip_longest(*parts, fillvalue="")]

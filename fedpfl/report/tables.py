@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedpfl.errors import FedpflError
-from fedpfl.report.load import METHODS, Group, Run, groups, span, to_stderr
+from fedpfl.report.load import Group, Run, groups, span, to_stderr
 from fedpfl.report.published import QUANTILE, SETUP, of_run
 from fedpfl.report.table import Cell, Column, Table, mark, over_seeds
 
@@ -73,27 +73,15 @@ def accuracy_table(
     records = [_record(group, select, every) for group in gathered]
     for record, group in zip(records, gathered, strict=True):
         if not record["round"]:
-            warn(f"{title(group)}: no evaluation of all clients to judge")
-    rows = _cells(records, ACCURACY_COLUMNS)
-    settings: dict[tuple[str, str], list[int]] = {}
-    for at, group in enumerate(gathered):
-        settings.setdefault((group.dataset, group.partition), []).append(at)
-    for places in settings.values():
+            warn(f"{group.title}: no evaluation of all clients to judge")
+    notes = (*departures(gathered), *emptiness(gathered, select, every))
+    table = _table(records, ACCURACY_COLUMNS, _caption(gathered, records, select, every), notes)
+    for _, places in table.blocks():
         finished = [gathered[place].used[0].status == "finished" for place in places]
-        for key in ACCURACIES:
-            at = list(ACCURACY_COLUMNS).index(key)
-            mark([rows[place][at] for place in places], finished)
-    keys = [key for name in ACCURACY_COLUMNS for key in (name, f"{name}_seed_std", f"{name[:-1]}_list")]
-    frame = pd.DataFrame(records, columns=[key for key in keys if not records or key in records[0]])
-    return Table(
-        "",
-        tuple(ACCURACY_COLUMNS.values()),
-        rows,
-        frame,
-        _caption(gathered, frame, select, every),
-        (*departures(gathered), *emptiness(gathered, select, every)),
-        by=2,
-    )
+        for at, key in enumerate(ACCURACY_COLUMNS):
+            if key in ACCURACIES:
+                mark([table.rows[place][at] for place in places], finished)
+    return table
 
 
 def curve_table(runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int, int]] = ((1, 20), (21, 100))) -> Table:
@@ -111,12 +99,7 @@ def curve_table(runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int,
                 part = both[both["round"].between(first, last)]
                 if part.empty:
                     continue
-                record: dict[str, Any] = {
-                    "dataset": group.dataset,
-                    "partition": group.partition,
-                    "method": group.method,
-                }
-                record |= {"seed": run.seed, "reference": name}
+                record = _row(group) | {"seed": run.seed, "reference": name}
                 record |= {"first": int(part["round"].min()), "last": int(part["round"].max())}
                 for when in ("before", "after"):
                     apart = part[f"cohort_{when}"] - part[f"accuracy_{when}"]
@@ -126,8 +109,7 @@ def curve_table(runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int,
         "Distance from the published per-round accuracy of the cohort's clients (pooled, before and after local "
         "training) in points: mean absolute and mean signed difference (own minus published)."
     )
-    frame = pd.DataFrame(records, columns=list(CURVE_COLUMNS))
-    return Table("", tuple(CURVE_COLUMNS.values()), _cells(records, CURVE_COLUMNS), frame, caption, by=2)
+    return _table(records, CURVE_COLUMNS, caption)
 
 
 def read_reference(path: Path) -> pd.DataFrame:
@@ -172,7 +154,7 @@ def judged(group: Group, select: str = "last", every: int = 1) -> dict[Run, pd.S
 def emptiness(gathered: Sequence[Group], select: str, every: int) -> tuple[str, ...]:
     """Say which judged evaluations hold no accuracy, which leaves cells empty."""
     told = [
-        f"{title(group)} (seed {run.seed}, round {int(row['round'])})"
+        f"{group.title} (seed {run.seed}, round {int(row['round'])})"
         for group in gathered
         for run, row in judged(group, select, every).items()
         if math.isnan(row["accuracy"])
@@ -201,7 +183,7 @@ def departures(gathered: Sequence[Group]) -> tuple[str, ...]:
     differing: dict[str, list[tuple[str, Group]]] = {}
     for group, known in compared:
         if known.note:
-            behind.setdefault(known.note, {})[METHODS.get(group.runs[0].method_name, group.runs[0].method_name)] = None
+            behind.setdefault(known.note, {})[group.runs[0].called] = None
         for what, own, theirs in setup_differences(group.runs[0]):
             differing.setdefault(f"{what} {{}} (published {theirs})", []).append((own, group))
     told = []
@@ -212,11 +194,6 @@ def departures(gathered: Sequence[Group]) -> tuple[str, ...]:
         told.append(text)
     lines = [f"Set-up that differs from the published one: {'; '.join(told)}."] if told else []
     return (*lines, *(f"{', '.join(names)}: {note}." for note, names in behind.items()))
-
-
-def title(group: Group) -> str:
-    """Return a group's method, data set and partition."""
-    return f"{group.method} on {group.dataset}, {group.partition}"
 
 
 def few(words: Iterable[str]) -> str:
@@ -237,7 +214,7 @@ def _record(group: Group, select: str, every: int) -> dict[str, Any]:
     found = judged(group, select, every)
     # Seeds without an evaluation yet say nothing, unless there is no other.
     used = list(found) or list(group.used)
-    record: dict[str, Any] = {"dataset": group.dataset, "partition": group.partition, "method": group.method}
+    record = _row(group)
     for key in ACCURACIES:
         values = [float(row.get(key, math.nan)) for row in found.values()]
         record[key], record[f"{key}_seed_std"] = over_seeds(values)
@@ -257,34 +234,47 @@ def _record(group: Group, select: str, every: int) -> dict[str, Any]:
     }
 
 
-def _cells(records: Sequence[dict[str, Any]], columns: Mapping[str, Column]) -> list[list[Cell]]:
-    return [
+def _row(group: Group) -> dict[str, Any]:
+    return {"dataset": group.dataset, "partition": group.partition, "method": group.method}
+
+
+def _table(
+    records: list[dict[str, Any]], columns: Mapping[str, Column], caption: str, notes: tuple[str, ...] = ()
+) -> Table:
+    """A row per record and a block per data set and partition; only percentages show their deviation over seeds."""
+    rows = [
         [
             Cell(record[key], record.get(f"{key}_seed_std", math.nan) if column.kind == "percent" else math.nan)
             for key, column in columns.items()
         ]
         for record in records
     ]
+    frame = pd.DataFrame(records, columns=None if records else [*columns])
+    return Table("", tuple(columns.values()), rows, frame, caption, notes, by=2)
 
 
-def _caption(gathered: list[Group], frame: pd.DataFrame, select: str, every: int) -> str:
+def _caption(gathered: list[Group], records: list[dict[str, Any]], select: str, every: int) -> str:
+
+    def shown(key: str) -> bool:
+        return not all(math.isnan(record[key]) for record in records)
+
     told = [run.get("eval.finetune_epochs") for group in gathered for run in group.used]
     tuning = {epochs for epochs in told if isinstance(epochs, int) and epochs > 0} or {0}
     which = "the last evaluation of each run"
     if select == "best-checkpoint":
         among = "its evaluations" if every == 1 else f"its evaluations after multiples of {every} rounds"
         which = f"the best of {among}, chosen on test data as the published tables do,"
-    settings = {(group.dataset, group.partition) for group in gathered}
-    rows = [group.method if len(settings) == 1 else title(group) for group in gathered]
-    seeds = dict(zip(rows, ([int(seed) for seed in told.split()] for told in frame["seed_list"]), strict=True))
+    alone = len({group.setting for group in gathered}) == 1
+    rows = [group.method if alone else group.title for group in gathered]
+    seeds = {row: [int(seed) for seed in own["seed_list"].split()] for row, own in zip(rows, records, strict=True)}
     parts = [
         f"Test accuracy in percent over all clients at {which} (column round); {over_which(seeds)}.",
         "Mean: over clients; pooled: over all their test samples; worst 10%: the clients' worst decile.",
         "Before: each client's personal model as it stands"
-        + (f"; fine-tuned: after {span(tuning)} local epochs more." if frame["ft_accuracy"].notna().any() else "."),
+        + (f"; fine-tuned: after {span(tuning)} local epochs more." if shown("ft_accuracy") else "."),
         "Values and bits: per client that took part and round; s/round: median over rounds.",
     ]
-    if frame["published"].notna().any():
+    if shown("published"):
         parts.append(
             "Published: FedOBP (arXiv:2604.16574), Tables III and IV; described there as mean over clients, in the "
             "authors' logs pooled, the best of rounds 100, 200, 300 and 400 before fine-tuning. "

@@ -6,12 +6,14 @@ import contextlib
 import math
 import os
 import re
-import unicodedata
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from fedpfl.errors import printable
+
+_SPACES = re.compile(r"[\n\r\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -30,19 +32,7 @@ _LATEX = {
 
 def plain(text: Any) -> str:
     """Return the text on one line, control characters (terminal escapes, NUL, bidirectional marks) written out."""
-    text = str(text)
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        letter if letter == " " or unicodedata.category(letter)[0] not in "CZ" else _written_out(letter)
-        for letter in text
-    )
-
-
-def _written_out(letter: str) -> str:
-    if letter in "\n\r\t" or unicodedata.category(letter) == "Zs":
-        return " "
-    return letter.encode("unicode_escape").decode()
+    return printable(_SPACES.sub(" ", str(text)))
 
 
 def clip(text: Any, most: int = 100) -> str:
@@ -84,13 +74,7 @@ def csv_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return None if isinstance(value, float) and math.isnan(value) else value
     value = plain(value)
-    if value.lstrip()[:1] in ("=", "+", "-", "@") and not _is_number(value):
-        return f"'{value}"
-    return value
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+    with contextlib.suppress(ValueError):
+        if math.isfinite(float(value)):
+            return value
+    return f"'{value}" if value.lstrip()[:1] in ("=", "+", "-", "@") else value

@@ -1,1 +1,1 @@
-"""The HTML page: `data` is what its charts draw, `parts` its tables and frame, beside them its style and script."""
+"""What the HTML page is made of: `data` is what its charts draw, beside it its style and script."""

@@ -5,7 +5,7 @@
   window.addEventListener("error", (event) => { page.dataset.error = event.message; });
 
   const data = JSON.parse(document.getElementById("data").textContent);
-  const state = { setting: 0, hidden: new Set(), metric: null, across: "round", smooth: true, zoom: null,
+  const state = { setting: 0, hidden: new Set(), metric: null, across: "round", smooth: true, zoom: null, zoomed: null,
     judged: "accuracy", partition: 0, order: "id", mask: 0, scale: "share", cost: "down", open: new Set() };
   const COLORS = 8;
   const DASHES = ["", "7 3", "2 2.5", "8 3 2 3", "5 2 1.5 2 1.5 2"];
@@ -25,9 +25,13 @@
   }
   const html = (tag, attributes, ...children) => make(null, tag, attributes, children);
   const svg = (tag, attributes, ...children) => make("http://www.w3.org/2000/svg", tag, attributes, children);
+  const label = (x, y, text, anchor, kind) => svg("text", { x: point(x), y: point(y), "text-anchor": anchor, class: kind }, text);
+  const tell = (head, ...lines) => [html("strong", {}, head), ...lines.map((line) => html("div", {}, line))];
   const known = (value) => typeof value === "number" && Number.isFinite(value);
   const point = (value) => Math.round(value * 10) / 10;
   const path = (points) => points.length ? "M" + points.map(([x, y]) => `${point(x)} ${point(y)}`).join("L") : "";
+  const cut = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
+  const nearest = (items, distance) => items.reduce((best, item) => best === null || distance(item) < distance(best) ? item : best, null);
   const isLoss = (metric) => metric.endsWith("loss");
 
   function short(value) {
@@ -117,30 +121,29 @@
 
   // ---- pieces of charts
 
-  const host = (id) => document.querySelector(`#${id} .chart`);
-
   // Draws again without taking the focus away from who works by keyboard.
-  function again(redraw) {
+  function again() {
     const active = document.activeElement, box = active && active.closest(".chart"), kinds = "button, select, input";
     const place = box ? [...box.querySelectorAll(kinds)].indexOf(active) : -1;
-    redraw();
+    draw();
     const same = place < 0 ? null : box.querySelectorAll(kinds)[place];
     if (same) same.focus({ preventScroll: true });
   }
 
-  function choice(label, options, key, redraw) {
-    return html("div", { class: "choice", role: "group", "aria-label": label }, options.map(([value, text]) =>
-      html("button", { type: "button", "aria-pressed": String(state[key] === value), onclick: () => { state[key] = value; again(redraw); } }, text)));
+  const controls = (...parts) => html("div", { class: "controls" }, ...parts);
+  function choice(title, options, key) {
+    return html("div", { class: "choice", role: "group", "aria-label": title }, options.map(([value, text]) =>
+      html("button", { type: "button", "aria-pressed": String(state[key] === value), onclick: () => { state[key] = value; again(); } }, text)));
   }
-  function select(label, options, key, redraw) {
-    const menu = html("select", { onchange: () => { state[key] = options[menu.selectedIndex][0]; again(redraw); } },
+  function select(title, options, key) {
+    const menu = html("select", { onchange: () => { state[key] = options[menu.selectedIndex][0]; again(); } },
       options.map(([value, text]) => html("option", { selected: state[key] === value }, text)));
-    return html("label", {}, label, menu);
+    return html("label", {}, title, menu);
   }
-  function tick(label, checked, change, redraw) {
-    const box = html("input", { type: "checkbox", onchange: () => { change(box.checked); again(redraw); } });
+  function tick(title, key, checked) {
+    const box = html("input", { type: "checkbox", onchange: () => { state[key] = box.checked; again(); } });
     box.checked = checked;
-    return html("label", {}, box, label);
+    return html("label", {}, box, title);
   }
   const quiet = (text) => html("p", { class: "note" }, text);
 
@@ -160,7 +163,7 @@
 
   let plots = 0;
   // Axes. x, y: {low, high, log, label, ticks}; returns the drawing, scales and a clipped layer.
-  function plot(width, height, label, x, y, margin) {
+  function plot(width, height, title, x, y, margin) {
     const edge = { left: 46, right: 12, top: 22, bottom: 36, ...margin };
     const inner = { width: width - edge.left - edge.right, height: height - edge.top - edge.bottom };
     const scale = (axis, from, to) => {
@@ -169,22 +172,23 @@
       return (value) => from + (map(value) - low) / span * (to - from);
     };
     const sx = scale(x, edge.left, edge.left + inner.width), sy = scale(y, edge.top + inner.height, edge.top);
-    const drawing = svg("svg", { width, height, role: "img", "aria-label": label });
+    const drawing = svg("svg", { width, height, role: "img", "aria-label": title });
     const clip = `clip${++plots}`;
     drawing.append(svg("defs", {}, svg("clipPath", { id: clip },
       svg("rect", { x: edge.left - 5, y: edge.top - 5, width: inner.width + 10, height: inner.height + 10 }))));
     const marks = (axis, room, gap) => axis.ticks || (axis.log ? logTicks(axis.low, axis.high, room / gap) : ticks(axis.low, axis.high, room / gap));
+    const size = margin && margin.small ? "small" : null, bottom = edge.top + inner.height;
     for (const value of marks(y, inner.height, 44)) {
       drawing.append(svg("path", { class: "gridline", d: `M${edge.left} ${point(sy(value))}h${inner.width}` }),
-        svg("text", { x: edge.left - 7, y: point(sy(value)) + 4, "text-anchor": "end", class: margin && margin.small ? "small" : null }, short(value)));
+        label(edge.left - 7, sy(value) + 4, short(value), "end", size));
     }
     for (const value of marks(x, inner.width, 76)) {
-      drawing.append(svg("path", { class: "gridline", d: `M${point(sx(value))} ${edge.top + inner.height}v5` }),
-        svg("text", { x: point(sx(value)), y: edge.top + inner.height + 18, "text-anchor": "middle", class: margin && margin.small ? "small" : null }, short(value)));
+      drawing.append(svg("path", { class: "gridline", d: `M${point(sx(value))} ${bottom}v5` }),
+        label(sx(value), bottom + 18, short(value), "middle", size));
     }
-    drawing.append(svg("path", { class: "axis", d: `M${edge.left} ${edge.top + inner.height}h${inner.width}` }));
-    if (y.label) drawing.append(svg("text", { x: 2, y: 12, class: "strong" }, y.label));
-    if (x.label) drawing.append(svg("text", { x: edge.left + inner.width, y: height - 3, "text-anchor": "end", class: "strong" }, x.label));
+    drawing.append(svg("path", { class: "axis", d: `M${edge.left} ${bottom}h${inner.width}` }));
+    if (y.label) drawing.append(label(2, 12, y.label, null, "strong"));
+    if (x.label) drawing.append(label(edge.left + inner.width, height - 3, x.label, "end", "strong"));
     const layer = svg("g", { "clip-path": `url(#${clip})` });
     drawing.append(layer);
     return { drawing, layer, sx, sy, edge, ...inner };
@@ -201,13 +205,19 @@
     drawing.addEventListener("pointerleave", leave);
   }
 
+  // The item that is drawn nearest to the pointer, if it is no farther away than this.
+  function hit(items, px, py, reach) {
+    const item = px === null ? null : nearest(items, ({ x, y }) => Math.hypot(x - px, y - py));
+    return item && Math.hypot(item.x - px, item.y - py) < reach ? item : null;
+  }
+
   // Cells as one path per level of darkness; value(row, column) is 0 to 1, or null for nothing.
-  function heat(width, label, rows, columns, value, tell, options) {
+  function heat(width, title, rows, columns, value, told, options) {
     const { left, letters } = heatLeft(rows, width), top = options.yLabel ? 20 : 4;
     const tall = options.cell || Math.max(4, Math.min(24, 420 / rows.length));
     const room = width - left - 4, wide = room / columns.length, gap = wide > 5 && tall > 5 ? 1 : 0;
     const height = top + tall * rows.length + 36;
-    const drawing = svg("svg", { width, height, role: "img", "aria-label": label });
+    const drawing = svg("svg", { width, height, role: "img", "aria-label": title });
     const levels = Array.from({ length: LEVELS }, () => []);
     const x = (column) => left + column * wide, y = (row) => top + row * tall;
     rows.forEach((text, row) => {
@@ -218,27 +228,20 @@
         levels[level].push(`M${point(x(column))} ${point(y(row))}h${point(wide - gap)}v${point(tall - gap)}h${-point(wide - gap)}z`);
       });
       if (tall >= 11 || row % Math.ceil(12 / tall) === 0) {
-        const cut = text.length > letters ? `…${text.slice(text.length - letters + 1)}` : text;
-        drawing.append(svg("text", { x: left - 6, y: point(y(row) + tall / 2 + 4), "text-anchor": "end", class: "small" }, cut));
+        const end = text.length > letters ? `…${text.slice(text.length - letters + 1)}` : text;
+        drawing.append(label(left - 6, y(row) + tall / 2 + 4, end, "end", "small"));
       }
     });
     drawing.append(svg("rect", { class: "frame", x: left - 0.5, y: top - 0.5, width: point(room + 1), height: point(tall * rows.length + 1) }));
     levels.forEach((cells, level) => {
       if (cells.length) drawing.append(svg("path", { class: "heat", "fill-opacity": shade(level), d: cells.join("") }));
     });
-    if (options.print && wide > 30 && tall > 14) {
-      rows.forEach((_, row) => columns.forEach((__, column) => {
-        const text = options.print(row, column);
-        if (text) drawing.append(svg("text", { x: point(x(column) + wide / 2), y: point(y(row) + tall / 2 + 4), "text-anchor": "middle",
-          class: "small strong" }, text));
-      }));
-    }
     const step = Math.max(1, Math.ceil(46 / wide));
     columns.forEach((text, column) => {
-      if (column % step === 0) drawing.append(svg("text", { x: point(x(column) + wide / 2), y: top + tall * rows.length + 16, "text-anchor": "middle", class: "small" }, text));
+      if (column % step === 0) drawing.append(label(x(column) + wide / 2, top + tall * rows.length + 16, text, "middle", "small"));
     });
-    drawing.append(svg("text", { x: left + room, y: height - 4, "text-anchor": "end", class: "strong" }, options.xLabel));
-    if (options.yLabel) drawing.append(svg("text", { x: 2, y: 12, class: "strong" }, options.yLabel));
+    drawing.append(label(left + room, height - 4, options.xLabel, "end", "strong"));
+    if (options.yLabel) drawing.append(label(2, 12, options.yLabel, null, "strong"));
     const ring = svg("rect", { class: "ring", visibility: "hidden", width: point(wide), height: point(tall) });
     drawing.append(ring);
     pointer(drawing, (px, py, cx, cy) => {
@@ -248,7 +251,7 @@
       if (!inside) return hideTip();
       ring.setAttribute("x", point(x(column)));
       ring.setAttribute("y", point(y(row)));
-      showTip(cx, cy, ...tell(row, column));
+      showTip(cx, cy, ...told(row, column));
     });
     return drawing;
   }
@@ -266,7 +269,7 @@
     for (let level = 0; level < LEVELS; level++) {
       drawing.append(svg("rect", { class: "heat", x: 20 + level * wide, y: 0, width: wide, height: 10, "fill-opacity": shade(level) }));
     }
-    texts.forEach((text, place) => drawing.append(svg("text", { x: 20 + wide * LEVELS * place / (texts.length - 1), y: 24, "text-anchor": "middle", class: "small" }, text)));
+    texts.forEach((text, place) => drawing.append(label(20 + wide * LEVELS * place / (texts.length - 1), 24, text, "middle", "small")));
     return drawing;
   }
 
@@ -274,7 +277,7 @@
     const shown = groups.map((group) => [group, value(group)]);
     shown.sort((a, b) => (known(b[1]) ? b[1] : -Infinity) - (known(a[1]) ? a[1] : -Infinity));
     if (digits.ascending) shown.reverse();
-    const press = (change) => () => { change(); highlight(null); again(draw); };
+    const press = (change) => () => { change(); highlight(null); again(); };
     const buttons = [["all", () => state.hidden.clear()], ["none", () => groups.forEach((group) => state.hidden.add(group.method))]];
     if (groups.length > BEST) buttons.push([`best ${BEST}`, showBest]);
     const hidden = groups.filter((group) => state.hidden.has(group.method)).length;
@@ -296,8 +299,7 @@
 
   function reached(group, kind, round) {
     if (kind === "round") return round;
-    const cost = group.cost || {};
-    const rounds = cost.round || [];
+    const { cost } = group, rounds = cost.round;
     const amounts = kind === "both" ? (cost.down && cost.up ? cost.down.map((value, place) => value + cost.up[place]) : null) : cost[kind];
     if (!amounts) return null;
     let above = rounds.findIndex((number) => number >= round);
@@ -314,14 +316,11 @@
     });
   }
 
-  function drawCurves() {
-    const box = host("curves");
-    if (!box) return;
+  function drawCurves(box) {
     const metrics = Object.entries(data.metrics);
     const all = inSetting();
-    if (!state.metric) state.metric = (metrics.find(([key]) => all.some((group) => (group.curves || {})[key])) || metrics[0])[0];
     const metric = state.metric, every = /^(cohort_|train_)/.test(metric);
-    const drawable = all.filter((group) => (group.curves || {})[metric]).map((group) => {
+    const drawable = all.filter((group) => group.curves[metric]).map((group) => {
       let [rounds, means, spread, size] = group.curves[metric];
       const window = every && state.smooth ? Math.max(1, Math.round(rounds.length / 20)) : 1;
       if (window > 1) { means = running(means, window); spread = 0; }
@@ -333,18 +332,18 @@
     const lines = drawable.filter(({ group }) => !state.hidden.has(group.method));
 
     const axes = Object.entries(ACROSS).filter(([kind]) => all.some((group) => known(reached(group, kind, 1))));
-    const controls = html("div", { class: "controls" },
-      select("what", metrics, "metric", () => { state.zoom = null; drawCurves(); }), select("over", axes, "across", drawCurves));
+    const bar = controls(select("what", metrics, "metric"), select("over", axes, "across"));
     const values = lines.flatMap(({ points }) => points.flatMap(({ y, spread }) => [y - (spread || 0), y + (spread || 0)]));
     let [low, high] = values.length ? extent(values) : [0, 1];
     const [first, end] = lines.length ? extent(lines.flatMap(({ points }) => points.map(({ x }) => x))) : [0, 1];
     const late = lines.flatMap(({ points }) => points.filter(({ x }) => x >= end / 3)).flatMap(({ y, spread }) => [y - (spread || 0), y + (spread || 0)]);
     const [lateLow, lateHigh] = late.length ? extent(late) : [low, high];
     const helps = lateHigh - lateLow < 0.5 * (high - low) && lines.some(({ points }) => points.length > 3);
+    if (state.zoomed !== metric) Object.assign(state, { zoom: null, zoomed: metric });
     const zoom = helps && (state.zoom ?? true);
     if (zoom) [low, high] = [lateLow, lateHigh];
-    if (helps) controls.append(tick("zoom in on the last two thirds", zoom, (checked) => { state.zoom = checked; }, drawCurves));
-    if (every) controls.append(tick("running mean", state.smooth, (checked) => { state.smooth = checked; }, drawCurves));
+    if (helps) bar.append(tick("zoom in on the last two thirds", "zoom", zoom));
+    if (every) bar.append(tick("running mean", "smooth", state.smooth));
     const pad = (high - low) * 0.05 || Math.abs(high) * 0.02 || 1;
     low -= pad; high += pad;
     if (!isLoss(metric)) { low = Math.max(0, low); high = Math.min(100, high); if (high - low < 0.2) low = Math.max(0, high - 1); }
@@ -353,7 +352,7 @@
     const last = (group) => { const line = drawable.find((one) => one.group === group); return line ? line.points[line.points.length - 1].y : null; };
     const scrolled = box.querySelector(".legend") ? box.querySelector(".legend").scrollTop : 0;
     const side = legend(all, last, { show: (value) => measured(metric, value), ascending: isLoss(metric) });
-    box.replaceChildren(controls, html("div", { class: "beside" }, area, side));
+    box.replaceChildren(bar, html("div", { class: "beside" }, area, side));
     side.scrollTop = scrolled;
     if (!lines.length) { area.append(quiet("Nothing to draw: no method shown has this.")); return; }
     const unit = isLoss(metric) ? "nats" : "%";
@@ -371,26 +370,26 @@
     }
     const cursor = svg("path", { class: "cursor", visibility: "hidden" });
     chart.layer.append(cursor);
+    const size = Math.max(...lines.map((line) => line.size));
     const stops = [...new Set(lines.flatMap(({ points }) => points.map(({ x }) => x)))].sort((a, b) => a - b);
     let stop = -1;
     function tellAt(px, py, cx, cy) {
-      const x = stops.reduce((best, value) => Math.abs(chart.sx(value) - px) < Math.abs(chart.sx(best) - px) ? value : best);
+      const x = nearest(stops, (value) => Math.abs(chart.sx(value) - px));
       stop = stops.indexOf(x);
       cursor.setAttribute("d", `M${point(chart.sx(x))} ${chart.edge.top}v${chart.height}`);
       cursor.setAttribute("visibility", "visible");
       const rows = lines.map(({ group, points }) => {
-        const near = points.reduce((best, item) => Math.abs(item.x - x) < Math.abs(best.x - x) ? item : best);
+        const near = nearest(points, (item) => Math.abs(item.x - x));
         return { group, near, off: Math.abs(chart.sx(near.x) - chart.sx(x)), away: py === null ? Infinity : Math.abs(chart.sy(near.y) - py) };
       }).filter(({ off }) => off < 12).sort((a, b) => (isLoss(metric) ? 1 : -1) * (a.near.y - b.near.y));
       if (!rows.length) return;
-      const nearest = rows.reduce((best, row) => row.away < best.away ? row : best);
-      const start = Math.max(0, Math.min(rows.indexOf(nearest) - 7, rows.length - 15));
+      const first = nearest(rows, ({ away }) => away), chosen = first.away < 14 ? first.group : null;
+      const start = Math.max(0, Math.min(rows.indexOf(first) - 7, rows.length - 15));
       const told = rows.slice(start, start + 15);
-      const size = Math.max(...lines.map((line) => line.size));
-      highlight(nearest.away < 14 ? nearest.group.method : null);
+      highlight(chosen && chosen.method);
       const head = state.across === "round" ? `round ${short(x)}` : `${ACROSS[state.across]}: ${short(x)}`;
       showTip(cx, cy, html("strong", {}, size > 1 ? `${head}, mean of ${size} rounds` : head),
-        html("table", {}, html("tbody", {}, told.map(({ group, near }) => html("tr", { class: group === nearest.group && nearest.away < 14 ? "near" : null },
+        html("table", {}, html("tbody", {}, told.map(({ group, near }) => html("tr", { class: group === chosen ? "near" : null },
           html("td", {}, sample(group.method)), html("th", {}, name(group)),
           html("td", {}, measured(metric, near.y) + (known(near.spread) ? ` ± ${measured(metric, near.spread)}` : "")))))),
         rows.length > told.length ? html("small", {}, `${rows.length - told.length} more`) : "");
@@ -409,11 +408,10 @@
     });
     chart.drawing.addEventListener("blur", hideTip);
     area.append(chart.drawing);
-    const size = Math.max(...lines.map((line) => line.size));
     const lost = lines.filter(({ points }) => points.every(({ y }) => y < low || y > high));
     if (lost.length) area.append(quiet(`Out of the picture while zoomed in: ${lost.map(({ group }) => name(group)).join(", ")}.`));
     if (size > 1) area.append(quiet(`Each point is a mean of ${size} rounds.`));
-    const longest = lines.reduce((best, line) => line.points.length > best.points.length ? line : best).points.map(({ round }) => round);
+    const longest = nearest(lines, ({ points }) => -points.length).points.map(({ round }) => round);
     const chosen = longest.filter((_, place) => longest.length <= 12 || place === longest.length - 1 || place % Math.ceil(longest.length / 11) === 0);
     area.append(numbers("curves", ["round", ...chosen.map(short)], lines.map(({ group, points }) => [name(group),
       ...chosen.map((round) => { const item = points.find((one) => one.round === round); return item ? measured(metric, item.y) : ""; })])));
@@ -426,19 +424,16 @@
     const column = state.judged === "accuracy" ? 3 : 4, bit = state.judged === "accuracy" ? 1 : 2;
     return group.clients.dots.filter((dot) => known(dot[column])).map((dot) => ({ seed: dot[0], client: dot[1], train: dot[2], value: dot[column], low: Boolean(dot[5] & bit) }));
   }
-  const tellClient = (group, dot) => [html("strong", {}, name(group)), html("div", {}, `client ${dot.client}${group.seeds.length > 1 ? `, seed ${dot.seed}` : ""}: ${dot.value.toFixed(2)} %`),
-    known(dot.train) ? html("div", {}, `${short(dot.train)} training samples`) : ""];
+  const tellClient = (group, dot) => tell(name(group), `client ${dot.client}${group.seeds.length > 1 ? `, seed ${dot.seed}` : ""}: ${dot.value.toFixed(2)} %`,
+    ...(known(dot.train) ? [`${short(dot.train)} training samples`] : []));
   const jitter = (number) => { const x = Math.sin(number * 12.9898) * 43758.5453; return x - Math.floor(x); };
 
-  function drawClients() {
-    const box = host("clients");
-    if (!box) return;
+  function drawClients(box) {
     const kinds = Object.entries(FINETUNED).filter(([key]) => inSetting().some((group) => group.clients && group.clients.box[key]));
     if (kinds.length && !kinds.some(([key]) => key === state.judged)) state.judged = kinds[0][0];
     const groups = visible().filter((group) => group.clients && group.clients.box[state.judged])
       .sort((a, b) => b.clients.box[state.judged][5] - a.clients.box[state.judged][5]);
-    const controls = html("div", { class: "controls" }, kinds.length > 1 ? choice("which accuracy", kinds, "judged", drawClients) : null);
-    box.replaceChildren(controls);
+    box.replaceChildren(controls(kinds.length > 1 ? choice("which accuracy", kinds, "judged") : null));
     if (!groups.length) { box.append(quiet("Nothing to draw: no method shown has a client table.")); return; }
     const width = box.clientWidth;
     const all = groups.flatMap((group) => dotsOf(group).map(({ value }) => value).concat(group.clients.box[state.judged][0]));
@@ -462,9 +457,8 @@
       const [least, first, median, third, most, mean, worst] = group.clients.box[state.judged];
       const dots = dotsOf(group);
       for (const dot of dots) { dot.x = chart.sx(dot.value); dot.y = middle + (jitter(dot.client + 0.37 * dot.seed) - 0.5) * (lane - 8); }
-      const text = beside && name(group).length > 34 ? `${name(group).slice(0, 33)}…` : name(group);
       chart.layer.append(svg("path", { class: "gridline", d: `M${chart.edge.left} ${middle + row / 2 + (beside ? 0 : 3)}h${chart.width}` }));
-      chart.drawing.append(svg("text", { x: beside ? left - 2 : left + 6, y: beside ? middle + 4 : middle - lane / 2 - 1, "text-anchor": beside ? "end" : "start", class: "strong" }, text));
+      chart.drawing.append(beside ? label(left - 2, middle + 4, cut(name(group), 34), "end", "strong") : label(left + 6, middle - lane / 2 - 1, name(group), "start", "strong"));
       chart.layer.append(series(group,
         svg("path", { class: "dot", "stroke-width": 4.2, "stroke-opacity": 0.5, d: dots.filter(({ low: bad }) => !bad).map(({ x, y }) => `M${point(x)} ${point(y)}h.01`).join("") }),
         svg("path", { class: "cross", d: dots.filter(({ low: bad }) => bad).map(({ x, y }) => `M${point(x - 2.6)} ${point(y - 2.6)}l5.2 5.2m0 -5.2l-5.2 5.2`).join("") }),
@@ -479,13 +473,12 @@
     chart.drawing.append(ring);
     pointer(chart.drawing, (px, py, cx, cy) => {
       const group = px === null ? null : groups.find((one) => Math.abs(one.drawn.middle - py) < row / 2);
-      const dot = group && group.drawn.dots.length ? group.drawn.dots.reduce((best, one) => Math.hypot(one.x - px, one.y - py) < Math.hypot(best.x - px, best.y - py) ? one : best) : null;
-      const hit = dot && Math.hypot(dot.x - px, dot.y - py) < 12;
-      ring.setAttribute("visibility", hit ? "visible" : "hidden");
+      const dot = group ? hit(group.drawn.dots, px, py, 12) : null;
+      ring.setAttribute("visibility", dot ? "visible" : "hidden");
       if (!group) return hideTip();
-      if (hit) { ring.setAttribute("cx", dot.x); ring.setAttribute("cy", dot.y); showTip(cx, cy, ...tellClient(group, dot)); return; }
+      if (dot) { ring.setAttribute("cx", dot.x); ring.setAttribute("cy", dot.y); showTip(cx, cy, ...tellClient(group, dot)); return; }
       const [, first, median, third, , mean, worst] = group.clients.box[state.judged];
-      showTip(cx, cy, html("strong", {}, name(group)), html("div", {}, `mean ${mean}, worst decile ${worst}`), html("div", {}, `median ${median}, quartiles ${first} and ${third}`));
+      showTip(cx, cy, ...tell(name(group), `mean ${mean}, worst decile ${worst}`, `median ${median}, quartiles ${first} and ${third}`));
     });
     return chart.drawing;
   }
@@ -512,14 +505,13 @@
           line.push([middle("x"), middle("y")]);
         }
       }
-      const text = name(group).length > each / 7 ? `${name(group).slice(0, Math.floor(each / 7) - 1)}…` : name(group);
-      chart.drawing.append(svg("text", { x: 32, y: 14, class: "strong" }, text));
+      chart.drawing.append(label(32, 14, cut(name(group), Math.floor(each / 7)), null, "strong"));
       chart.layer.append(series(group,
         svg("path", { class: "dot", "stroke-width": 4, "stroke-opacity": 0.55, d: dots.map(({ x, y }) => `M${point(x)} ${point(y)}h.01`).join("") }),
         svg("path", { class: "median", d: path(line) })));
       pointer(chart.drawing, (px, py, cx, cy) => {
-        const dot = px === null || !dots.length ? null : dots.reduce((best, one) => Math.hypot(one.x - px, one.y - py) < Math.hypot(best.x - px, best.y - py) ? one : best);
-        if (dot && Math.hypot(dot.x - px, dot.y - py) < 14) showTip(cx, cy, ...tellClient(group, dot));
+        const dot = hit(dots, px, py, 14);
+        if (dot) showTip(cx, cy, ...tellClient(group, dot));
         else hideTip();
       });
       panels.append(chart.drawing);
@@ -530,9 +522,7 @@
   // ---- partition
 
   const ORDERS = [["id", "by number"], ["size", "by size"], ["class", "by largest class"]];
-  function drawPartition() {
-    const box = host("partition");
-    if (!box) return;
+  function drawPartition(box) {
     const here = data.partitions.filter((one) => one.setting === state.setting);
     if (!here.length) { box.replaceChildren(quiet("No run of this data set and partition is drawn here.")); return; }
     if (state.partition >= here.length) state.partition = 0;
@@ -543,18 +533,16 @@
     if (state.order === "size") order.sort((a, b) => size[b] - size[a]);
     if (state.order === "class") order.sort((a, b) => main[a] - main[b] || counts[b][main[b]] - counts[a][main[a]]);
     const text = (one) => `seed ${one.seeds.join(", ")} (${one.runs} ${one.runs === 1 ? "run" : "runs"})`;
-    const controls = html("div", { class: "controls" },
-      here.length > 1 ? select("partition of", here.map((one, place) => [place, text(one)]), "partition", drawPartition) : html("span", {}, text(chosen)),
-      html("label", {}, "clients", choice("order of clients", ORDERS, "order", drawPartition)));
+    const bar = controls(here.length > 1 ? select("partition of", here.map((one, place) => [place, text(one)]), "partition") : html("span", {}, text(chosen)),
+      html("label", {}, "clients", choice("order of clients", ORDERS, "order")));
     const top = Math.max(1, ...counts.flat()), log = (value) => top > 1 ? Math.log(value) / Math.log(top) : 1;
     const facts = `${chosen.all} clients hold ${chosen.samples.toLocaleString("en")} samples: least ${chosen.sizes[0]}, median ${chosen.sizes[1]}, most ${chosen.sizes[2]}; ${chosen.held} of ${chosen.classes.length} classes per client on average.`;
     const drawing = heat(box.clientWidth, `samples per client and class, ${text(chosen)}; numbers in the table below`,
       chosen.classes.map(String), order.map((place) => String(chosen.clients[place])),
       (row, column) => { const value = counts[order[column]][row]; return value > 0 ? log(value) : null; },
-      (row, column) => [html("strong", {}, `client ${chosen.clients[order[column]]}, class ${chosen.classes[row]}`),
-        html("div", {}, `${counts[order[column]][row]} of its ${size[order[column]]} samples`)],
+      (row, column) => tell(`client ${chosen.clients[order[column]]}, class ${chosen.classes[row]}`, `${counts[order[column]][row]} of its ${size[order[column]]} samples`),
       { xLabel: "client", yLabel: "class" });
-    box.replaceChildren(controls, quiet(facts), drawing, heatScale(["1", short(Math.round(Math.sqrt(top))), short(top)]),
+    box.replaceChildren(bar, quiet(facts), drawing, heatScale(["1", short(Math.round(Math.sqrt(top))), short(top)]),
       numbers("partition", ["client", ...chosen.classes.map((one) => `class ${one}`), "all"], order.map((place) => [chosen.clients[place], ...counts[place], size[place]])));
     const left = data.partitions_left_out;
     if (counts.length < chosen.all) box.append(quiet(`${counts.length} of ${chosen.all} clients are drawn, evenly spaced.`));
@@ -564,18 +552,15 @@
   // ---- masks
 
   const SCALES = [["share", "share of the mask"], ["entries", "entries"]];
-  function drawMasks() {
-    const box = host("masks");
-    if (!box) return;
+  function drawMasks(box) {
     const groups = inSetting().filter((group) => group.mask);
     if (!groups.length) { box.replaceChildren(quiet("No method of this data set and partition has a mask.")); return; }
     if (!groups.some((group) => group.method === state.mask)) state.mask = byAccuracy(groups)[0].method;
     const group = groups.find((one) => one.method === state.mask), mask = group.mask, cells = mask.entries;
     const sums = mask.ends.map((_, column) => cells.reduce((sum, row) => sum + (row[column] || 0), 0));
     const top = Math.max(1e-9, ...cells.flat().filter(known)), shares = state.scale === "share";
-    const controls = html("div", { class: "controls" },
-      groups.length > 1 ? select("method", groups.map((one) => [one.method, name(one)]), "mask", drawMasks) : html("strong", {}, name(group)),
-      choice("scale", SCALES, "scale", drawMasks));
+    const bar = controls(groups.length > 1 ? select("method", groups.map((one) => [one.method, name(one)]), "mask") : html("strong", {}, name(group)),
+      choice("scale", SCALES, "scale"));
     const span = (column) => { const end = mask.ends[column], start = end - mask.size + 1; return mask.size > 1 ? `rounds ${Math.max(1, start)} to ${end}` : `round ${end}`; };
     const share = (row, column) => sums[column] > 0 ? (cells[row][column] || 0) / sums[column] : 0;
     const most = Math.max(1e-9, ...mask.layers.flatMap((_, row) => mask.ends.map((__, column) => share(row, column))));
@@ -585,7 +570,7 @@
     const drawing = heat(box.clientWidth, `personalised entries by tensor over rounds, ${name(group)}; numbers in the table below`,
       mask.layers, mask.ends.map(short),
       (row, column) => { const value = cells[row][column]; return value > 0 ? (shares ? Math.sqrt(share(row, column) / most) : log(value)) : null; },
-      (row, column) => [html("strong", {}, `${mask.layers[row]}, ${span(column)}`), html("div", {}, `${short(cells[row][column])} entries, ${percent(share(row, column))} of the mask`)],
+      (row, column) => tell(`${mask.layers[row]}, ${span(column)}`, `${short(cells[row][column])} entries, ${percent(share(row, column))} of the mask`),
       { xLabel: "round", cell: Math.max(9, Math.min(24, 520 / mask.layers.length)) });
     const all = sums.map((value, place) => [mask.ends[place] - mask.size / 2, value]); // above the middle of its column
     const whole = plot(box.clientWidth, 116, `personalised entries in all, ${name(group)}`, { low: mask.ends[0] - mask.size, high: mask.ends[mask.ends.length - 1], ticks: [] },
@@ -593,60 +578,56 @@
     whole.layer.append(svg("g", { class: color(group.method) }, svg("path", { class: "curve", d: path(all.map(([x, y]) => [whole.sx(x), whole.sy(y)])) })));
     pointer(whole.drawing, (px, py, cx, cy) => {
       if (px === null) return;
-      const near = all.reduce((best, one) => Math.abs(whole.sx(one[0]) - px) < Math.abs(whole.sx(best[0]) - px) ? one : best);
-      showTip(cx, cy, html("strong", {}, span(all.indexOf(near))), html("div", {}, `${short(near[1])} entries` + (mask.parameters ? `, ${percent(near[1] / mask.parameters)} of all` : "")));
+      const near = nearest(all, ([x]) => Math.abs(whole.sx(x) - px));
+      showTip(cx, cy, ...tell(span(all.indexOf(near)), `${short(near[1])} entries` + (mask.parameters ? `, ${percent(near[1] / mask.parameters)} of all` : "")));
     });
     const scale = shares ? ["0", percent(most / 4), percent(most)] : [short(least), short(Math.sqrt(least * top)), short(top)];
     const chosen = mask.ends.map((_, place) => place).filter((place) => place === mask.ends.length - 1 || place % Math.ceil(mask.ends.length / 11) === 0);
-    box.replaceChildren(controls, whole.drawing, drawing, heatScale(scale),
+    box.replaceChildren(bar, whole.drawing, drawing, heatScale(scale),
       numbers("masks", ["tensor", ...chosen.map(span)], mask.layers.map((layer, row) => [layer, ...chosen.map((column) => short(cells[row][column]))])));
   }
 
   // ---- cost
 
-  function drawCost() {
-    const box = host("cost");
-    if (!box) return;
-    const total = (group, kind) => { const rounds = (group.cost || {}).round; return rounds ? reached(group, kind, rounds[rounds.length - 1]) : null; };
+  function drawCost(box) {
+    const total = (group, kind) => reached(group, kind, group.cost.round[group.cost.round.length - 1]);
     const kinds = Object.entries(ACROSS).filter(([kind]) => kind !== "round" && inSetting().some((group) => known(total(group, kind))));
     if (!kinds.length) { box.replaceChildren(); return; }
     if (!kinds.some(([kind]) => kind === state.cost)) state.cost = kinds[0][0];
-    const groups = visible().map((group) => ({ group, x: total(group, state.cost), y: group.accuracy })).filter(({ x, y }) => known(x) && known(y));
-    const controls = html("div", { class: "controls" }, select("accuracy against", kinds, "cost", drawCost));
-    box.replaceChildren(controls);
+    const groups = visible().map((group) => ({ group, cost: total(group, state.cost) })).filter(({ group, cost }) => known(cost) && known(group.accuracy));
+    box.replaceChildren(controls(select("accuracy against", kinds, "cost")));
     if (!groups.length) { box.append(quiet("Nothing to draw: no method shown was evaluated.")); return; }
-    const [least, most] = extent(groups.map(({ x }) => x)), [low, high] = extent(groups.map(({ y }) => y));
+    const [least, most] = extent(groups.map(({ cost }) => cost)), [low, high] = extent(groups.map(({ group }) => group.accuracy));
     const log = least > 0 && most / least > 20, pad = (high - low) * 0.08 || 1;
     const chart = plot(box.clientWidth, Math.min(430, Math.max(300, box.clientWidth * 0.4)), `accuracy against ${ACROSS[state.cost]}, a sign per method; numbers in the table below`,
       { low: log ? least / 1.3 : 0, high: log ? most * 1.3 : most * 1.06 || 1, log, label: ACROSS[state.cost] },
       { low: Math.max(0, low - pad), high: Math.min(100.5, high + pad), label: "accuracy, mean over clients (%)" });
     const taken = [];
-    const clear = (box_) => taken.every((other) => box_[0] > other[2] || box_[2] < other[0] || box_[1] > other[3] || box_[3] < other[1]);
+    const clear = (room) => taken.every((other) => room[0] > other[2] || room[2] < other[0] || room[1] > other[3] || room[3] < other[1]);
     for (const item of groups) {
-      item.px = chart.sx(item.x); item.py = chart.sy(item.y);
-      taken.push([item.px - 6, item.py - 6, item.px + 6, item.py + 6]);
+      item.x = chart.sx(item.cost); item.y = chart.sy(item.group.accuracy);
+      taken.push([item.x - 6, item.y - 6, item.x + 6, item.y + 6]);
     }
-    for (const { group, px, py } of [...groups].sort((a, b) => b.y - a.y)) {
-      const layer = series(group, svg("path", { class: full(group.method), d: sign(group.method, px, py, 5) }));
-      const told = name(group) + (group.status.includes("finished") ? "" : `, ${group.status}`);
-      const text = told.length > 34 ? `${told.slice(0, 33)}…` : told, wide = text.length * 6.3;
-      const places = [[px + 9, py + 4, "start"], [px - 9, py + 4, "end"], [px, py - 10, "middle"], [px, py + 19, "middle"],
-        [px + 9, py - 7, "start"], [px + 9, py + 15, "start"], [px - 9, py - 7, "end"], [px - 9, py + 15, "end"]];
-      for (const [x, y, anchor] of places) {
-        const from = anchor === "start" ? x : anchor === "end" ? x - wide : x - wide / 2;
-        const room = [from, y - 10, from + wide, y + 2];
-        if (from < chart.edge.left || from + wide > chart.edge.left + chart.width || y > chart.edge.top + chart.height || y < 24 || !clear(room)) continue;
+    for (const { group, x, y } of byAccuracy(groups.map((item) => ({ ...item, accuracy: item.group.accuracy })))) {
+      const layer = series(group, svg("path", { class: full(group.method), d: sign(group.method, x, y, 5) }));
+      const text = cut(name(group) + (group.status.includes("finished") ? "" : `, ${group.status}`), 34), wide = text.length * 6.3;
+      // The first place beside the sign that is free; without one the name is left to the pointer.
+      for (const [right, down, anchor] of [[9, 4, "start"], [-9, 4, "end"], [0, -10, "middle"], [0, 19, "middle"],
+        [9, -7, "start"], [9, 15, "start"], [-9, -7, "end"], [-9, 15, "end"]]) {
+        const from = x + right - wide * { start: 0, middle: 0.5, end: 1 }[anchor], under = y + down;
+        const room = [from, under - 10, from + wide, under + 2];
+        if (from < chart.edge.left || from + wide > chart.edge.left + chart.width || under > chart.edge.top + chart.height || under < 24 || !clear(room)) continue;
         taken.push(room);
-        layer.append(svg("text", { x: point(x), y: point(y), "text-anchor": anchor, class: "small strong" }, text));
+        layer.append(label(x + right, under, text, anchor, "small strong"));
         break;
       }
       chart.layer.append(layer);
     }
     pointer(chart.drawing, (px, py, cx, cy) => {
-      const near = px === null ? null : groups.reduce((best, one) => Math.hypot(one.px - px, one.py - py) < Math.hypot(best.px - px, best.py - py) ? one : best);
-      if (!near || Math.hypot(near.px - px, near.py - py) > 24) { highlight(null); return hideTip(); }
-      highlight(near.group.method);
-      showTip(cx, cy, html("strong", {}, name(near.group)), html("div", {}, `accuracy ${near.y.toFixed(2)} %`), html("div", {}, `${ACROSS[state.cost]}: ${short(near.x)}`), html("div", {}, near.group.status));
+      const near = hit(groups, px, py, 24);
+      highlight(near && near.group.method);
+      if (!near) return hideTip();
+      showTip(cx, cy, ...tell(name(near.group), `accuracy ${near.group.accuracy.toFixed(2)} %`, `${ACROSS[state.cost]}: ${short(near.cost)}`, near.group.status));
     });
     box.append(chart.drawing);
   }
@@ -691,10 +672,8 @@
   function begin() {
     state.hidden.clear();
     if (inSetting().length > LEGEND) showBest();
-    const metrics = Object.keys(data.metrics);
-    if (!state.metric || !inSetting().some((group) => (group.curves || {})[state.metric])) {
-      state.metric = metrics.find((key) => inSetting().some((group) => (group.curves || {})[key])) || metrics[0] || null;
-    }
+    const metrics = Object.keys(data.metrics), drawn = (metric) => inSetting().some((group) => group.curves[metric]);
+    if (!drawn(state.metric)) state.metric = metrics.find(drawn) || metrics[0] || null;
   }
 
   function draw() {
@@ -703,11 +682,10 @@
       for (const box of document.querySelectorAll(".chart")) box.closest("section").querySelector("h2").dataset.setting = data.settings[state.setting];
     }
     drawSettings();
-    drawCurves();
-    drawClients();
-    drawPartition();
-    drawMasks();
-    drawCost();
+    for (const [id, paint] of Object.entries({ curves: drawCurves, clients: drawClients, partition: drawPartition, masks: drawMasks, cost: drawCost })) {
+      const box = document.querySelector(`#${id} .chart`);
+      if (box) paint(box);
+    }
   }
 
   function theme() {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,7 +32,6 @@ EVERY_ROUND = {
     "train_loss": "training loss",
 }
 METRICS = EVALUATED | EVERY_ROUND
-_MASK = "personal/"
 _COST = (("down", "bits_down", 8e9), ("up", "bits_up", 8e9), ("hours", "seconds", 3600))
 
 
@@ -43,15 +41,16 @@ def page_data(gathered: Sequence[Group], judged: Sequence[float], note: Callable
     judged: each group's accuracy in the table, in percent. note: called with a line about each run whose
     `clients.csv` cannot be read, or lacks an accuracy.
     """
-    settings = list(dict.fromkeys((group.dataset, group.partition) for group in gathered))
+    settings = list(dict.fromkeys(group.setting for group in gathered))
     methods = _methods(gathered, judged)
     tables = {run.path: _clients(run, note) for group in gathered for run in group.runs}
-    bins = max(8, min(100, MASKS // max(1, sum(len(_layers(group)) for group in gathered))))
+    masks = [pd.concat([run.personal for run in group.used]) for group in gathered]
+    bins = max(8, min(100, MASKS // max(1, sum(len(mask.columns) for mask in masks))))
     size = max(1, math.ceil(max(run.reached for group in gathered for run in group.used) / POINTS))
     records = []
-    for group, accuracy in zip(gathered, judged, strict=True):
+    for group, accuracy, mask in zip(gathered, judged, masks, strict=True):
         record: dict[str, Any] = {
-            "setting": settings.index((group.dataset, group.partition)),
+            "setting": settings.index(group.setting),
             "method": methods.index(group.method),
             "status": group.status,
             "seeds": [run.seed for run in group.used],
@@ -59,13 +58,13 @@ def page_data(gathered: Sequence[Group], judged: Sequence[float], note: Callable
             "curves": _curves(group, size),
             "cost": _cost(group),
             "clients": _spread(group, tables),
-            "mask": _mask(group, bins),
+            "mask": _mask(group, mask, bins),
         }
-        records.append({key: value for key, value in record.items() if value not in (None, {})})
-    drawn = {key for record in records for key in record.get("curves", {})}
+        records.append({key: value for key, value in record.items() if value is not None})
+    drawn = {key for record in records for key in record["curves"]}
     parted, left_out = _partitions(gathered, settings, tables)
     return {
-        "settings": [", ".join(setting) for setting in settings],
+        "settings": settings,
         "methods": methods,
         "metrics": {key: label for key, label in METRICS.items() if key in drawn},
         "groups": records,
@@ -84,9 +83,9 @@ def worst(values: np.ndarray) -> np.ndarray:
 def _methods(gathered: Sequence[Group], judged: Sequence[float]) -> list[str]:
     """The labels, the best of each setting first: colours repeat, and the best shall not share one."""
     places: dict[str, int] = {}
-    counts: dict[tuple[str, str], int] = {}
+    counts: dict[str, int] = {}
     for _, group in sorted(zip(judged, gathered, strict=True), key=lambda one: -one[0] if one[0] >= 0 else 1.0):
-        setting = (group.dataset, group.partition)
+        setting = group.setting
         counts[setting] = rank = counts.get(setting, -1) + 1
         places[group.method] = min(rank, places.get(group.method, rank))
     return sorted(places, key=places.__getitem__)
@@ -177,49 +176,39 @@ def _spread(group: Group, tables: dict[Any, pd.DataFrame | None]) -> dict[str, A
     return {"count": len(every), "box": box, "dots": dots}
 
 
-def _layers(group: Group) -> list[str]:
-    """The mask's columns, in the network's order."""
-    return list(dict.fromkeys(name for run in group.used for name in run.rounds if name.startswith(_MASK)))
-
-
-def _mask(group: Group, bins: int) -> dict[str, Any] | None:
+def _mask(group: Group, entries: pd.DataFrame, bins: int) -> dict[str, Any] | None:
     """Personalised entries by tensor and bin of rounds, mean over the bin and over seeds; `ends`: each bin's last."""
-    layers = _layers(group)
-    if not layers:
+    if entries.empty:
         return None
-    parts = [run.rounds.reindex(columns=["round", *layers]) for run in group.used]
-    over = pd.concat(parts).groupby("round", as_index=False).mean()
+    over = entries.groupby(level="round").mean()
     size = math.ceil(len(over) / bins)
-    binned = over.groupby(np.arange(len(over)) // size)
+    places = np.arange(len(over)) // size
+    binned = over.groupby(places).mean()
     totals = {run.summary.get("parameters") for run in group.used}
     total = totals.pop() if len(totals) == 1 else None
     return {
-        "layers": [name.removeprefix(_MASK) for name in layers],
+        "layers": list(entries),
         "size": size,
-        "ends": [_significant(value, 6) for value in binned["round"].max()],
-        "entries": [[_significant(value) for value in binned[name].mean()] for name in layers],
+        "ends": [_significant(value, 6) for value in over.index.to_series().groupby(places).max()],
+        "entries": [[_significant(value) for value in binned[name]] for name in entries],
         "parameters": total if isinstance(total, int) else None,
     }
 
 
 def _partitions(
-    gathered: Sequence[Group], settings: list[tuple[str, str]], tables: dict[Any, pd.DataFrame | None]
+    gathered: Sequence[Group], settings: list[str], tables: dict[Any, pd.DataFrame | None]
 ) -> tuple[list[dict[str, Any]], int]:
     """Label counts `[clients][classes]` of every distinct partition, and how many of them are left out."""
     found: dict[tuple[int, bytes], dict[str, Any]] = {}
     for group in gathered:
-        setting = settings.index((group.dataset, group.partition))
+        setting = settings.index(group.setting)
         for run in group.runs:
             frame = tables[run.path]
-            if (
-                frame is None
-                or frame.empty
-                or not (labels := _labels(frame))
-                or frame[list(labels.values())].isna().any(axis=None)
-            ):
+            labels = pd.DataFrame() if frame is None else _labels(frame)
+            if frame is None or labels.empty or labels.isna().any(axis=None):
                 continue
-            counts = frame[list(labels.values())].to_numpy().astype(int)
-            new = {"setting": setting, "seeds": set(), "runs": 0, "classes": list(labels), "counts": counts}
+            counts = labels.to_numpy().astype(int)
+            new = {"setting": setting, "seeds": set(), "runs": 0, "classes": [*map(int, labels)], "counts": counts}
             entry = found.setdefault((setting, counts.tobytes()), new | {"clients": frame["client"].astype(int)})
             entry["seeds"].add(run.seed)
             entry["runs"] += 1
@@ -245,10 +234,9 @@ def _thinned(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _labels(frame: pd.DataFrame) -> dict[int, str]:
-    """The columns `label_<k>` by class, ascending."""
-    found = {int(match[1]): name for name in frame if (match := re.fullmatch(r"label_(\d+)", str(name)))}
-    return dict(sorted(found.items()))
+def _labels(frame: pd.DataFrame) -> pd.DataFrame:
+    """How many samples of each class every client holds: the columns `label_<k>`, ascending."""
+    return frame.filter(regex=r"^label_\d+$").rename(columns=lambda name: int(name[6:])).sort_index(axis=1)
 
 
 def _spaced(count: int, most: int) -> np.ndarray:
