@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -50,11 +51,11 @@ def counted(name: str) -> tuple[int, int, int]:
     return round(outcome.sent.values_down / 2), round(outcome.sent.values_up / 2), tree.size(state.clients) // 4
 
 
-def table() -> str:
+def table(methods: Mapping[str, type[Method]] = METHODS) -> str:
     """Markdown, one row per method."""
     titles = ("`method=`", "source", "personal part", "extra local work", "down", "up", "kept per client", "options")
     rows = [titles, tuple("---" for _ in titles)]
-    for name, kind in METHODS.items():
+    for name, kind in methods.items():
         cited = re.search(r"\(([A-Z][^()]*?\b(?:19|20)\d\d[^()]*)\)", re.sub(r"\s+", " ", kind.__doc__ or ""))
         options = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind) if field.name != "clients")
         head = Path(CONF, "method", f"{name}.yaml").read_text()

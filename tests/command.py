@@ -52,28 +52,6 @@ def _environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "HYDRA_FULL_ERROR": "0"}
 
 
-def call(*arguments: str, cwd: Path) -> Result:
-    """`python -m fedpfl.train` in this process; a traceback that a user would see is raised here."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    with (
-        mock.patch.object(sys, "argv", ["fedpfl.train", *arguments]),
-        mock.patch.dict(os.environ, _environment(), clear=True),
-        contextlib.chdir(cwd),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            train.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        finally:
-            logging.captureWarnings(False)
-            root.handlers[:], root.level = handlers, level
-    return Result(code, out.getvalue(), err.getvalue())
-
-
 @functools.cache
 def composed(*overrides: str) -> DictConfig:
     config.register()
@@ -90,6 +68,32 @@ def _picture(counts: tuple[tuple[int, ...], ...], title: str) -> bytes:
 
 def _drawn_once(counts: Any, file: BinaryIO, title: str) -> None:
     file.write(_picture(tuple(map(tuple, counts)), title))
+
+
+def call(*arguments: str, cwd: Path) -> Result:
+    """`python -m fedpfl.train` in this process, without drawing a picture once more.
+
+    A traceback that a user would see is raised here.
+    """
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    with (
+        mock.patch.object(sys, "argv", ["fedpfl.train", *arguments]),
+        mock.patch.dict(os.environ, _environment(), clear=True),
+        mock.patch.object(rundir, "partition_picture", _drawn_once),
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            train.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        finally:
+            logging.captureWarnings(False)
+            root.handlers[:], root.level = handlers, level
+    return Result(code, out.getvalue(), err.getvalue())
 
 
 def play(folder: Path, *overrides: str) -> str:

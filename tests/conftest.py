@@ -1,9 +1,10 @@
 """Small federations, tiny smooth networks, trajectories, and comparisons bit for bit."""
 
 import copy
+import gc
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,18 @@ def every_method(*engines: str, also: tuple[str, ...] = ()) -> Callable[[Callabl
         return pytest.mark.parametrize(names, parameters)(test)
 
     return ask
+
+
+def sampled(cases: Iterable[Any], every: int) -> list[Any]:
+    """Cases for parametrize, of which `make test` tries the first and every so-and-so-many-th: the rest is `full`."""
+    given = [
+        case if hasattr(case, "marks") else pytest.param(*(case if isinstance(case, tuple) else (case,)))
+        for case in cases
+    ]
+    return [
+        case if place % every == 0 else case._replace(marks=(*case.marks, pytest.mark.full))
+        for place, case in enumerate(given)
+    ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -294,3 +307,9 @@ def net() -> Net:
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Thousands of collected tests are garbage at no time: without this each collection would go through them."""
+    gc.collect()
+    gc.freeze()

@@ -21,11 +21,13 @@ from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS, FedOBP
 from fedpfl.models import MODELS
 from tests.command import TINY
+from tests.conftest import sampled
 
 CONF = Path(train.CONF)
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
 FILES = sorted(CONF.rglob("*.yaml"))
-OPTIONS = [(path.parent.name, path.stem) for path in FILES if path.parent.parent == CONF]
+EXPERIMENTS = CONF / "experiment"
+OPTIONS = [(path.parent.name, path.stem) for path in FILES if path.parent.parent == CONF and path.parent != EXPERIMENTS]
 UNSET = {"npz": ["dataset.path=mine.npz"], "paper": ["dataset=fmnist"], "paper_cls": ["dataset=fmnist"]}
 """What an option needs beside itself."""
 
@@ -62,6 +64,7 @@ def test_a_file_begins_with_a_comment(path: Path) -> None:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_and_its_values_fit(group: str, option: str) -> None:
+    """Experiments: tests/test_experiments.py."""
     whole = resolve(f"{group}={option}", *UNSET.get(option, []))
     config.typed(config.Settings, {key: whole[key] for key in config.Settings.__annotations__}, "")
     method = METHODS[whole["method"]["name"]]
@@ -81,7 +84,7 @@ def test_every_registered_model_has_a_file_with_its_options_and_their_defaults()
         assert resolve(f"model={name}")["model"] == {"name": name, **options, "weights": None}
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sampled(sorted(METHODS), 6))
 def test_every_method_composes_with_other_choices(method: str) -> None:
     whole = resolve(f"method={method}", *["dataset=svhn", "partition=shards", "engine=batched", "logger=wandb"])
     assert (whole["method"]["name"], whole["partition"]["name"]) == (method, "shards")

@@ -36,11 +36,11 @@ from tests.command import (
     table,
     wait,
 )
-from tests.conftest import assert_same
+from tests.conftest import assert_same, sampled
 
 RUN = (*TINY, "rounds=3", "method=ditto", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1")
 FILES = ("state.pt", "rounds.csv", "config.yaml", "partition.npz", "clients.csv", "summary.json")
-FLIPS = 10  # one-bit flips of each of the six files, of a finished and of an interrupted run: 120
+FLIPS = (4, 10)  # one-bit flips of each of the six files, of a finished and of an interrupted run: 48, or 120
 
 
 @pytest.fixture(autouse=True)
@@ -109,14 +109,15 @@ def refusal(folder: Path, *overrides: str) -> str:
 # Bits
 
 
+@pytest.mark.parametrize("flips", sampled(FLIPS, 2))
 @pytest.mark.parametrize("status", ["finished", "interrupted"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_bit_that_flips_changes_nothing_or_is_told(
-    name: str, status: str, runs: dict[str, Path], tmp_path: Path
+    name: str, status: str, flips: int, runs: dict[str, Path], tmp_path: Path
 ) -> None:
     bytes_ = (runs[status] / name).read_bytes()
     chance = random.Random(f"{name} {status}")
-    places = [0, len(bytes_) - 1, *(chance.randrange(len(bytes_)) for _ in range(FLIPS - 2))]
+    places = [0, len(bytes_) - 1, *(chance.randrange(len(bytes_)) for _ in range(flips - 2))]
     refused = 0
     for number, place in enumerate(places):
         run = Path(shutil.copytree(runs[status], tmp_path / str(number)))
@@ -131,7 +132,7 @@ def test_a_bit_that_flips_changes_nothing_or_is_told(
             assert_ends_as(run, runs["finished"])
         shutil.rmtree(run)
     # What can be written anew is, and a flip of the others is seldom one of spaces or of a date.
-    assert (refused == 0) if name not in ("state.pt", "summary.json") else (refused >= FLIPS // 2)
+    assert (refused == 0) if name not in ("state.pt", "summary.json") else (refused >= flips // 2)
 
 
 def test_every_bit_of_an_archives_directory(tmp_path: Path) -> None:
@@ -311,8 +312,10 @@ IRREGULAR: dict[str, Callable[[Path, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", IRREGULAR)
-@pytest.mark.parametrize("status", ["new", "finished", "interrupted"])
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    sampled([(status, kind) for kind in IRREGULAR for status in ("new", "finished", "interrupted")], 2),
+)
 def test_what_is_no_regular_file_is_refused(kind: str, status: str, runs: dict[str, Path], tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
@@ -430,9 +433,11 @@ def test_a_lock_that_was_removed_before_it_was_taken_is_none(tmp_path: Path, mon
 # Other people's folders
 
 
-@pytest.mark.parametrize("where", ["own", ".", "''"])
+HOLDS = ("config.yaml", "rounds.csv", "summary.json", "state.pt", "run.log", "notes.txt", "data/")
+
+
 @pytest.mark.parametrize(
-    "holds", ["config.yaml", "rounds.csv", "summary.json", "state.pt", "run.log", "notes.txt", "data/"]
+    ("holds", "where"), sampled([(holds, where) for holds in HOLDS for where in ("own", ".", "''")], 2)
 )
 def test_a_folder_that_is_no_run_directory_is_left_alone(holds: str, where: str, tmp_path: Path) -> None:
     own = tmp_path / "own"

@@ -17,7 +17,7 @@ from fedpfl.methods import METHODS, FedAvg
 from fedpfl.report.__main__ import main as report
 from fedpfl.train import CONF
 from tests.command import call, summary
-from tests.conftest import ROOT, assert_close, assert_same, differing, trajectory
+from tests.conftest import ROOT, assert_close, assert_same, differing, sampled, trajectory
 from tests.test_experiments import assert_fits, swept
 from tests.test_report import write_run
 
@@ -48,9 +48,10 @@ def test_the_pages_show_commands():
     assert not any("  " in text or "\\" in text or "#" in text for text in texts)
 
 
+@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.full)], ids=["first", "all"])
 @pytest.mark.parametrize("command", OWN)
-def test_commands_compose(command: str):
-    """An experiment as it is: tests/test_experiments.py."""
+def test_commands_compose(command: str, everything: bool):
+    """The first job of each, or so many that each value occurs. An experiment as it is: tests/test_experiments.py."""
     if "submitit" in command or "launcher=ray" in command:
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extras slurm and ray")
         pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason="needs the extras slurm and ray")
@@ -60,7 +61,8 @@ def test_commands_compose(command: str):
     choices |= {o.key_or_group: list(o.sweep_string_iterator()) for o in parsed if o.is_sweep_override()}
     base = [override.input_line for override in parsed if not override.is_sweep_override()]
     with initialize_config_dir(CONF, version_base="1.3"):
-        for turn in range(max(map(len, choices.values()), default=1)):  # each value once
+        turns = range(max(map(len, choices.values()), default=1))  # each value once
+        for turn in turns if everything else turns[:1]:
             job = [f"{name}={values[turn % len(values)]}" for name, values in choices.items()]
             assert_fits(compose("train", base + job))
 
@@ -72,13 +74,14 @@ def checkout(tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize("seeds", ["seed=1", pytest.param("seed=1,2,3", marks=pytest.mark.full)])
 @pytest.mark.parametrize("command", FIRST)
-def test_commands_run(command: str, checkout):
-    """A newcomer's first; scripts/try_docs.py runs all."""
+def test_commands_run(command: str, seeds: str, checkout):
+    """A newcomer's first, those with three seeds with one; scripts/try_docs.py runs all."""
     if "experiment=table3" in command:
         pytest.skip("104 runs: scripts/try_docs.py makes them")
     before = set((checkout / "outputs").rglob("summary.json"))
-    line = try_docs.runnable(command).text
+    line = try_docs.runnable(command).text.replace("seed=1,2,3", seeds)
     result = call(*shlex.split(line)[3:], f"data_dir={checkout / 'made_up'}", cwd=checkout)
     assert result.code == 0, result.err
     made = set((checkout / "outputs").rglob("summary.json")) - before
@@ -86,10 +89,14 @@ def test_commands_run(command: str, checkout):
     assert {summary(path.parent)["status"] for path in made} == {"finished"}
 
 
-def test_the_table_of_methods_is_up_to_date():
+@pytest.mark.parametrize("every", sampled([4, 1], 2))
+def test_the_table_of_methods_is_up_to_date(every: int):
+    """Of every so-and-so-many-th method; that it has a row for each is quickly seen."""
     text = (ROOT / "docs" / "methods.md").read_text()
-    shown = text.split(methods_table.BEGIN)[1].split(methods_table.END)[0].strip()
-    assert shown == methods_table.table(), "run python scripts/methods_table.py --write"
+    shown = text.split(methods_table.BEGIN)[1].split(methods_table.END)[0].strip().splitlines()
+    assert [line.split("`")[1] for line in shown[2:]] == list(METHODS)
+    made = methods_table.table(dict(list(METHODS.items())[::every])).splitlines()
+    assert shown[:2] + shown[2::every] == made, "run python scripts/methods_table.py --write"
 
 
 def test_the_readme_names_methods_that_there_are():

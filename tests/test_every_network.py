@@ -40,8 +40,14 @@ def setting(network: str):
     return models.build(network, shape, CLASSES, 0, **options), federation
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("name", METHODS)
+CASES = [(name, network) for name in METHODS for network in NETWORKS]
+FRONT = {(name, [*NETWORKS][place % 4]) for place, name in enumerate(METHODS)}  # every method, and on each network some
+
+
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [pytest.param(*case, marks=[] if case in FRONT else [pytest.mark.full]) for case in CASES],
+)
 def test_a_round_and_its_evaluation(name, network):
     net, federation = setting(network)
     method = METHODS[name](**SETTINGS.get(name, [{}])[0])

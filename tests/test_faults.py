@@ -17,11 +17,12 @@ import pytest
 
 from fedpfl.errors import FedpflError
 from tests.command import TINY, play, start, wait
+from tests.conftest import sampled
 from tests.test_damage import assert_ends_as, refusal
 
 RUN = (*TINY, "rounds=6", "eval.every=2", "method=ditto", "model=mlp", "model.hidden=[8]")
-KILLS = 60  # by SIGKILL, half of them at a random call to the file system, half at a random moment
-FAULTS = 48  # refusals: at a random call to the file system
+KILLS = (16, 60)  # by SIGKILL, half of them at a random call to the file system, half at a random moment
+FAULTS = (3, 8)  # refusals of each kind, at a random call to the file system
 LIMITS = (0, 1, 100, 300, 700, 2000, 10_000, 40_000)  # bytes above which no file may grow
 
 DRIVER = """
@@ -107,12 +108,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_killed_again_and_again_a_run_ends_as_if_it_never_was(whole: Path, tmp_path: Path) -> None:
-    result = wait(start(str(tmp_path), str(KILLS), *RUN, cwd=tmp_path, script=DRIVER))
+@pytest.mark.parametrize("kills", sampled(KILLS, 2))
+def test_killed_again_and_again_a_run_ends_as_if_it_never_was(kills: int, whole: Path, tmp_path: Path) -> None:
+    result = wait(start(str(tmp_path), str(kills), *RUN, cwd=tmp_path, script=DRIVER))
     assert result.code == 0, result
-    assert int(result.out.split()[0]) == KILLS
+    assert int(result.out.split()[0]) == kills
     runs = [path for path in tmp_path.iterdir() if path.is_dir()]
-    assert len(runs) >= KILLS // 10
+    assert len(runs) >= kills // 10
     for run in runs:
         play(run, *RUN)
         assert_ends_as(run, whole)
@@ -154,13 +156,16 @@ def refusing(folder: Path, at: int | None, code: int = 0) -> Iterator[list[str]]
         yield calls
 
 
+@pytest.mark.parametrize("faults", sampled(FAULTS, 2))
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO, errno.EFBIG])
-def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(code: int, whole: Path, tmp_path: Path) -> None:
+def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(
+    code: int, faults: int, whole: Path, tmp_path: Path
+) -> None:
     with refusing(tmp_path / "run", None) as calls:
         play(tmp_path / "run", *RUN)
     chance, told = random.Random(code), 0
-    for number in range(FAULTS // 6):
-        run, at = tmp_path / str(number), chance.randrange(15 if number < 3 else len(calls))
+    for number in range(faults):
+        run, at = tmp_path / str(number), chance.randrange(15 if number < 3 * faults / 8 else len(calls))
         with refusing(run, at + 1, code) as made:
             line = refusal(run, *RUN)
         assert not line or (line.startswith(("cannot write ", "cannot read ")) and os.strerror(code) in line), line
@@ -172,7 +177,7 @@ def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(code: int, who
         play(run, *RUN)
         assert_ends_as(run, whole)
         shutil.rmtree(run)
-    assert told >= FAULTS // 12  # the log, or a directory that cannot be synced, stops no run
+    assert told >= faults // 2  # the log, or a directory that cannot be synced, stops no run
 
 
 @pytest.mark.parametrize("limit", LIMITS)

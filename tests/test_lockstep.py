@@ -13,6 +13,7 @@ from tests.command import TINY, call, start, state, summary, table, wait
 from tests.conftest import assert_same
 
 SWEEP = ("-m", *TINY, "hydra/launcher=lockstep")
+SMALL = ("model=mlp", "model.hidden=[8]")
 
 
 # The stage
@@ -173,8 +174,8 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
 
 
 def test_jobs_one_by_one_end_the_same(tmp_path):
-    assert call(*SWEEP, "hydra.launcher.jobs=1", "seed=1,2", cwd=tmp_path).code == 0
-    same_runs(tmp_path, ("seed=1,2",))
+    assert call(*SWEEP, *SMALL, "hydra.launcher.jobs=1", "seed=1,2", cwd=tmp_path).code == 0
+    same_runs(tmp_path, (*SMALL, "seed=1,2"))
 
 
 def test_batched_backend_in_lockstep(tmp_path):
@@ -190,7 +191,7 @@ def test_batched_backend_in_lockstep(tmp_path):
 
 
 def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path):
-    result = call(*SWEEP, "method=fedavg", "seed=1,2", "local.lr=-1,0.01,1e30", cwd=tmp_path)
+    result = call(*SWEEP, *SMALL, "method=fedavg", "seed=1,2", "local.lr=-1,0.01,1e30", cwd=tmp_path)
     assert result.code in (2, 3)
     assert sum("local.lr must be a positive number" in line for line in result.complaints) == 2
     assert sum("training diverged" in line for line in result.complaints) == 2
@@ -199,23 +200,24 @@ def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path
 
 
 def test_killed_and_started_again_each_job_resumes(tmp_path):
-    arguments = (*SWEEP, "rounds=12", "seed=1,2,3", "hydra.launcher.jobs=2")
+    own = (*SMALL, "rounds=12", "seed=1,2,3")
+    arguments = (*SWEEP, *own, "hydra.launcher.jobs=2")
     process = start(*arguments, cwd=tmp_path)
     while len(list(tmp_path.rglob("state.pt"))) < 2:
         assert process.poll() is None, wait(process).err
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    result = wait(start(*arguments, cwd=tmp_path))
+    result = call(*arguments, cwd=tmp_path)
     assert result.code == 0, result.err
     assert "resumed" in result.err
-    same_runs(tmp_path, ("rounds=12", "seed=1,2,3"))
+    same_runs(tmp_path, own)
     again = call(*arguments, cwd=tmp_path)
     assert again.out.count("already finished") == 3
 
 
 def test_interrupted_every_job_says_so_and_keeps_its_checkpoint(tmp_path):
-    process = start(*SWEEP, "rounds=3000", "seed=1,2", cwd=tmp_path)
+    process = start(*SWEEP, *SMALL, "rounds=3000", "seed=1,2", cwd=tmp_path)
     while len(list(tmp_path.rglob("state.pt"))) < 2:
         assert process.poll() is None, wait(process).err
         time.sleep(0.01)
@@ -246,7 +248,7 @@ def test_what_cannot_work_is_one_line(tmp_path, argument, message):
 
 def test_wandb_keeps_the_jobs_apart(tmp_path):
     pytest.importorskip("wandb")
-    result = wait(start(*SWEEP, "logger=wandb", "logger.mode=offline", "seed=1,2", cwd=tmp_path))
+    result = wait(start(*SWEEP, "logger=wandb", "logger.mode=offline", "seed=1,2", *SMALL, cwd=tmp_path))
     assert result.code == 0, result.err
     for run in (path.parent for path in tmp_path.rglob("rounds.csv")):
         assert len(list(run.rglob("*.wandb"))) == 1, run

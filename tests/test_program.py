@@ -34,7 +34,7 @@ class Capture:
         return replay
 
 
-def played(method, federation, capture, cohorts=COHORTS * 2, norm=False, local=LOCAL):
+def played(method, federation, capture, cohorts=(*COHORTS, *COHORTS[:1]), norm=False, local=LOCAL):
     net = tiny(norm)
     runner = make(Engine("batched"), net, CPU)
     runner._programs = Programs(net, runner._autocast, capture)

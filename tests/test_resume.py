@@ -1,7 +1,7 @@
 """Killed at any moment, then the same command: the run ends bit for bit as one that was never killed."""
 
+import json
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -17,14 +17,16 @@ SETTINGS = {
 COMMON = (
     *TINY,
     *("rounds=4", "partition.samples_per_client=80", "local.batch_size=16", "eval.every=2", "hydra.run.dir=run"),
-    *("eval.finetune_epochs=1", "eval.finetune_every=4"),
+    *("eval.finetune_epochs=1", "eval.finetune_every=4", "model=lenet5"),
 )
 
 DRIVER = """
-import io, os, signal, sys
+import io, json, os, signal, sys
+from pathlib import Path
 import torch
 from fedpfl import record, train
 from fedpfl.methods import METHODS
+from tests.command import call
 
 def die(): os.kill(os.getpid(), signal.SIGKILL)
 
@@ -51,8 +53,21 @@ def half(real, file, data):
     os.write(file, data[: len(data) // 2])
     die()
 
-method = METHODS[next(arg for arg in sys.argv if arg.startswith("method=")).split("=")[1]]
 files = sys.modules["fedpfl.record.files"]
+torch.set_num_threads(1)  # there must be none that a child would miss
+for number, (folder, point, *overrides) in enumerate(json.loads(sys.argv[1])):
+    if not number:
+        call(*overrides, cwd=Path.cwd())  # loads all that children would load
+    method = METHODS[next(arg for arg in overrides if arg.startswith("method=")).split("=")[1]]
+    child = os.fork()
+    if not child:
+        try:
+            exec(point)
+            print(call(*overrides, cwd=Path(folder)), flush=True)
+        finally:
+            os._exit(1)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
+        sys.exit(f"not killed: {point}")
 """
 POINTS = {  # what happens, how, and the round of the checkpoint that is left
     "right after a row": ("wrap(record.RunDirectory, 'row', 3, after)", 2),
@@ -61,12 +76,21 @@ POINTS = {  # what happens, how, and the round of the checkpoint that is left
     "while a row is written": ("wrap(files, 'append', 4, half)", 3),
     "right before the end": ("wrap(record.RunDirectory, 'checkpoint', 4, after)", 4),
 }
+KILLED = [*(("fedobp", point) for point in POINTS), ("ditto", "in the middle of a round")]
+AHEAD = ("fedobp", "rows ahead")
 
 
-def kill(cwd: Path, point: str, *overrides: str) -> None:
-    """Run the command in a process that kills itself at a point."""
-    result = wait(start(*overrides, cwd=cwd, script=f"{DRIVER}\n{point}\ntrain.main()"))
-    assert result.code == -signal.SIGKILL, result
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """Where each command killed itself at a point; all are children of one process, which has loaded everything."""
+    places = {case: tmp_path_factory.mktemp("killed") for case in (*KILLED, AHEAD)}
+    jobs = [[str(places[case]), POINTS[case[1]][0], *COMMON, *SETTINGS[case[0]]] for case in KILLED]
+    place, command = str(places[AHEAD]), (*COMMON, *SETTINGS["fedobp"])
+    jobs.append([place, POINTS["right after a row"][0], *command])
+    jobs.append([place, "wrap(record.RunDirectory, 'row', 2, after)", *command, "checkpoint.seconds=1e6"])
+    result = wait(start(json.dumps(jobs), cwd=tmp_path_factory.mktemp("driver"), script=DRIVER))
+    assert result.code == 0, result
+    return places
 
 
 def finish(cwd: Path, *overrides: str) -> str:
@@ -100,30 +124,23 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return done
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "point"),
-    [*(("fedobp", point) for point in POINTS), ("ditto", "in the middle of a round")],
-)
+@pytest.mark.parametrize(("method", "point"), KILLED)
 def test_a_killed_run_ends_as_if_it_never_was(
-    method: str, point: str, tmp_path: Path, uninterrupted: dict[str, Path]
+    method: str, point: str, killed: dict[tuple[str, str], Path], uninterrupted: dict[str, Path]
 ) -> None:
-    command, (how, reached) = (*COMMON, *SETTINGS[method]), POINTS[point]
-    kill(tmp_path, how, *command)
-    assert summary(tmp_path / "run")["status"] == "running"
-    assert int(state(tmp_path / "run")["round"]) == reached
-    assert f"after round {reached} of 4" in finish(tmp_path, *command)
-    assert_ends_alike(tmp_path / "run", uninterrupted[method])
+    command, reached, place = (*COMMON, *SETTINGS[method]), POINTS[point][1], killed[method, point]
+    assert summary(place / "run")["status"] == "running"
+    assert int(state(place / "run")["round"]) == reached
+    assert f"after round {reached} of 4" in finish(place, *command)
+    assert_ends_alike(place / "run", uninterrupted[method])
 
 
-@pytest.mark.slow
-def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
-    command = (*COMMON, *SETTINGS["fedobp"])
-    kill(tmp_path, POINTS["right after a row"][0], *command)
-    kill(tmp_path, "wrap(record.RunDirectory, 'row', 2, after)", *command, "checkpoint.seconds=1e6")
-    run = tmp_path / "run"
+def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(
+    killed: dict[tuple[str, str], Path], uninterrupted: dict[str, Path]
+) -> None:
+    run = killed[AHEAD] / "run"
     assert (int(state(run)["round"]), [row["round"] for row in table(run / "rounds.csv")]) == (2, list("1234"))
-    finish(tmp_path, *command, "checkpoint.seconds=1e6")
+    finish(run.parent, *COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e6")
     assert_ends_alike(run, uninterrupted["fedobp"])
 
 

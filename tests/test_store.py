@@ -72,7 +72,7 @@ def test_states_beside_a_gpu(where, federation, tmp_path):
 
 # The command
 
-RUN = (*TINY, "rounds=4", "quantile.q=0.9")
+RUN = (*TINY, "rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[8]")
 
 
 @pytest.mark.parametrize("where", ["cpu", "disk"])
@@ -102,7 +102,7 @@ train.main()
     arguments = (*RUN, "hydra.run.dir=there", "state.device=disk")
     assert wait(start(*arguments, cwd=tmp_path, script=killed)).code == -9
     assert not [path for path in (tmp_path / "there").iterdir() if path.name.startswith(".clients")]
-    result = wait(start(*arguments, cwd=tmp_path))
+    result = call(*arguments, cwd=tmp_path)
     assert "resumed     after round 2" in result.err
     assert_same(state(tmp_path / "here"), state(tmp_path / "there"))
 
