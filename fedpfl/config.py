@@ -55,12 +55,20 @@ class Eval:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How often the state is saved."""
+    """How often the state is saved, and whether a finished run keeps it; see conf/train.yaml."""
 
     seconds: float
+    keep: bool = True
 
     def __post_init__(self) -> None:
         _require(self.seconds >= 0, "seconds", "0 or more", self.seconds)
+
+    def due(self, since: float, cost: float) -> bool:
+        """Return whether to save, so many seconds after the last time, which took `cost` seconds.
+
+        At most a twentieth of a run's time goes into checkpoints, unless one after every round is asked for.
+        """
+        return since >= max(self.seconds, 20 * cost if self.seconds else 0)
 
 
 @dataclass(frozen=True)

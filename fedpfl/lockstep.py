@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedpfl.engine import Backend
+from fedpfl.engine import Backend, Engine
 from fedpfl.engine.backend import Answer, Call
 
 T = TypeVar("T")
@@ -151,6 +151,11 @@ class Shared(Backend):
     def __init__(self, stage: Stage, backend: Backend):
         self._stage, self._backend = stage, backend
         self.name = f"{backend.name} in lockstep"
+
+    @property
+    def engine(self) -> Engine:  # type: ignore[override]
+        """That of the shared backend."""
+        return self._backend.engine
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend."""

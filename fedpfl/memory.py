@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 
+import torch
+
 
 def total() -> float:
     """Return the machine's memory in bytes; infinity where the system does not tell."""
@@ -12,6 +14,21 @@ def total() -> float:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return math.inf
+
+
+def of(device: torch.device) -> tuple[float, float]:
+    """Return the free and the whole memory of a device in bytes; the host's free one with what its caches would give.
+
+    Infinity where the system does not tell.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)
+    try:
+        with open("/proc/meminfo") as file:
+            told = dict(line.split(":") for line in file)
+        return 1024 * int(told["MemAvailable"].split()[0]), total()
+    except (OSError, KeyError, ValueError):
+        return total(), total()
 
 
 def check(size: int, what: str) -> None:

@@ -59,6 +59,16 @@ def for_sweeps(words: Iterable[str], conf: str, groups: Collection[str]) -> list
     return words
 
 
+def unwritten(words: Iterable[str]) -> list[str]:
+    """Return the words for a process that leaves files to another: Hydra then makes no directory and no log."""
+    logs = ("hydra/job_logging", "hydra/hydra_logging", "hydra.job_logging", "hydra.hydra_logging")
+    return [
+        *(word for word in words if not word.lstrip("+~").startswith(logs)),
+        "hydra.run.dir=.",
+        "hydra.output_subdir=null",
+    ]
+
+
 def _parsed(word: str) -> Override | None:
     """None for options and for what Hydra itself will refuse."""
     if word.startswith("-"):

@@ -31,7 +31,7 @@ def count(sent: Tree) -> Traffic:
         masks = tree.leaves(sent.mask)
         total = sum(mask.numel() for mask in masks)
         chosen = torch.stack([mask.sum() for mask in masks])
-        width = torch.tensor([_bits(leaf) for leaf in tree.leaves(sent.values)], device=chosen.device)
+        width = tree.send(torch.tensor([_bits(leaf) for leaf in tree.leaves(sent.values)]), chosen.device)
         values = (chosen * (width > 1)).sum()
         if isinstance(sent, Agreed):
             return Traffic(values, (chosen * width).sum())

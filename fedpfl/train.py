@@ -14,16 +14,17 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
     def _interrupted(*_: object) -> None:
         """Before `main`: a second or two of imports, nothing is open."""
-        print("fedpfl: interrupted before anything was done", file=sys.stderr, flush=True)
+        if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
+            print("fedpfl: interrupted before anything was done", file=sys.stderr, flush=True)
         os._exit(130)
 
     signal.signal(signal.SIGINT, _interrupted)
 
 import logging
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,12 +38,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import config, engine, lockstep, overrides, record, tidy, tree
+from fedpfl.engine import ranks
 from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
 from fedpfl.engine.keys import Draws
 from fedpfl.errors import FedpflError, printable
 from fedpfl.methods import METHODS, Method
+from fedpfl.needs import Needs, foresee, mib, tight
+from fedpfl.record.files import damaged
 
-STATE = ("server", "clients", "server_buffers", "client_buffers", "stopping")
+STATE = ("server", "server_buffers", "stopping")
+"""Trees of a state that a checkpoint holds beside the clients' rows."""
 JUDGED = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
 COLUMNS = (
     *("participants", "seconds", "eval_seconds", "cohort_before", "cohort_after", "train_loss"),
@@ -50,6 +55,9 @@ COLUMNS = (
     *("values_down", "values_up", "bits_down", "bits_up"),
 )
 """Columns of rounds.csv after `round`; a method's own follow. Empty where nothing was judged."""
+
+CHOSEN = ("backend", "graphs", "width")
+"""What engine=auto finds out, of the engine's keys."""
 
 CONF = str(Path(__file__).parents[1] / "conf")
 
@@ -77,28 +85,31 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
     """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; returns the summary."""
     started = time.monotonic()
     stage = lockstep.stage.get()
+    path = Path(ranks.share(str(path)))
     run = config.build(config.check(cfg), stage.share if stage else config.alone)
     settings, federation, method = run.settings, run.federation, run.method
-    backend = _backend(run, stage)
+    needs = foresee(run)
     text, identity = OmegaConf.to_yaml(run.config), f"{run.identity}-seed{settings.seed}"
     code = record.source(type(method))
-    with record.RunDirectory.open(path, text, identity, run.fingerprint, code, settings.restart) as directory:
-        if directory.status == "finished":
-            return _told(directory)
-        state, best, last, spent = _begin(run, directory)
+    ranks.agree(configuration=identity, data=run.fingerprint, code=code, torch=torch.__version__)
+    opened: Any = record.RunDirectory.open if ranks.leads() else record.Absent
+    with opened(path, text, identity, run.fingerprint, code, settings.restart) as directory:
+        if ranks.share(directory.status) == "finished":
+            return _told(directory) if ranks.leads() else {}
+        state, best, last, spent, used = _begin(run, directory)
+        backend = _backend(run, stage, used)
         draws = settings.seed, settings.clients, settings.participation
         cohorts = islice(engine.cohorts(*draws, settings.rounds), state.round, None)
         counts = federation.label_counts()
         size = len(next(engine.cohorts(*draws, 1)))
         directory.write_summary(status="running", rounds=settings.rounds, **_facts(run, size))
-        info = _info(run, directory, experiment or federation.name, backend, state, counts)
-        with record.open_sinks(run.config["logger"], info) as sinks:
+        with _sinks(run, directory, experiment or federation.name, backend, state, counts, needs) as sinks:
             title = f"{federation.name}, {federation.clients} clients, {config.described(run.config['partition'])}"
             splits = (federation.train, federation.test, federation.validation)
             owned = [[own.numpy() for own in split] for split in splits]
             directory.write_partition(owned[0], owned[1], counts.numpy(), title, owned[2])
             sinks.picture("partition", path / "partition.png")
-            saved = time.monotonic()
+            saved, cost, used = time.monotonic(), 0.0, {}
             try:
                 cohort = _next(run, state, cohorts)
                 while cohort:
@@ -118,34 +129,49 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
                         directory.write_clients(_clients(run, counts, clients))
                     directory.row(row)
                     sinks.row(row)
-                    if time.monotonic() - saved >= run.checkpoint.seconds or not cohort:
-                        seconds = spent + time.monotonic() - started
-                        parts = {part: getattr(state, part) for part in STATE}
-                        payload = {"round": state.round, **parts, "best": best, "last": last, "seconds": seconds}
-                        directory.checkpoint(payload)
+                    if used != (used := _used(run, backend)):
+                        directory.write_summary(engine=used)
+                    now = time.monotonic()
+                    due = run.checkpoint.due(now - saved, cost) if cohort else run.checkpoint.keep
+                    if ranks.share(due):
+                        rows = ranks.collect(state.rows.saved()) if state.rows.mine else state.rows.saved()
+                        parts = {"rows": rows, **{part: getattr(state, part) for part in STATE}}
+                        told = {"best": best, "last": last, "seconds": spent + now - started, "engine": used}
+                        directory.checkpoint({"round": state.round, **parts, **told})
                         saved = time.monotonic()
+                        cost = saved - now
             except Diverged as error:
                 directory.write_summary(status="diverged", error=str(error))
                 sinks.end("diverged", directory.summary)
                 raise
             hours = (spent + time.monotonic() - started) / 3600
             directory.write_summary(status="finished", best=best, last=last, hours=hours, rounds_played=state.round)
+            if not run.checkpoint.keep:
+                directory.drop_checkpoint()
             sinks.end("finished", directory.summary)
         return directory.summary
 
 
-def _begin(run: config.Run, directory: record.RunDirectory) -> tuple[engine.State, dict, dict, float]:
-    """The state, the best and the last evaluated row, and the seconds spent: from the last checkpoint, or fresh."""
-    machine, path = run.device, directory.path
-    past = directory.restore(mapped=run.store.device == "disk")
-    if past is None:
-        clients, seed = run.federation.clients, run.settings.seed
-        early = run.stopping.early
-        state = engine.begin(run.method, run.net, clients, machine, run.store, path, seed, early)
-        return state, {}, {}, 0.0
-    trees = {part: tree.to(past.get(part, {}), machine) for part in STATE if part != "clients"}
-    state = engine.State(past["round"], clients=run.store.keep(past["clients"], machine, path), **trees)
-    return state, past["best"], past["last"], past["seconds"]
+def _begin(run: config.Run, directory: record.RunDirectory) -> tuple[engine.State, dict, dict, float, dict]:
+    """The state, the best and the last evaluated row, the seconds spent, what was `_used`: as saved last, or fresh."""
+    past, settings = directory.restore() or {}, run.settings
+    place = run.federation.clients, run.device, run.store, directory.path
+    mine = ranks.mine if run.store.sharded else None
+    state = engine.begin(run.method, run.net, *place, settings.seed, run.stopping.early, mine)
+    if "clients" in past:  # of an older version: of all clients, whether they have trained or not
+        old = {"client": past.pop("clients"), "buffers": past.pop("client_buffers")}
+        past["rows"] = [{"who": torch.arange(state.rows.clients), **old}]
+    blocks, past = past.pop("rows", []), ranks.share(past)
+    if not past:
+        return state, {}, {}, 0.0, {}
+    for block in ranks.share_each(blocks):
+        if tree.form(tree.take(tree.without(block, ["who"]), 0)) != tree.form(state.rows.initial):
+            how = "holds client states of another form than the method now has"
+            raise damaged(directory.path / "state.pt", how)
+        state.rows.load_([block])
+    trees = {part: tree.clone(tree.to(past.get(part, {}), run.device)) for part in STATE}
+    state = replace(state, round=past["round"], **trees)
+    return state, past["best"], past["last"], past["seconds"], past.get("engine", {})
 
 
 def _next(run: config.Run, state: engine.State, cohorts: Iterator[list[int]]) -> list[int]:
@@ -154,13 +180,25 @@ def _next(run: config.Run, state: engine.State, cohorts: Iterator[list[int]]) ->
     return planned and engine.pick(state, planned, run.settings.seed)
 
 
-def _backend(run: config.Run, stage: lockstep.Stage | None) -> engine.Backend:
-    """The run's own, or in a lockstep sweep the one of all runs with such a network and engine."""
+def _backend(run: config.Run, stage: lockstep.Stage | None, used: dict[str, Any]) -> engine.Backend:
+    """That of the run's processes, or in a lockstep sweep of all runs with such a network and engine.
+
+    used: by the part of the run that is done; on the same kind of device the rest goes on by it, bit for bit.
+    """
+    known = tree.named(used, CHOSEN) if used.get("device") == run.device.type else {}
+    over = partial(ranks.over, device=run.device)
+    make = partial(engine.choose, run.engine, run.net, run.device, known, over, ranks.share)
     if stage is None:
-        return engine.make(run.engine, run.net, run.device)
+        return make()
     shape = (str(run.config["model"]), run.federation.shape, run.federation.classes)
-    key = ("backend", *shape, run.engine, run.device)
-    return lockstep.Shared(stage, stage.share(key, lambda: engine.make(run.engine, run.net, run.device)))
+    key = ("backend", *shape, run.engine, run.device, *known.values())
+    return lockstep.Shared(stage, stage.share(key, make))
+
+
+def _used(run: config.Run, backend: engine.Backend) -> dict[str, Any]:
+    """What answers, on what, and the seconds of each that was tried."""
+    own = {name: getattr(backend.engine, name) for name in CHOSEN}
+    return {"device": run.device.type, **own, "seconds": getattr(backend, "seconds", {})}
 
 
 def _row(outcome: engine.Outcome, cohort: list[int], seconds: float) -> dict[str, Any]:
@@ -208,14 +246,14 @@ def _evaluate(
 
 def _clients(run: config.Run, counts: torch.Tensor, measured: dict[str, list]) -> list[dict[str, Any]]:
     """Rows of clients.csv."""
-    federation = run.federation
+    federation, labels = run.federation, counts.tolist()
     return [
         {
             "client": client,
             "train": int(federation.train_sizes[client]),
             **({"validation": len(federation.validation[client])} if federation.validation else {}),
             "test": int(federation.test_sizes[client]),
-            **{f"label_{label}": int(count) for label, count in enumerate(counts[client])},
+            **{f"label_{label}": count for label, count in enumerate(labels[client])},
             **{name: values[client] for name, values in measured.items()},
         }
         for client in range(federation.clients)
@@ -232,22 +270,25 @@ def _facts(run: config.Run, cohort: int) -> dict[str, Any]:
     }
 
 
-def _info(
+def _sinks(
     run: config.Run,
     directory: record.RunDirectory,
     group: str,
     backend: engine.Backend,
     state: engine.State,
     counts: torch.Tensor,
-) -> record.RunInfo:
-    """What sinks are told at the beginning; its lines are the first thing a user sees."""
+    needs: Needs,
+) -> Any:
+    """Open the sinks; the lines that they are told are the first thing a user sees."""
+    if not ranks.leads():
+        return record.Absent(directory.path)
     federation, settings = run.federation, run.settings
     sizes = counts.sum(1)
     spread = "/".join(f"{int(value):,}" for value in (sizes.min(), sizes.median(), sizes.max()))
     name = type(run.method).__name__
     shape = "x".join(map(str, federation.shape))
     where = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.store.device]
-    memory = tree.nbytes(state.clients) + tree.nbytes(state.client_buffers)
+    held = sum(map(tree.nbytes, state.rows.trees))
     idle = federation.idle(run.local.batch_size)
     told = f"; {idle} never train, for lack of samples" if idle else ""
     each = f"{directory.summary['cohort']} per round; samples min/median/max {spread}{told}"
@@ -257,13 +298,15 @@ def _info(
         f"partition   {config.described(run.config['partition'])}",
         f"method      {config.described(run.config['method'])}",
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
-        f"engine      {backend.name} on {run.device}, {run.engine.precision}; "
-        f"client states {memory / 2**20:,.0f} MiB{where}",
+        f"engine      {backend.name} on {run.device}, {run.engine.precision}",
+        f"memory      client states {mib(held)} MiB{where}, up to {mib(needs.states)} once {needs.clients:,} clients "
+        f"have trained; checkpoint up to {mib(needs.checkpoint)} MiB",
         f"directory   {directory.path}",
         *directory.notes,
         *engine.slow(run.engine, run.device),
+        *tight(run, directory.path, needs, held),
     )
-    return record.RunInfo(
+    info = record.RunInfo(
         name=f"{name}-{run.identity}-seed{settings.seed}",
         group=group,
         job_type=run.config["method"]["name"],
@@ -281,6 +324,7 @@ def _info(
         lines=lines,
         facts=directory.summary,
     )
+    return record.open_sinks(run.config["logger"], info)
 
 
 def _told(directory: record.RunDirectory) -> dict[str, Any]:
@@ -302,11 +346,15 @@ def job(cfg: DictConfig) -> None:
     hydra_cfg, started = HydraConfig.get(), time.time()
     path = Path(hydra_cfg.runtime.output_dir)
     try:
+        if hydra_cfg.job.chdir and ranks.launched():
+            raise FedpflError("hydra.job.chdir must be false under torchrun: one process alone has the run directory")
         train(cfg, path, hydra_cfg.runtime.choices.get("experiment"))
     except Exception as error:
         fault = error if isinstance(error, FedpflError) else _fault(error, cfg, path / "run.log", started)
         if fault is None:
-            raise
+            if ranks.tells():
+                raise
+            sys.exit(1)
         if hydra_cfg.mode == RunMode.RUN:
             _give_up(fault)
         # In a sweep the others go on, and Hydra raises the first failure again after the last job.
@@ -325,7 +373,7 @@ def _fault(error: Exception, cfg: DictConfig, log: Path, started: float) -> Fedp
     method = METHODS.get(OmegaConf.select(cfg, "method.name"))
     kinds = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method] if method else []
     own = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
-    calls = [call for call in traceback.walk_tb(error.__traceback__) if call[0].f_code.co_filename in own]
+    calls = [(hook, file, line) for file, hook, line in ranks.frames(error) if file in own]
     if _full:
         return None
     if not calls and isinstance(error, TypeError) and any(f"{kind.__qualname__}." in reason for kind in kinds):
@@ -333,11 +381,10 @@ def _fault(error: Exception, cfg: DictConfig, log: Path, started: float) -> Fedp
         return Broken(f"method={cfg.method.name}: {reason}; {contract} says what arguments its hooks have")
     if not calls:
         return None
-    (hook, _), (last, line) = calls[0], calls[-1]
+    (hook, *_), (_, file, line) = calls[0], calls[-1]
     written = log.is_file() and log.stat().st_mtime >= started
     return Broken(
-        f"method={cfg.method.name}: {hook.f_code.co_qualname} raised {type(error).__name__}: {reason} "
-        f"({last.f_code.co_filename}:{line}); "
+        f"method={cfg.method.name}: {hook} raised {type(error).__name__}: {reason} ({file}:{line}); "
         f"{f'its traceback is in {log}' if written else 'HYDRA_FULL_ERROR=1 shows its traceback'}"
     )
 
@@ -348,7 +395,8 @@ def _give_up(error: Exception) -> NoReturn:
 
 
 def _tell(text: str) -> None:
-    print(f"fedpfl: {printable(text)}", file=sys.stderr)
+    if ranks.tells():
+        print(f"fedpfl: {printable(text)}", file=sys.stderr)
 
 
 def main() -> None:
@@ -359,17 +407,20 @@ def main() -> None:
         logging.captureWarnings(True)
         _full[:] = [True] * (os.environ.get("HYDRA_FULL_ERROR") == "1")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the line below is ours
+        ranks.join()
         try:
             words = overrides.options_first(sys.argv[1:])
         except FedpflError as error:
             _give_up(error)
-        sys.argv[1:] = overrides.for_sweeps(words, CONF, config.GROUPS)
+        words = overrides.for_sweeps(words, CONF, config.GROUPS)
+        sys.argv[1:] = words if ranks.leads() else overrides.unwritten(words)
         job()
+        ranks.part()
     except FedpflError as error:  # from a sweep; its lines are told
         sys.exit(STATUS.get(type(error), 2))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as reason:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # threads are ending; a second Ctrl-C would only spoil the message
-        _tell("interrupted; the same command goes on from the last checkpoint")
+        _tell(f"{str(reason) or 'interrupted'}; the same command goes on from the last checkpoint")
         sys.exit(130)
     except Exception as error:
         if _begun and not isinstance(error, HydraException | OmegaConfBaseException):

@@ -6,6 +6,7 @@ A *stacked* tree holds one entry per client on axis 0 of every leaf, `[clients, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -69,6 +70,11 @@ def nbytes(tree: Tree) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
+def form(tree: Tree) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    """Type and shape of the leaves, by name."""
+    return {name: (leaf.dtype, leaf.shape) for name, leaf in items(tree)}
+
+
 def flat(tree: Tree) -> Tensor:
     """All entries as one vector `[size]`, in the order of the leaves."""
     return torch.cat([leaf.reshape(-1) for leaf in leaves(tree)])
@@ -102,6 +108,23 @@ def clone(tree: Tree) -> Tree:
 def to(tree: Tree, device: torch.device | str) -> Tree:
     """Move every leaf."""
     return map(lambda leaf: leaf.to(device), tree)
+
+
+def send(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Move a tensor; to a GPU from pinned memory, so that the host does not wait until the GPU has come so far."""
+    if tensor.device.type != "cpu" or torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def fetch(tree: Tree) -> Tree:
+    """Copy small tensors to the host, in one transfer. Numbers are exact up to 2^53."""
+    away = [leaf for leaf in leaves(tree) if leaf.device.type != "cpu"]
+    if not away:
+        return tree
+    numbers = torch.cat([leaf.reshape(-1).double() for leaf in away]).cpu()
+    parts = iter(numbers.split([leaf.numel() for leaf in away]))
+    return map(lambda leaf: leaf if leaf.device.type == "cpu" else next(parts).view(leaf.shape).to(leaf.dtype), tree)
 
 
 def where(mask: Tree, a: Tree, b: Tree) -> Tree:
@@ -140,17 +163,24 @@ def repeat(tree: Tree, count: int) -> Tree:
 
 
 def take(stacked: Tree, index: int | slice | Tensor) -> Tree:
-    """Row `index` of every leaf: a view for an int or slice, a copy for an index tensor."""
-    return map(lambda leaf: leaf[index], stacked)
+    """Row `index` of every leaf: a view for an int or slice, a copy for an index tensor, on whatever device it is."""
+    on = _on(index)
+    return map(lambda leaf: leaf[on(leaf.device)], stacked)
 
 
 def put_(stacked: Tree, index: int | slice | Tensor, rows: Tree) -> None:
     """Write `rows` into rows `index` of every leaf, in place, whatever device it is on."""
+    on = _on(index)
 
     def write(leaf: Tensor, row: Tensor) -> None:
-        leaf[index.to(leaf.device) if isinstance(index, Tensor) else index] = row.to(leaf)
+        leaf[on(leaf.device)] = row.to(leaf)
 
     map(write, stacked, rows)
+
+
+def _on(index: int | slice | Tensor) -> Callable[[torch.device], Any]:
+    """Give `index` on the device asked for, sent to each once."""
+    return cache(lambda device: send(index, device) if isinstance(index, Tensor) else index)
 
 
 def squared_distance(a: Tree, b: Tree) -> Tensor:
@@ -182,11 +212,11 @@ def mean(stacked: Tree, weight: Tensor) -> Tree:
 
     One fixed order and only element-wise arithmetic: equal uploads give equal bits whatever the number of threads.
     """
-
-    def add_up(leaf: Tensor) -> Tensor:
-        total = leaf[0] * weight[0].to(leaf.dtype)
-        for row, share in zip(leaf[1:], weight[1:], strict=True):
-            total += row * share.to(leaf.dtype)
-        return total
-
-    return map(add_up, stacked)
+    total: list[Tensor] = []
+    for rows, share in zip(zip(*(leaf.unbind() for leaf in leaves(stacked)), strict=True), weight, strict=False):
+        scaled = list(torch._foreach_mul(rows, share))  # one launch for all leaves
+        if total:
+            torch._foreach_add_(total, scaled)
+        else:
+            total = scaled
+    return rebuild(stacked, total)

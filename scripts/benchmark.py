@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from bench import bare, ours, plain
-from bench.task import CORES, Task
+from bench.task import CORES, SHAPES, Task
 from fedpfl.engine import Engine
 from fedpfl.engine.select import device as find_device
 from fedpfl.errors import FedpflError
@@ -97,6 +97,29 @@ def table(names: list[str], results: list[list[dict[str, float]]], rounds: int) 
         print(f"{max(row['peak_mib'] for row in rows):>10,.0f}")
 
 
+def collect(files: list[Path]) -> None:
+    """Print what was measured as one Markdown table."""
+    print("| network, images | clients | variant | samples/s | x plain | s a round or pass | peak GPU MiB |")
+    print("|---|---|---|---|---|---|---|")
+    for file in files:
+        told = json.loads(file.read_text())
+        task, results = told["task"], told["results"]
+        plain = speed(results["plain"]) if "plain" in results else None
+        for name, rows in results.items():
+            seconds = statistics.median(row["seconds"] for row in rows) / (
+                1 if name.startswith("jobs") else task["rounds"]
+            )
+            clients = name.split()[1] if name.startswith("width") else task["width"]
+            ratio = f"{speed(rows) / plain:.2f}" if plain else ""
+            peak = median(rows, "peak_gpu_mib")
+            shape = "x".join(map(str, SHAPES[task["side"]]))
+            print(
+                f"| {task['model']}, {shape} | {clients} | {name} | {speed(rows):,.0f} | {ratio} | {seconds:.3f} |",
+                end="",
+            )
+            print(f" {peak:,.0f} |" if peak else " |")
+
+
 def main() -> None:
     """Measure in turns, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -112,8 +135,12 @@ def main() -> None:
     parser.add_argument("--curve", choices=tuple(CURVES))
     parser.add_argument("--precision", default="fp32", help="of a curve")
     parser.add_argument("--out", default="outputs/bench.json")
+    parser.add_argument("--collect", nargs="+", type=Path, metavar="JSON", help="print earlier results as Markdown")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.collect:
+        collect(given.collect)
+        return
     if given.measure:
         order = json.loads(given.measure)
         print(json.dumps(measure(order["variant"], Task(**order["task"]), find_device(order["device"]), order["jobs"])))

@@ -48,28 +48,21 @@ def counted(name: str) -> tuple[int, int, int]:
     state = engine.begin(method, net, 4, device)
     for cohort in ([0, 1], [0, 1]):
         state, outcome = engine.play(backend, method, federation, state, cohort, local, 0)
-    return round(outcome.sent.values_down / 2), round(outcome.sent.values_up / 2), tree.size(state.clients) // 4
+    kept = tree.size(state.rows.initial["client"])
+    return round(outcome.sent.values_down / 2), round(outcome.sent.values_up / 2), kept
 
 
 def table(methods: Mapping[str, type[Method]] = METHODS) -> str:
     """Markdown, one row per method."""
-    titles = ("`method=`", "source", "personal part", "extra local work", "down", "up", "kept per client", "options")
+    titles = ("`method=`", "source", "personal part", "extra local work", "down", "up", "kept per client")
     rows = [titles, tuple("---" for _ in titles)]
     for name, kind in methods.items():
         cited = re.search(r"\(([A-Z][^()]*?\b(?:19|20)\d\d[^()]*)\)", re.sub(r"\s+", " ", kind.__doc__ or ""))
-        options = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind) if field.name != "clients")
         head = Path(CONF, "method", f"{name}.yaml").read_text()
         said = re.search(r"^# Personal: (.+)\. Extra work: (.+)\.$", head, re.MULTILINE)
         numbers = tuple(f"{count:,}" for count in counted(name))
-        rows.append(
-            (
-                f"`{name}`",
-                cited.group(1).removesuffix(", Algorithm 1") if cited else "",
-                *(said.groups() if said else ("", "")),
-                *numbers,
-                options,
-            )
-        )
+        source = cited.group(1).removesuffix(", Algorithm 1") if cited else ""
+        rows.append((f"`{name}`", source, *(said.groups() if said else ("", "")), *numbers))
     return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
 
 

@@ -37,7 +37,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 TRAIN = "python -m fedpfl.train"
 PARTS = ("conf", "fedpfl", "hydra_plugins", "scripts", "Makefile", "pyproject.toml", "constraints.txt")
-PROGRAMS = (TRAIN, "python -m fedpfl.report", "python scripts/", "make ", "pip ", "wandb ")
+PROGRAMS = (TRAIN, "torchrun ", "python -m fedpfl.report", "python scripts/", "make ", "pip ", "wandb ")
 
 SMALL = ("rounds=2", "participation=0.5", "local.epochs=1", "eval.every=1", "checkpoint.seconds=0")
 SMALL_PARTITION = {"samples_per_client": 40, "train_samples": 8, "test_samples": 2, "test_samples_per_client": 10}
@@ -45,6 +45,7 @@ BRIEF = {
     "make bench": ("ARGS='--rounds 1 --repeats 1 --samples 20000'",),
     "wandb sync": ("--dry-run",),
     "scripts/benchmark.py": ("--rounds 1", "--repeats 1", "--samples 20000"),
+    "scripts/processes.py": ("--repeats 1",),
     "scripts/overhead.py": ("--rounds 1", "--samples 20000"),
 }
 NOT_HERE = {  # part of a command: why it is not run, and the package with which it is
@@ -54,6 +55,7 @@ NOT_HERE = {  # part of a command: why it is not run, and the package with which
     "wandb login": ("needs an account", ""),
     "wandb_dashboard.py --project": ("needs an account", ""),
     "wandb_dashboard.py --dry-run --json": ("needs the extra dashboard", "wandb_workspaces"),
+    "torchrun ": ("needs several GPUs; tests/test_ranks.py does it on a CPU", ""),
     "launcher=submitit_slurm": ("needs Slurm", ""),
     "launcher=ray": ("needs the extra ray", "hydra_plugins.hydra_ray_launcher"),
 }

@@ -164,4 +164,4 @@ def older(folder: Path) -> None:
 def state(folder: Path) -> dict[str, Any]:
     """The trees of the last checkpoint, and its round."""
     payload = torch.load(folder / "state.pt", weights_only=True)
-    return {"round": torch.tensor(payload["round"]), **{part: payload[part] for part in train.STATE}}
+    return {"round": torch.tensor(payload["round"]), **{part: payload[part] for part in ("rows", *train.STATE)}}

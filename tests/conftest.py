@@ -1,6 +1,7 @@
 """Small federations, tiny smooth networks, trajectories, and comparisons bit for bit."""
 
 import copy
+import dataclasses
 import gc
 import os
 from collections import defaultdict
@@ -15,9 +16,11 @@ import torch.nn.functional as F
 from hypothesis import settings
 from torch import Tensor, nn
 
+from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Engine, Local, Outcome, State, Stopping, begin, make, pick, play
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.store import Rows
 from fedpfl.methods import METHODS, Method
 from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
@@ -255,6 +258,14 @@ def between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
 def row(stacked: Any, client: int) -> Any:
     """One client's tree."""
     return {k: row(v, client) for k, v in stacked.items()} if isinstance(stacked, dict) else stacked[client]
+
+
+def given(state: State, client: dict[str, Any] | None = None, buffers: dict[str, Any] | None = None) -> State:
+    """The state where all clients hold these entries, stacked, or these statistics, beside what they have."""
+    stacked = {"client": {**state.clients, **(client or {})}, "buffers": {**state.client_buffers, **(buffers or {})}}
+    rows = Rows(tree.take(stacked, 0), {}, state.rows.clients, CPU)
+    rows.put_(range(rows.clients), stacked)
+    return dataclasses.replace(state, rows=rows)
 
 
 def state_trees(state: State) -> dict[str, Any]:

@@ -151,7 +151,9 @@ def test_training_is_that_of_torchs_sgd_on_images_changed_by_hand(net, federatio
     black = federation.normalize(torch.zeros(1, 1, 1, dtype=torch.uint8))
     for epoch in range(LOCAL.epochs):
         views = draws.views(client, "main", epoch, len(own), 4)
-        for (rows,), *_ in steps(Phase(1), range(epoch, epoch + 1), LOCAL.batch_size, draws, federation, client):
+        plan = steps(Phase(1), range(epoch, epoch + 1), LOCAL.batch_size, draws, federation, client)
+        for (padded,) in plan.positions:
+            rows = padded[padded >= 0]
             x = by_hand(ALL, federation.normalize(federation.x[own[rows]]), views[rows], black)
             optimizer.zero_grad()
             F.cross_entropy(module(x), federation.y[own[rows]]).backward()

@@ -4,6 +4,7 @@ import json
 import runpy
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from fedpfl import models
+from fedpfl.engine import Engine
 from tests.conftest import CPU, ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import benchmark
-from bench import bare, plain
+from bench import bare, ours, plain
 from bench.task import LOCAL, Task
 
 TASK = Task(samples=20_000, rounds=1)
@@ -80,3 +82,17 @@ def test_without_the_data_it_says_so_in_one_line(tmp_path, name, capfd):
     told = capfd.readouterr().err if status == 1 else status
     assert told.startswith(f"fedpfl: data set fmnist is not in data_dir={tmp_path}")
     assert told.removesuffix("\n").isprintable()
+
+
+def test_all_runs_of_a_sweep_are_warmed_up_before_they_are_timed(monkeypatch):
+    """Twice: a graph is captured where a width comes for the second time."""
+    answered = []
+
+    class Runner:
+        def run(self, calls):
+            answered.append(len(calls))
+            return [SimpleNamespace(loss=torch.zeros(1))] * len(calls)
+
+    monkeypatch.setattr(ours.engine, "make", lambda *_: Runner())
+    ours.jobs(TASK, torch.device("cpu"), Engine(), 3)
+    assert answered == [3, 3, 3]

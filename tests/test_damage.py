@@ -151,7 +151,7 @@ def test_every_bit_of_an_archives_directory(tmp_path: Path) -> None:
             path.write_bytes(flipped)
             tried += 1
             try:
-                found = checkpoint.load(path, mapped=bool(place % 2))
+                found = checkpoint.load(path)
             except FedpflError:
                 refused += 1
                 continue
@@ -160,17 +160,16 @@ def test_every_bit_of_an_archives_directory(tmp_path: Path) -> None:
     assert refused > tried / 4
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_a_damaged_number_in_a_checkpoint_is_told(mapped: bool, whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_number_in_a_checkpoint_is_told(whole: Path, tmp_path: Path) -> None:
     run = copied(whole, tmp_path)
     bytes_ = (run / "state.pt").read_bytes()
     weights = state(run)["server"]["classifier.weight"].numpy().tobytes()
     place = bytes_.index(weights) + 77
     (run / "state.pt").write_bytes(bytes_[:place] + bytes([bytes_[place] ^ 1]) + bytes_[place + 1 :])
     with pytest.raises(FedpflError, match=r"state\.pt is damaged; restart=true"):
-        checkpoint.load(run / "state.pt", mapped)
+        checkpoint.load(run / "state.pt")
     rewrite_summary(run, status="running")
-    assert f"{run}/state.pt is damaged; restart=true" in refusal(run, *RUN, *(("state.device=disk",) if mapped else ()))
+    assert f"{run}/state.pt is damaged; restart=true" in refusal(run, *RUN)
 
 
 @pytest.mark.parametrize("status", ["finished", "interrupted"])

@@ -27,6 +27,7 @@ import try_docs
 
 COMMANDS = try_docs.commands()
 TRAIN = [command.text for command in COMMANDS if command.text.startswith(try_docs.TRAIN)]
+TRAIN += [f"python {text[text.index('-m fedpfl') :]}" for _, text in COMMANDS if text.startswith("torchrun")]
 OWN = [text for text in TRAIN if any(not w.startswith(("experiment=", "data_dir=")) for w in try_docs.words(text))]
 FIRST = [command.text for command in COMMANDS if command.page in ("README.md", "data.md") and command.text in TRAIN]
 REPORT = [command.text for command in COMMANDS if command.page.endswith(".md") and "fedpfl.report" in command.text]

@@ -36,6 +36,7 @@ from tests.conftest import (
     participate,
     rounds,
     row,
+    state_trees,
     tiny,
     trajectory,
 )
@@ -109,7 +110,8 @@ def test_everybody_begins_with_the_initial_model(net):
     assert_same(state.server, net.params)
     for client in range(4):
         assert_same(row(state.clients["model"], client), net.params)
-    state.clients["model"]["fc.bias"][0] += 1
+    state.rows.put_([0], {"client": tree.map(lambda leaf: leaf + 1, state.client([0]))})
+    assert torch.equal(state.clients["model"]["fc.bias"][0], net.params["fc.bias"] + 1)
     assert torch.equal(state.clients["model"]["fc.bias"][1], net.params["fc.bias"])
 
 
@@ -174,6 +176,36 @@ def test_evaluation_passes_all_samples_once_in_chunks(net, backend):
         assert float(counts.loss[k]) == pytest.approx(
             float(F.cross_entropy(logits, large.y[index], reduction="sum")), rel=1e-5
         )
+
+
+@every_method(*BACKENDS)
+def test_evaluating_all_together_gives_what_evaluating_each_alone_does(name, values, backend, federation):
+    """Those in the initial state share their personal model on the loop backend; so do no others."""
+    method, net = METHODS[name](**values), tiny(norm=True)
+    state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
+    judge = make(Engine(backend), net, CPU)
+    before = Tuning(LOCAL, Draws(0, "adapt", 2))
+    together = judge.evaluate(method, federation, state, EVERYONE, before=before)
+    alone = [judge.evaluate(method, federation, state, [client], before=before) for client in EVERYONE]
+    assert together.correct.tolist() == [int(counts.correct) for counts in alone]
+    expected = torch.cat([counts.loss for counts in alone])
+    (torch.testing.assert_close if backend == "batched" else assert_same)(together.loss, expected)
+
+
+def test_a_model_that_many_share_is_made_once(federation, net, monkeypatch):
+    made = []
+
+    @dataclass(frozen=True)
+    class Counted(FedOBP):
+        def personal(self, server, client):
+            made.append(client)
+            return super().personal(server, client)
+
+    method = Counted(q=0.9)
+    state = trajectory(method, net, federation, COHORTS[:1])[-1]
+    made.clear()
+    make(Engine("loop", workers=1), net, CPU).evaluate(method, federation, state, EVERYONE)
+    assert len(made) == len(COHORTS[0]) + 1
 
 
 def test_accuracies_by_hand():
@@ -550,12 +582,13 @@ def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation
     there, states = federation.to(gpu), trajectory(method, net, federation)
     runner = make(Engine(backend), net, gpu)
     for t, cohort in enumerate(COHORTS):
-        parts = ("server", "clients", "server_buffers", "client_buffers")
-        moved = {part: tree.to(copy.deepcopy(getattr(states[t], part)), gpu) for part in parts}
-        state, outcome = play(runner, method, there, replace(states[t], **moved), cohort, LOCAL, 0)
-        assert all(leaf.device.type == "cuda" for leaf in flatten(state).values())
-        on_cpu = {part: tree.to(getattr(state, part), CPU) for part in moved}
-        assert_close(replace(state, **on_cpu), states[t + 1], atol=1e-4, rtol=1e-3)
+        before = {part: tree.to(copy.deepcopy(getattr(states[t], part)), gpu) for part in ("server", "server_buffers")}
+        state = replace(begin(method, net, 10, gpu), round=t, **before)
+        state.rows.put_(EVERYONE, {"client": states[t].clients, "buffers": states[t].client_buffers})
+        state, outcome = play(runner, method, there, state, cohort, LOCAL, 0)
+        after = state_trees(state)
+        assert all(leaf.device.type == "cuda" for leaf in flatten(after).values())
+        assert_close(tree.to(after, CPU), state_trees(states[t + 1]), atol=1e-4, rtol=1e-3)
         assert outcome.before.total.tolist() == [TEST[i] for i in cohort]
 
 
@@ -586,6 +619,19 @@ def test_reduced_precision_on_cuda_is_near_fp32(name, precision, net, federation
     backend = make(Engine(name, precision=precision), net, gpu)
     state, _ = play(backend, FedAvg(), federation.to(gpu), begin(FedAvg(), net, 10, gpu), COHORTS[0], LOCAL, 0)
     assert_close(tree.to(state.server, CPU), full.server, atol=5e-3)
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch-norm"])
+def test_bf16_evaluates_with_what_it_trains_with(norm, backend, place, federation):
+    """Convolutions, linear layers and logits are bf16, on each backend and device."""
+    net, seen, where = tiny(norm), set(), torch.device(place)
+    for layer in (net.module.conv, net.module.fc, net.module.classifier):
+        layer.register_forward_hook(lambda module, _, output: seen.add((module.training, output.dtype)))
+    runner, there = make(Engine(backend, workers=1, precision="bf16"), net, where), federation.to(where)
+    play(runner, FedAvg(), there, begin(FedAvg(), net, 10, where), COHORTS[0], LOCAL, 0)
+    assert seen == {(False, torch.bfloat16), (True, torch.bfloat16)}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

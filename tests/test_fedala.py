@@ -21,6 +21,7 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
+    given,
     participate,
     row,
     tiny,
@@ -101,9 +102,7 @@ def test_weights_stay_between_zero_and_one_and_equal_entries_stay(net, federatio
     client = row(state.clients, 2)
     own = {name: value.clone() for name, value in client["top"].items()}
     own["classifier.weight"][0] = state.server["classifier.weight"][0]
-    state = dataclasses.replace(
-        state, clients={**state.clients, "top": tree.map(lambda v: v[None].expand(10, *v.shape), own)}
-    )
+    state = given(state, client={"top": tree.repeat(own, 10)})
     found = learned(method, net, federation, state, 2)["weights"]
     for leaf in tree.leaves(found):
         assert ((leaf >= 0) & (leaf <= 1)).all()

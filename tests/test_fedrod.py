@@ -20,6 +20,7 @@ from tests.conftest import (
     assert_close,
     assert_same,
     federate,
+    given,
     participate,
     row,
     tiny,
@@ -53,9 +54,7 @@ def test_the_generic_model_does_not_know_of_personal_heads(backend, net, federat
     alone = trajectory(WithoutPersonalHead(), net, federation, engine=backend)[-1]
     assert_same(both.server, alone.server)
     assert not torch.equal(both.clients["q"]["classifier.weight"][2], alone.clients["q"]["classifier.weight"][2])
-    changed = dataclasses.replace(both, clients=tree.map(lambda leaf: leaf.clone(), both.clients))
-    for leaf in changed.clients["q"].values():
-        leaf += 1.0
+    changed = given(both, client={"q": tree.map(lambda leaf: leaf + 1.0, both.clients["q"])})
     for name in ("loop", "batched"):
         one, other = (participate(FedRoD(), net, federation, s, COHORTS[0], engine=name) for s in (both, changed))
         assert_same(one.uploads, other.uploads)

@@ -20,6 +20,7 @@ from tests.conftest import (
     assert_same,
     differing,
     federate,
+    given,
     participate,
     rounds,
     row,
@@ -66,7 +67,7 @@ def with_masks(state, net, masks):
     """A state in which clients have these masks, of all parameters; what they own is unlike what the server has."""
     stacked = tree.stack(masks)
     own = {name: leaf + 0.1 for name, leaf in tree.repeat(net.params, len(masks)).items()}
-    return dataclasses.replace(state, clients={**state.clients, "own": own, "mask": stacked})
+    return given(state, client={"own": own, "mask": stacked})
 
 
 def random_mask(net, share, seed=0):
@@ -285,8 +286,7 @@ def test_all_personal_is_local_training_without_communication(backend, net, fede
     everything = tree.full_like(net.params, True)
     method = FedSelect()
     state = with_masks(begin(method, net, 10, CPU), net, [everything] * 10)
-    alone = begin(Alone(), net, 10, CPU)
-    alone = dataclasses.replace(alone, clients={"model": state.clients["own"]})
+    alone = given(begin(Alone(), net, 10, CPU), client={"model": state.clients["own"]})
     own, other = (
         participate(m, net, federation, s, EVERYONE, engine=backend) for m, s in ((method, state), (Alone(), alone))
     )

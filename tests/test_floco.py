@@ -21,6 +21,7 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
+    given,
     participate,
     rounds,
     row,
@@ -225,7 +226,7 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
     assert_close(client["beta"], centres(points, 3).float())
     # Round 2 itself goes on from the model before it.
     alone = runner.participate(
-        method, federation, dataclasses.replace(before, clients=client), COHORTS[1], LOCAL, Draws(0, "train", 2)
+        method, federation, given(before, client=client), COHORTS[1], LOCAL, Draws(0, "train", 2)
     )
     shares = federation.train_sizes[COHORTS[1]].double()
     weight = (shares / shares.sum()).float()

@@ -186,10 +186,7 @@ class Stepper(FedAvg):
         return [Phase(epochs, step=self._step)]
 
     def _step(self, net, params, batch, server, client):
-        def objective(net, params):
-            return batch.cross_entropy(net(params, batch.x))
-
-        grads, loss = net.gradient(objective, params, batch.weight)
+        grads, loss = net.gradient(lambda n, p, b: b.cross_entropy(n(p, b.x)), params, batch)
         return tree.map(lambda p, g: p - self.lr * g, params, grads), loss
 
 
@@ -214,7 +211,7 @@ class Pairs(FedAvg):
         one, other = batches
         losses = []
         for part in (one, other):
-            grads, loss = net.gradient(lambda n, p, part=part: part.cross_entropy(n(p, part.x)), params, part.weight)
+            grads, loss = net.gradient(lambda n, p, part: part.cross_entropy(n(p, part.x)), params, part)
             losses.append((grads, loss))
         mean = tree.map(lambda a, b: (a + b) / 2, losses[0][0], losses[1][0])
         return tree.map(lambda p, g: p - 0.05 * g, params, mean), losses[0][1] + losses[1][1]

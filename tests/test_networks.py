@@ -11,7 +11,7 @@ from torch.func import vmap
 from fedpfl import memory, models
 from fedpfl.engine import Engine, Local, begin, make, play
 from fedpfl.errors import FedpflError
-from fedpfl.methods import FedAvg
+from fedpfl.methods import Batch, FedAvg
 from tests.command import TINY, call
 from tests.conftest import BACKENDS, CPU, assert_close, assert_same, between, federate
 
@@ -199,10 +199,10 @@ def test_clients_at_once_are_as_good_as_one_by_one(name):
     def step(params, buffers, x, y, weight):
         bound = net.bind({"main": buffers}, training=True, weight=weight)
 
-        def loss(bound, params):
-            return (F.cross_entropy(bound(params, x), y, reduction="none") * weight).sum()
+        def loss(bound, params, batch):
+            return batch.sum(F.cross_entropy(bound(params, batch.x), batch.y, reduction="none"))
 
-        grads, value = bound.gradient(loss, params, weight)
+        grads, value = bound.gradient(loss, params, Batch(x, y, weight))
         return grads, value, bound.buffers["main"]
 
     each = [step(n.params, n.buffers, x[k], y[k], weight[k]) for k, n in enumerate(nets)]

@@ -19,6 +19,7 @@ from tests.conftest import (
     assert_same,
     differing,
     federate,
+    given,
     participate,
     rounds,
     row,
@@ -176,8 +177,7 @@ def test_a_teacher_judges_by_its_own_statistics_or_by_the_minibatchs(backend, fe
     for teacher in ("eval", "train"):
         method = PFedSD(teacher=teacher)
         one, other = (
-            participate(method, net, federation, s, [2], engine=backend)
-            for s in (state, dataclasses.replace(state, client_buffers=moved))
+            participate(method, net, federation, s, [2], engine=backend) for s in (state, given(state, buffers=moved))
         )
         assert bool(differing(one.uploads, other.uploads)) == (teacher == "eval")
     assert set(state.client_buffers) == {"main"}

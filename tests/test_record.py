@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import math
 import os
 import resource
@@ -708,6 +709,17 @@ def test_a_failing_sink_is_dropped_and_ended_once(tmp_path, fails, place):
         assert bad.calls == ["begin", "row 1", "end failed"]
     if not (fails == "end" and place == 0):  # then the good one had ended
         assert good.notes == ["Probe failed and is left out, the run goes on: no network"]
+
+
+def test_what_the_package_logs_while_a_run_goes_on_is_a_note():
+    probe, log = Probe(), logging.getLogger("fedpfl.engine.program")
+    with Sinks([probe]) as sinks:
+        log.debug("of no interest")
+        log.info("loop is taken")
+        log.warning("a step could not be %s", "captured")
+        sinks.end("finished", {})
+    log.warning("nobody's run")
+    assert probe.notes == ["loop is taken", "a step could not be captured"]
 
 
 def test_all_sinks_may_fail(tmp_path):

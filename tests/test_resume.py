@@ -2,11 +2,15 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from fedpfl import record
+from fedpfl import config, record, tree
+from fedpfl.engine.store import Rows
 from tests.command import TINY, call, rewrite_summary, snapshot, start, state, summary, table, wait
 from tests.conftest import assert_same
 
@@ -20,7 +24,7 @@ COMMON = (
     *("eval.finetune_epochs=1", "eval.finetune_every=4", "model=lenet5"),
 )
 
-DRIVER = """
+TOOLS = """
 import io, json, os, signal, sys
 from pathlib import Path
 import torch
@@ -54,6 +58,10 @@ def half(real, file, data):
     die()
 
 files = sys.modules["fedpfl.record.files"]
+"""
+DRIVER = (
+    TOOLS
+    + """
 torch.set_num_threads(1)  # there must be none that a child would miss
 for number, (folder, point, *overrides) in enumerate(json.loads(sys.argv[1])):
     if not number:
@@ -69,6 +77,7 @@ for number, (folder, point, *overrides) in enumerate(json.loads(sys.argv[1])):
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
         sys.exit(f"not killed: {point}")
 """
+)
 POINTS = {  # what happens, how, and the round of the checkpoint that is left
     "right after a row": ("wrap(record.RunDirectory, 'row', 3, after)", 2),
     "in the middle of a round": ("wrap(method, 'finish', 6, after)", 2),  # the second of two clients in round 3
@@ -163,6 +172,96 @@ def test_an_interrupted_run_ends_as_if_it_never_was(
     assert int(state(tmp_path / "run")["round"]) == 2
     finish(tmp_path, *command, "engine.workers=1")  # the number of workers changes nothing
     assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
+
+
+def test_a_checkpoint_of_all_clients_as_older_versions_wrote_it_is_resumed(
+    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, write = (*COMMON, *SETTINGS["ditto"], "state.device=disk"), record.RunDirectory.checkpoint
+
+    def stacked(self: record.RunDirectory, payload: dict[str, Any]) -> None:
+        everyone: Rows = payload["rows"]
+        old = {
+            name: everyone.take(part, range(everyone.clients))
+            for name, part in (("clients", "client"), ("client_buffers", "buffers"))
+        }
+        write(self, {key: value for key, value in payload.items() if key != "rows"} | old)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "saved", lambda self: self)
+        patch.setattr(record.RunDirectory, "checkpoint", stacked)
+        interrupt(patch, tmp_path, *command)
+    old = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
+    assert "rows" not in old
+    assert {len(leaf) for leaf in tree.leaves(old["clients"])} == {4}
+    assert "after round 2 of 4" in finish(tmp_path, *command)
+    assert table(tmp_path / "run" / "rounds.csv") == table(uninterrupted["ditto"] / "rounds.csv")
+    ours, theirs = (rows_by_client(folder) for folder in (tmp_path / "run", uninterrupted["ditto"]))
+    assert len(ours) == 4  # who has trained is not in it
+    assert_same({client: ours[client] for client in theirs}, theirs)
+
+
+def rows_by_client(folder: Path) -> dict[int, Any]:
+    blocks = torch.load(folder / "state.pt", weights_only=True)["rows"]
+    return {int(who): tree.take(block, row) for block in blocks for row, who in enumerate(block["who"])}
+
+
+def test_a_checkpoint_of_another_form_is_one_line(tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted["fedobp"], run)
+    rewrite_summary(run, status="running")
+    payload = torch.load(run / "state.pt", weights_only=True)
+    for block in payload["rows"]:
+        block["client"]["model"].popitem()
+    torch.save(payload, run / "state.pt")
+    result = call(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
+    assert result.code == 2
+    assert result.complaints == [
+        f"fedpfl: {run}/state.pt holds client states of another form than the method now has; restart=true removes "
+        "the run's files and runs it from the beginning"
+    ]
+
+
+def test_a_finished_run_keeps_no_state_if_it_is_told_so(
+    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, run = (*COMMON, *SETTINGS["fedobp"], "checkpoint.keep=false"), tmp_path / "run"
+    interrupt(monkeypatch, tmp_path, *command)
+    assert int(state(run)["round"]) == 2
+    assert "after round 2 of 4" in finish(tmp_path, *command)
+    assert not (run / "state.pt").exists()
+    assert table(run / "rounds.csv") == table(uninterrupted["fedobp"] / "rounds.csv")
+    assert summary(run)["identity"] == summary(uninterrupted["fedobp"])["identity"]
+    before = snapshot(run)
+    for keep in ("false", "true"):
+        result = call(*COMMON, *SETTINGS["fedobp"], f"checkpoint.keep={keep}", cwd=tmp_path)
+        assert (result.code, "already finished" in result.out) == (0, True)
+    assert snapshot(run) == before
+    (run / "rounds.csv").write_text((run / "rounds.csv").read_text().replace("1", "2", 1))
+    result = call(*command, cwd=tmp_path)
+    assert (result.code, len(result.complaints)) == (2, 1)
+    assert "is finished, but rounds.csv is damaged; restart=true" in result.complaints[0]
+
+
+def test_checkpoints_take_at_most_a_twentieth_of_the_time() -> None:
+    usual, each = config.Checkpoint(60), config.Checkpoint(0)
+    assert [usual.due(since, 0.0) for since in (59.9, 60)] == [False, True]
+    assert [usual.due(since, 10.0) for since in (60, 199.9, 200)] == [False, False, True]
+    assert each.due(0.0, 10.0)  # after every round, at any cost
+
+
+def test_a_dear_checkpoint_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one of half a second the next is due ten seconds later; the one after the last round always is."""
+    written, write = [], record.RunDirectory.checkpoint
+
+    def slow(self: record.RunDirectory, payload: dict[str, Any]) -> None:
+        written.append(payload["round"])
+        write(self, payload)
+        time.sleep(0.5)
+
+    monkeypatch.setattr(record.RunDirectory, "checkpoint", slow)
+    finish(tmp_path, *COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e-6")
+    assert written == [1, 4]
 
 
 @pytest.mark.parametrize("fault", ["garbage", "cut short", "empty"])

@@ -112,13 +112,17 @@ def test_gradients_handed_in_are_not_changed():
 
 
 def dealt_to(samples, size, epochs, phase=Phase(1)):  # noqa: B008
-    """The steps of one client."""
-    return list(steps(phase, range(epochs), size, DRAWS, federate((samples,), (1,)), 0))
+    """The minibatches of one client's steps, without padding, which stands behind all else."""
+    plan = steps(phase, range(epochs), size, DRAWS, federate((samples,), (1,)), 0)
+    padding = plan.positions < 0
+    assert bool((padding[..., :-1] <= padding[..., 1:]).all())
+    assert plan.random.shape == (len(plan.positions), phase.randoms)
+    return [[rows[rows >= 0] for rows in step] for step in plan.positions]
 
 
 @given(st.integers(0, 200), st.integers(2, 40), st.integers(1, 3))
 def test_every_epoch_deals_all_samples_once_but_a_last_single_one(samples, size, epochs):
-    dealt = [batch for step in dealt_to(samples, size, epochs) for batch in step.minibatches]
+    dealt = [batch for step in dealt_to(samples, size, epochs) for batch in step]
     single = samples % size == 1
     per_epoch = samples // size + (samples % size > 1)
     assert len(dealt) == epochs * per_epoch
@@ -133,7 +137,7 @@ def test_every_epoch_deals_all_samples_once_but_a_last_single_one(samples, size,
 
 @given(st.integers(0, 100), st.integers(2, 20), st.integers(1, 4))
 def test_steps_of_several_minibatches_take_consecutive_ones_and_skip_what_is_left(samples, size, together):
-    single = [batch for step in dealt_to(samples, size, 2) for batch in step.minibatches]
+    single = [batch for step in dealt_to(samples, size, 2) for batch in step]
     taken = dealt_to(samples, size, 2, Phase(1, batches=together, randoms=3))
     per_epoch = len(single) // 2
     expected = [
@@ -141,8 +145,7 @@ def test_steps_of_several_minibatches_take_consecutive_ones_and_skip_what_is_lef
         for epoch in range(2)
         for k in range(per_epoch // together)
     ]
-    assert_same([step.minibatches for step in taken], expected)
-    assert all(step.random.shape == (3,) for step in taken)
+    assert_same(taken, expected)
 
 
 def test_batches_are_a_pure_function_of_their_key():

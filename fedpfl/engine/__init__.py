@@ -1,16 +1,18 @@
 """Turns State into State: local training, merging and evaluation of any Method, on interchangeable backends."""
 
 from fedpfl.engine.backend import Backend, Counts, Engine, Participation
+from fedpfl.engine.choose import choose
 from fedpfl.engine.evaluate import accuracies
 from fedpfl.engine.keys import cohorts
 from fedpfl.engine.round import Outcome, play
 from fedpfl.engine.select import check, make, slow
 from fedpfl.engine.sgd import Local, Tuning
-from fedpfl.engine.state import State, begin
+from fedpfl.engine.state import State, begin, participants
 from fedpfl.engine.stopping import Stopping, pick
-from fedpfl.engine.store import Store
+from fedpfl.engine.store import SPARE, Store
 
 __all__ = [
+    "SPARE",
     "Backend",
     "Counts",
     "Engine",
@@ -24,8 +26,10 @@ __all__ = [
     "accuracies",
     "begin",
     "check",
+    "choose",
     "cohorts",
     "make",
+    "participants",
     "pick",
     "play",
     "slow",

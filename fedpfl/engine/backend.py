@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedpfl import tree
@@ -25,7 +27,7 @@ class Engine:
     """Say how the arithmetic is done; never what is computed, beyond rounding.
 
     backend: loop (one client after another in worker threads), batched (the cohort as one program), auto (by device).
-    workers: threads of the loop backend; 0 is one per core.
+    workers: threads of the loop backend; 0 is one per core, or per core of this process's share under torchrun.
     precision: fp32, tf32 (CUDA only) or bf16 (autocast).
     graphs: replay the batched backend's steps as CUDA graphs; without effect on a CPU.
     width: clients that the batched backend trains at once; 0 is all that there are to train.
@@ -106,10 +108,43 @@ Call = TrainCall | EvalCall
 Answer = Participation | Counts | Exception
 
 
+@contextmanager
+def arithmetic(device: torch.device, precision: str) -> Iterator[None]:
+    """Hold a GPU to a precision and to kernels that give the same bits each time, while a backend runs.
+
+    The flags belong to the process, which may have other backends. PyTorch's own let convolutions use tf32.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    cudnn, matmul, tf32 = torch.backends.cudnn, torch.backends.cuda.matmul, precision == "tf32"
+    flags: list[tuple[Any, str, bool]] = [(cudnn, "allow_tf32", tf32), (matmul, "allow_tf32", tf32)]
+    flags += [(cudnn, "deterministic", True), (cudnn, "benchmark", False)]
+    before = [getattr(place, name) for place, name, _ in flags]
+    try:
+        for place, name, value in flags:
+            setattr(place, name, value)
+        yield
+    finally:
+        for (place, name, _), value in zip(flags, before, strict=True):
+            setattr(place, name, value)
+
+
+def work(call: Call, client: int) -> float:
+    """Estimate how long a client takes, in training samples; evaluating one takes a third."""
+    train, test = int(call.federation.train_sizes[client]), int(call.federation.test_sizes[client])
+    local = call.local if isinstance(call, TrainCall) else call.tuning.local if call.tuning else None
+    return (local.epochs * train if local else 0) + test / 3
+
+
 class Backend(ABC):
-    """Run one-client hooks of a Method over many clients, and change nothing in a call's state."""
+    """Run one-client hooks of a Method over many clients, and change nothing in a call's state.
+
+    engine: how it does so; a backend that runs out of memory may narrow its width.
+    """
 
     name: str
+    engine: Engine
 
     @abstractmethod
     def run(self, calls: Sequence[Call]) -> list[Answer]:
@@ -120,8 +155,8 @@ class Backend(ABC):
         return self._one(TrainCall(*about, **more))
 
     def evaluate(self, *about: Any, **more: Any) -> Counts:
-        """Answer one EvalCall with these fields."""
-        return self._one(EvalCall(*about, **more))
+        """Answer one EvalCall with these fields, on the host."""
+        return tree.fetch(self._one(EvalCall(*about, **more)))
 
     def _one(self, call: Call) -> Any:
         versions = _versions(call)
@@ -138,10 +173,8 @@ class Backend(ABC):
 
 def _versions(call: Call) -> dict[str, int]:
     """Count the in-place changes of every tensor that a method is shown, by name."""
-    state = call.state
-    shown = {
-        "server": state.server,
-        "client": state.clients,
-        "buffers": {"server": state.server_buffers, "clients": state.client_buffers},
-    }
-    return {name: leaf._version for name, leaf in tree.items(shown)}
+    state, counted = call.state, dict[str, int]()
+    for shown in ({"server": state.server, "buffers": state.server_buffers}, *state.rows.trees):
+        for name, leaf in tree.items(shown):
+            counted[name] = counted.get(name, 0) + leaf._version
+    return counted

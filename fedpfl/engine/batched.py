@@ -7,26 +7,29 @@ stacked tensors. Partial batches are padded with samples of weight 0.
 
 from __future__ import annotations
 
+import logging
 import math
-import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vjp
 
 from fedpfl import tree
-from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall
+from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic
 from fedpfl.engine.jobs import End, EvalJob, TrainJob, by_kind, concatenate, divide, join, part, reorder
 from fedpfl.engine.participation import Many, evaluation, participation
-from fedpfl.engine.program import Programs, cuda_graph, each, passes
+from fedpfl.engine.planning import passes
+from fedpfl.engine.program import CudaGraphs, Programs, each
 from fedpfl.methods import Batch
 from fedpfl.models import Net
 from fedpfl.tree import Tree
 
-CHUNK = 128  # samples per client and forward pass outside training
+log = logging.getLogger(__name__)
 
 
 class Batched(Backend):
@@ -35,22 +38,46 @@ class Batched(Backend):
     name = "batched"
 
     def __init__(self, net: Net, device: torch.device, engine: Engine):
-        self._net, self._width = net, engine.width
+        self._net, self.engine = net, engine
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16")
-        self._programs = Programs(
-            net, self._autocast, cuda_graph() if engine.graphs and device.type == "cuda" else None
-        )
+        self._arithmetic = partial(arithmetic, device, engine.precision)
+        graphs = CudaGraphs(device) if engine.graphs and device.type == "cuda" else None
+        room = torch.cuda.get_device_properties(device).total_memory / 4 if graphs else math.inf
+        self._programs = Programs(net, self._autocast, graphs, room)
+        self._ready = graphs.ready if graphs else nullcontext
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend. Calls join into programs of at most `width` clients."""
+        with self._arithmetic(), self._ready():
+            return self._answers(calls)
+
+    def _answers(self, calls: Sequence[Call], again: bool = True) -> list[Answer]:
+        failed: Exception
+        freed = more = False
         try:
             return self._slices(calls)
+        except torch.OutOfMemoryError as error:
+            failed = error.with_traceback(None)  # whose frames hold the memory that is missed
+            freed = again and self._programs.forget()
+            more = freed or self._narrowed(calls)
         except Exception as error:
             failed = error
+        if more:
+            return self._answers(calls, again=not freed)
         if len(calls) == 1:
             return [failed]
-        traceback.clear_frames(failed.__traceback__)  # which hold the memory that the next tries need
-        return [self.run([call])[0] for call in calls]  # alone, each shows whether it is at fault
+        del failed
+        return [self._answers([call])[0] for call in calls]  # alone, each shows whether it is at fault
+
+    def _narrowed(self, calls: Sequence[Call]) -> bool:
+        """Halve how many clients go together, from now on; tell whether that was possible."""
+        together = sum(len(call.clients) for call in calls)
+        width = min(self.engine.width or together, together) // 2
+        if not width:
+            return False
+        self.engine = replace(self.engine, width=width)
+        log.warning("engine: out of memory; from here on %d clients at a time (engine.width=%d)", width, width)
+        return True
 
     def _slices(self, calls: Sequence[Call]) -> list[Answer]:
         """Answer `calls` by programs of at most `width` clients, each call's largest first."""
@@ -61,13 +88,13 @@ class Batched(Backend):
             sizes = call.federation.train_sizes if trains else call.federation.test_sizes
             order = sorted(range(len(call.clients)), key=lambda i: (-int(sizes[call.clients[i]]), call.clients[i]))
             orders.append(torch.tensor(order))
-            width = self._width or len(order)
+            width = self.engine.width or len(order)
             for at in range(0, len(order), width):
                 slices.append(_Slice(number, call, [call.clients[i] for i in order[at : at + width]]))
         parts: list[list[Any]] = [[] for _ in calls]
         while slices:
             program = [slices.pop(0)]
-            while slices and sum(len(own.clients) for own in (*program, slices[0])) <= (self._width or math.inf):
+            while slices and sum(len(own.clients) for own in (*program, slices[0])) <= (self.engine.width or math.inf):
                 program.append(slices.pop(0))
             for done, answer in zip(program, self._follow(program), strict=True):
                 parts[done.number].append(answer)
@@ -105,17 +132,20 @@ class Batched(Backend):
         loss = torch.zeros(len(rows), device=device)
 
         def one(p: Tree, b: dict[str, Tree], batch: Batch) -> tuple[Tensor, Tensor]:
-            logits = method.predict(self._net.bind(b), p, batch.x)
-            losses = F.cross_entropy(logits, batch.y, reduction="none")
-            return ((logits.argmax(1) == batch.y) & (batch.samples > 0)).sum(), batch.sum(losses)
+            # As if differentiated, like in training: autocast then meets whole layers. Under vmap alone it would meet
+            # their parts, and round other ones on a CPU than on a GPU.
+            bound = self._net.bind(b, weight=batch.samples)
+            seen: Any = vjp(lambda none: (none, method.predict(bound, p, batch.x)), batch.samples, has_aux=True)
+            logits = seen[2]
+            return ((logits.argmax(1) == batch.y) & (batch.samples > 0)).sum(), batch.sum(batch.losses(logits))
 
         owned = [getattr(row.federation, jobs[0].split)[row.client] for row in rows]
         with torch.no_grad(), self._autocast():
-            for now, batch in passes(rows[0].federation, [own.split(CHUNK) for own in owned]):
+            for now, batch in passes(rows[0].federation, owned):
                 hits, losses = each(one, tree.take(params, now), tree.take(buffers, now), batch)
                 correct[now] += hits
                 loss[now] += losses
-        total = torch.tensor([len(own) for own in owned], device=device)
+        total = tree.send(torch.tensor([len(own) for own in owned]), device)
         return divide(Counts(correct, loss, total), [len(job.rows) for job in jobs])
 
     def _train(self, jobs: list[TrainJob]) -> list[End]:

@@ -162,7 +162,7 @@ def concatenate(stacked: Sequence[Tree]) -> Tree:
 
 def reorder(stacked: Tree, order: Tensor) -> Tree:
     """Make row `order[i]` row i."""
-    return tree.map(lambda leaf: leaf[order.to(leaf.device)], stacked)
+    return tree.take(stacked, order)
 
 
 def divide(stacked: Tree, counts: list[int]) -> list[Tree]:

@@ -8,10 +8,9 @@ order of operations, so the number of workers does not change a bit of the resul
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -22,12 +21,14 @@ from torch import Tensor
 
 from fedpfl import tree
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall
+from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, work
 from fedpfl.engine.jobs import End, EvalJob, TrainJob
+from fedpfl.engine.keys import Draws
 from fedpfl.engine.participation import One, evaluation, participation
-from fedpfl.engine.sgd import Step, bits, complete, idle, movement, numbered, parked, steps, update_
+from fedpfl.engine.ranks import cores
+from fedpfl.engine.sgd import bits, complete, idle, movement, numbered, parked, steps, update_
 from fedpfl.engine.shard import gathered
-from fedpfl.methods import Batch, Data
+from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Net
 from fedpfl.tree import Tree
 
@@ -38,24 +39,31 @@ class Loop(Backend):
     name = "loop"
 
     def __init__(self, net: Net, device: torch.device, engine: Engine):
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = 1 if device.type == "cuda" else engine.workers or cores
+        workers = 1 if device.type == "cuda" else engine.workers or cores()
         if device.type == "cpu":
             torch.set_num_threads(1)
             keep_memory()
+        self.engine = engine
         self._net, self._local = net, threading.local()
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16")
+        self._arithmetic = partial(arithmetic, device, engine.precision)
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend. The clients of all calls share the pool, largest first, so that its threads end together."""
+        with self._arithmetic():
+            return self._answers(calls)
+
+    def _answers(self, calls: Sequence[Call]) -> list[Answer]:
         units = sorted(
-            (-_work(call, client), number, client) for number, call in enumerate(calls) for client in call.clients
+            (-work(call, client), number, client) for number, call in enumerate(calls) for client in call.clients
         )
-        stops = [threading.Event() for _ in calls]
+        stops, common = [threading.Event() for _ in calls], [dict[str, Any]() for _ in calls]
         futures: dict[tuple[int, int], Future] = {}
         for _, number, client in units:
-            futures[number, client] = self._pool.submit(self._answer, calls[number], client, stops[number])
+            futures[number, client] = self._pool.submit(
+                self._answer, calls[number], One(client, common[number]), stops[number]
+            )
         answers: list[Answer] = []
         try:
             for number, call in enumerate(calls):
@@ -74,12 +82,12 @@ class Loop(Backend):
             raise
         return answers
 
-    def _answer(self, call: Call, client: int, stop: threading.Event) -> Any:
+    def _answer(self, call: Call, row: One, stop: threading.Event) -> Any:
         """Take one client through a call, each of its jobs at once."""
         if not hasattr(self._local, "net"):
             self._local.net = self._net.copy()
         net, follow = self._local.net, participation if isinstance(call, TrainCall) else evaluation
-        work = follow(call, One(client), net, self._autocast)  # type: ignore[arg-type]
+        work = follow(call, row, net, self._autocast)  # type: ignore[arg-type]
         answer = None
         try:
             while True:
@@ -120,10 +128,9 @@ class Loop(Backend):
             objective, local = phase.loss or plan.loss, plan.local.during(phase)
             masks = [None if mask is None else bits(mask, leaf) for mask, leaf in zip(moves.masks, moving, strict=True)]
             with parked(speed, moves.masks, local):
-                for step in steps(phase, epochs, local.batch_size, job.draws[0], federation, number):
+                for batch, *more in _batches(federation, data, phase, epochs, local.batch_size, job.draws[0], number):
                     if stop.is_set():
                         raise CancelledError
-                    batch, *more = _batches(federation, data, step)
                     bound = net.bind(buffers, training=True)
                     if phase.step:
                         with torch.no_grad(), self._autocast():
@@ -154,23 +161,23 @@ class Loop(Backend):
         return End(end, client, buffers, total / max(1, count), by_sample / samples.clamp(min=1), [joined])
 
 
-def _batches(federation: Federation, data: Data, step: Step) -> list[Batch]:
-    """Return the minibatches of one step, of a client's training data."""
+def _batches(
+    federation: Federation, data: Data, phase: Phase, epochs: range, batch_size: int, draws: Draws, client: int
+) -> Iterator[list[Batch]]:
+    """Give the minibatches of each step of a client whose training data are `data`, planned epoch by epoch."""
     device = data.y.device
-    batches = [data.rows(rows.to(device))._replace(random=step.random.to(device)) for rows in step.minibatches]
-    if not federation.augment:
-        return batches
-    return [
-        batch._replace(x=federation.seen(batch.x, views.to(device)).contiguous(memory_format=torch.channels_last))
-        for batch, views in zip(batches, step.views, strict=True)
-    ]
-
-
-def _work(call: Call, client: int) -> float:
-    """Estimate how long a client keeps a thread, in training samples; evaluating one takes a third."""
-    train, test = int(call.federation.train_sizes[client]), int(call.federation.test_sizes[client])
-    local = call.local if isinstance(call, TrainCall) else call.tuning.local if call.tuning else None
-    return (local.epochs * train if local else 0) + test / 3
+    for epoch in epochs:
+        plan = steps(phase, range(epoch, epoch + 1), batch_size, draws, federation, client)
+        sizes = (plan.positions >= 0).sum(-1).tolist()
+        for positions, views, random, counts in zip(*plan, sizes, strict=True):
+            step = []
+            for rows, seen, count in zip(positions, views, counts, strict=True):
+                batch = data.rows(tree.send(rows[:count], device))._replace(random=tree.send(random, device))
+                if federation.augment:
+                    x = federation.seen(batch.x, tree.send(seen[:count], device))
+                    batch = batch._replace(x=x.contiguous(memory_format=torch.channels_last))
+                step.append(batch)
+            yield step
 
 
 def keep_memory() -> None:

@@ -23,6 +23,7 @@ from fedpfl.engine.sgd import TrainPlan, fine_tuning, training
 from fedpfl.engine.shard import training_shard
 from fedpfl.engine.state import State
 from fedpfl.errors import FedpflError
+from fedpfl.methods import Method
 from fedpfl.models import Net
 from fedpfl.traffic import Traffic
 from fedpfl.tree import Tree
@@ -31,16 +32,26 @@ from fedpfl.tree import Tree
 class One:
     """Apply hooks to a single client, whose trees are as hooks see them."""
 
-    def __init__(self, client: int):
+    def __init__(self, client: int, common: dict[str, Any] | None = None):
         self.clients = [client]
+        self._common = {} if common is None else common
 
-    def states(self, state: State, device: torch.device) -> tuple[dict[str, Tree], dict[str, Tree]]:
+    def states(self, state: State) -> tuple[dict[str, Tree], dict[str, Tree]]:
         """Return the clients' states and the buffers that they start from."""
-        return dict(state.client(self.clients[0], device)), state.buffers(self.clients[0])
+        return state.client(self.clients[0]), state.buffers(self.clients[0])
 
     def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
         """Apply a pure hook."""
         return hook(*trees)
+
+    def personal(self, method: Method, state: State, client: dict[str, Tree]) -> Tree:
+        """Apply that hook: once for all clients of a call that are in the initial state and find out nothing."""
+        finds_out = type(method).before_evaluation is not Method.before_evaluation
+        if finds_out or not state.rows.alike(self.clients[0]):
+            return method.personal(state.server, client)
+        if "personal" not in self._common:
+            self._common["personal"] = method.personal(state.server, client)
+        return self._common["personal"]
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
         """Apply `hook(client number, ...)`, which may branch on values; `kept` has an entry per client."""
@@ -57,14 +68,17 @@ class Many(One):
     def __init__(self, clients: list[int]):
         self.clients = clients
 
-    def states(self, state: State, device: torch.device) -> tuple[dict[str, Tree], dict[str, Tree]]:
+    def states(self, state: State) -> tuple[dict[str, Tree], dict[str, Tree]]:
         """Return copies of the clients' rows."""
-        index = torch.tensor(self.clients)
-        return dict(state.client(index, device)), state.buffers(index, len(self.clients))
+        return state.client(self.clients), state.buffers(self.clients)
 
     def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
         """Vectorise it."""
         return each(hook, *trees, count=len(self.clients))
+
+    def personal(self, method: Method, state: State, client: dict[str, Tree]) -> Tree:
+        """Apply that hook to all."""
+        return self.each(partial(method.personal, state.server), client)
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
         """Call it client by client and stack the answers."""
@@ -103,7 +117,7 @@ def participation(
     places = [Row(federation, number) for number in rows.clients]
 
     def sample(number: int) -> dict[str, Tree]:
-        return tree.to(method.sample(draws.server(number), server), device)
+        return tree.map(lambda leaf: tree.send(leaf, device), method.sample(draws.server(number), server))
 
     def before_training(number: int, client: dict[str, Tree], buffers: dict[str, Tree]) -> dict[str, Tree]:
         shard = training_shard(federation, number, local.batch_size, draws)
@@ -122,7 +136,7 @@ def participation(
 
     evaluated = partial(method.evaluated, server)
 
-    client, buffers = rows.states(state, device)
+    client, buffers = rows.states(state)
     client |= rows.one_by_one(sample)
     client |= rows.one_by_one(before_training, client, buffers)
     client = rows.each(partial(method.prepare, server), client)
@@ -162,9 +176,9 @@ def evaluation(call: EvalCall, rows: One, net: Net, autocast: Autocast) -> Gener
         with autocast():
             return method.before_evaluation(net.bind(buffers, training=True), shard, server, client)
 
-    client, buffers = rows.states(state, federation.x.device)
+    client, buffers = rows.states(state)
     client |= rows.one_by_one(before_evaluation, client, buffers)
-    params = rows.each(partial(method.personal, server), client)
+    params = rows.personal(method, state, client)
     if tuning:
         plan = rows.plan(partial(fine_tuning, method, tuning, net.parts), params)
         end: End = yield TrainJob(method, places, [tuning.draws] * len(places), plan, params, server, client, buffers)

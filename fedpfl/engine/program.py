@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,25 +18,36 @@ from torch.func import grad_and_value, vmap
 from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.jobs import End, TrainJob
-from fedpfl.engine.sgd import Local, Movement, complete, idle, movement, numbered, parked, steps, update_
+from fedpfl.engine.planning import train_steps
+from fedpfl.engine.sgd import Local, Movement, complete, idle, movement, numbered, parked, update_
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
 from fedpfl.tree import Tree
 
-KEPT = 4  # programs whose memory and graphs are kept for the next round
+log = logging.getLogger(__name__)
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
+Tried = Callable[[Callable[[], None]], Callable[[], None] | None]
 
 
 class Programs:
-    """Run jobs, eagerly, or by graphs that are captured once per kind of job, phase and number of rows.
+    """Run jobs, eagerly, or by graphs that are captured once per kind of job, kind of phase and width.
 
-    capture: makes something that replays what a call did, from the same memory; None runs every step eagerly.
+    capture: makes something that replays what a call did, from the same memory; None runs every step eagerly. Where it
+        fails, steps run eagerly from then on, in the same shapes, so that no bit of a result depends on it.
+    room: bytes of memory of their own that programs may keep for the next round.
     """
 
-    def __init__(self, net: Net, autocast: Callable[[], AbstractContextManager], capture: Capture | None = None):
-        self._net, self._autocast, self._capture = net, autocast, capture
+    def __init__(
+        self,
+        net: Net,
+        autocast: Callable[[], AbstractContextManager],
+        capture: Capture | None = None,
+        room: float = math.inf,
+    ):
+        self._net, self._autocast, self._capture, self._room = net, autocast, capture, room
         self._kept: list[tuple[Any, Program]] = []
+        self._failed = False
 
     def run(self, job: TrainJob) -> End:
         """Take all steps of a job, whose rows are sorted, the longest first."""
@@ -42,20 +56,38 @@ class Programs:
         key = (len(job.rows), *job.kind())
         program = next((kept for known, kept in self._kept if known == key), None)
         if program is None:
-            program = Program(self._net, self._autocast, job, self._capture)
+            program = Program(self._net, self._autocast, job, self._captured)
         else:
             program.load(job)
-        self._kept = [(key, program), *((k, kept) for k, kept in self._kept if kept is not program)][:KEPT]
+        kept = [(key, program), *((k, kept) for k, kept in self._kept if kept is not program)]
+        held = accumulate(program.nbytes for _, program in kept)
+        self._kept = [own for own, total in zip(kept, held, strict=True) if total <= self._room] or kept[:1]
         end = program.run(job)
         client = end.client if job.plain else tree.clone(end.client)
         return replace(end, params=tree.clone(end.params), client=client, buffers=tree.clone(end.buffers))
+
+    def forget(self) -> bool:
+        """Let go of what is kept; tell whether there was something."""
+        kept, self._kept = self._kept, []
+        return bool(kept)
+
+    def _captured(self, step: Callable[[], None]) -> Callable[[], None] | None:
+        """Capture a step; None from the first time on that it fails."""
+        if self._capture is None or self._failed:
+            return None
+        try:
+            return self._capture(step)
+        except Exception as error:
+            self._failed, reason = True, " ".join(str(error).split())
+        log.warning("engine.graphs: a step could not be captured, so steps run eagerly from here on (%s)", reason)
+        return None
 
 
 class Program:
     """The steps of jobs of one kind and number of rows, on memory of its own."""
 
     def __init__(
-        self, net: Net, autocast: Callable[[], AbstractContextManager], job: TrainJob, capture: Capture | None = None
+        self, net: Net, autocast: Callable[[], AbstractContextManager], job: TrainJob, capture: Tried | None = None
     ):
         self._net, self._autocast, self._capture = net, autocast, capture
         watched = any(phase.after_gradient for phase in job.plan.phases)
@@ -64,19 +96,28 @@ class Program:
             self._own = replace(self._own, client={}, server={})
         elif capture or watched:
             self._own = replace(self._own, client=tree.clone(job.client))
+        self._phases = [phase for phase, _ in numbered(job.plan.phases)]
+        self._slots = list(range(len(self._phases)))  # of the phase whose memory and graphs each phase uses
         if capture:  # graphs read everything from where it was at first
-            phases = [phase._replace(mask=_copied(phase.mask)) for phase in job.plan.phases]
+            alike = [_alike(phase) for phase in self._phases]
+            self._slots = [alike.index(own) for own in alike]
+            self._phases = [phase._replace(mask=_copied(phase.mask)) for phase in self._phases]
             servers = None if job.servers is None else tree.clone(job.servers)
-            server = tree.clone(self._own.server)
-            self._own = replace(self._own, plan=replace(job.plan, phases=phases), server=server, servers=servers)
+            self._own = replace(self._own, server=tree.clone(self._own.server), servers=servers)
         leaves = tree.leaves(self._own.start)
         self._velocity = [torch.zeros_like(leaf) for leaf in leaves]
         device, rows = leaves[0].device, len(job.rows)
         self._total, self._steps, self._by_sample, self._samples = torch.zeros(4, rows, device=device)
         self._idle = torch.zeros(rows, dtype=torch.bool, device=device)
-        self._inputs = [torch.empty(0)] * 4
+        self._inputs: dict[int, list[Tensor]] = {}
         self._kept: list[tuple[Tree, Tensor]] = []
         self._graphs: dict[tuple[int, int, bool], Callable[[], None] | None] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the program's own trees, in bytes."""
+        own = self._own
+        return sum(map(tree.nbytes, (own.start, own.start, own.client, own.buffers, own.server, own.servers or {})))
 
     def load(self, job: TrainJob) -> None:
         """Copy another job of the same kind into the program's memory."""
@@ -85,68 +126,67 @@ class Program:
             tree.map(Tensor.copy_, getattr(self._own, part), getattr(job, part))
         if self._own.servers is not None:
             tree.map(Tensor.copy_, self._own.servers, job.servers)
-        for own, phase in zip(self._own.plan.phases, job.plan.phases, strict=True):
-            tree.map(lambda own, new: own.copy_(new) if isinstance(own, Tensor) else own, own.mask, phase.mask)
         torch._foreach_zero_([*self._velocity, self._total, self._steps, self._by_sample, self._samples])
 
     def run(self, job: TrainJob) -> End:
         """Take all steps; what is returned is the program's own memory."""
         own, federation, device = self._own, self._own.rows[0].federation, self._total.device
-        for number, (phase, epochs) in enumerate(numbered(own.plan.phases)):
-            flags = idle(phase, len(job.rows))
-            if flags is not None and bool(flags.all()):
+        phases = list(numbered(job.plan.phases))
+        idles = {number: idle(phase, len(job.rows)) for number, (phase, _) in enumerate(phases)}
+        told = tree.fetch(  # at once, as a GPU is waited for
+            {number: torch.stack([flags.all(), flags.any()]) for number, flags in idles.items() if flags is not None}
+        )
+        for number, (given, epochs) in enumerate(phases):
+            slot = self._slots[number]
+            flags, (all_idle, some_idle) = idles[number], told[number].tolist() if number in told else (False, False)
+            if all_idle:
                 continue
-            some_idle = flags is not None and bool(flags.any())
             if flags is not None:
                 self._idle.copy_(flags)
+            phase = self._phases[slot]
+            if self._capture:
+                tree.map(lambda own, new: own.copy_(new) if isinstance(own, Tensor) else own, phase.mask, given.mask)
             moves, local = movement(phase, own.start), job.plan.local.during(phase)
-            inputs, active = self._planned(job, phase, epochs, local.batch_size)
-            if [part.shape[1:] for part in inputs] != [part.shape for part in self._inputs]:
-                self._inputs = [part.new_zeros(part.shape[1:], device=device) for part in inputs]
+            # Graphs want one shape in every round, also where no client has a full batch.
+            least = local.batch_size if self._capture else 0
+            inputs, active = train_steps(job, phase, epochs, local.batch_size, least)
+            memory = self._inputs.get(slot, [])
+            if active and [part.shape[1:] for part in inputs] != [part.shape for part in memory]:
+                memory = self._inputs[slot] = [part.new_zeros(part.shape[1:], device=device) for part in inputs]
                 self._graphs.clear()
             velocity = [self._velocity[i] for i in moves.moving]
             with parked(velocity, moves.masks, local):
-                for *now, rows in zip(*(part.to(device) for part in inputs), active, strict=True):
-                    for memory, values in zip(self._inputs, now, strict=True):
-                        memory.copy_(values)
-                    make = partial(self._eager, federation, phase, moves, local, rows, some_idle)
-                    self._step((number, rows, some_idle), make)
+                ended, still = [], len(job.rows)
+                for *now, rows in zip(*(tree.send(part, device) for part in inputs), active, strict=True):
+                    wide = min(width(rows), len(job.rows)) if self._capture else rows
+                    if rows < min(wide, still):
+                        ended += self._ended(slice(rows, min(wide, still)))
+                    still = rows
+                    for own_part, values in zip(memory, now, strict=True):
+                        own_part.copy_(values)
+                    make = partial(self._eager, federation, slot, phase, moves, local, wide, some_idle)
+                    self._step((slot, wide, some_idle), make)
+                for part, values in ended:
+                    part.copy_(values)
         client = job.client if own.plain else own.client  # which a plain job has not read
         loss, by_sample = self._total / self._steps.clamp(min=1), self._by_sample / self._samples.clamp(min=1)
         return End(own.start, client, own.buffers, loss, by_sample, self._records())
 
-    def _planned(
-        self, job: TrainJob, phase: Phase, epochs: range, batch_size: int
-    ) -> tuple[tuple[Tensor, ...], list[int]]:
-        """Sample indices, weights, random numbers and views of every step, and how many leading rows take it."""
-        federation = job.rows[0].federation
-        taken = [
-            list(steps(phase, epochs, batch_size, draws, row.federation, row.client))
-            for row, draws in zip(job.rows, job.draws, strict=True)
-        ]
-        plan = [
-            [[row.federation.train[row.client][chosen] for chosen in step.minibatches] for step in own]
-            for own, row in zip(taken, job.rows, strict=True)
-        ]
-        # Graphs want one shape in every round, also where no client has a full batch.
-        indices, weights, active = planned(plan, batch_size if self._capture else 0)
-        assert all(rows == list(range(len(rows))) for rows in active), "the rows of a job are sorted by their steps"
-        randoms = torch.zeros(len(active), len(plan), phase.randoms)
-        views = torch.zeros(*indices.shape, federation.views)
-        for row, own in enumerate(taken):
-            for place, step in enumerate(own):
-                randoms[place, row] = step.random
-                for k, seen in enumerate(step.views if federation.views else ()):
-                    views[place, row, k, : len(seen)] = seen
-        return (indices, weights, randoms, views), [len(rows) for rows in active]
-
     def _records(self) -> list[Tree]:
         """What was kept, per row, without the padding."""
         found: list[list[Tree]] = [[] for _ in self._own.rows]
-        for kept, weight in self._kept:
-            for row, real in enumerate(weight > 0):
-                found[row].append(tree.map(lambda leaf, row=row, real=real: leaf[row][real], kept))
+        counts = tree.fetch({step: weight.sum(1) for step, (_, weight) in enumerate(self._kept)})
+        for step, (kept, _) in enumerate(self._kept):
+            for row, count in enumerate(counts[step].long().tolist()):
+                found[row].append(tree.map(lambda leaf, row=row, count=count: leaf[row][:count], kept))
         return [tree.map(lambda *leaves: torch.cat(leaves), *own) if own else {} for own in found]
+
+    def _ended(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
+        """Return the memory of rows whose steps are over, and copies of it: wider steps run over them."""
+        own = self._own
+        parts = [*tree.leaves(own.start), *tree.leaves(own.buffers), *tree.leaves(own.client), *self._velocity]
+        parts += [self._total, self._steps, self._by_sample, self._samples]
+        return [(part[rows], part[rows].clone()) for part in parts]
 
     def _step(self, key: tuple[int, int, bool], make: Callable[[], Callable[[], None]]) -> None:
         """Run eagerly the first time, which warms up; captured the second; replayed from then on."""
@@ -155,14 +195,17 @@ class Program:
             make()()
             self._graphs[key] = None
             return
+        graph = graph or self._capture(make())
         if graph is None:
-            graph = self._graphs[key] = self._capture(make())
+            make()()
+            return
+        self._graphs[key] = graph
         graph()
 
     def _eager(
-        self, federation: Federation, phase: Phase, moves: Movement, local: Local, rows: int, some_idle: bool
+        self, federation: Federation, slot: int, phase: Phase, moves: Movement, local: Local, rows: int, some_idle: bool
     ) -> Callable[[], None]:
-        own, now = self._own, slice(rows)
+        own, now, inputs = self._own, slice(rows), self._inputs[slot]
         leaves = [leaf[now] for leaf in tree.leaves(own.start)]  # views of the leading rows
         velocity = [self._velocity[i][now] for i in moves.moving]
         moving = [leaves[i] for i in moves.moving]
@@ -176,7 +219,7 @@ class Program:
             def moved(new: Tree, old: Tree) -> Tree:
                 return new if takes is None else tree.by_row(takes, new, old)
 
-            index, weight, random, views = (part[now] for part in self._inputs)
+            index, weight, random, views = (part[now] for part in inputs)
             x, y = federation.seen(federation.normalize(federation.x[index]), views), federation.y[index]
             batches = [Batch(x[:, k], y[:, k], weight[:, k], random) for k in range(index.shape[1])]
             stacked = (tree.take(part, now) for part in (own.buffers, own.client, own.servers or {}))
@@ -196,12 +239,12 @@ class Program:
                     real = weight[:, 0] if takes is None else weight[:, 0] * takes[:, None]
                     self._kept.append((kept, real.clone()))
             tree.put_(own.buffers, now, moved(after, buffers))
-            self._total[now] += moved(loss, torch.zeros_like(loss))
-            self._steps[now] += 1 if takes is None else takes
+            self._total[now].add_(loss if takes is None else torch.where(takes, loss, 0.0))
+            self._steps[now].add_(1 if takes is None else takes)
             if own.plan.by_sample:
                 count = weight[:, 0].sum(1) if takes is None else weight[:, 0].sum(1) * takes
-                self._by_sample[now] += loss * count
-                self._samples[now] += count
+                self._by_sample[now].add_(loss * count)
+                self._samples[now].add_(count)
 
         return step
 
@@ -255,17 +298,35 @@ class Program:
         return one
 
 
-def cuda_graph() -> Capture:
-    """Capture into CUDA graphs, which share one pool of memory: they are replayed one after another."""
-    pool = torch.cuda.graph_pool_handle()
+class CudaGraphs:
+    """Capture into CUDA graphs of one device, which share one pool of memory: they are replayed one after another."""
 
-    def capture(step: Callable[[], None]) -> Callable[[], None]:
+    def __init__(self, device: torch.device):
+        self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Capture what `step` does; return what does it again."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             step()
         return graph.replay
 
-    return capture
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Run what is within on the device and stream of the captures, which warms it up for them."""
+        before = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(before)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            before.wait_stream(self._stream)
+
+
+def width(rows: int) -> int:
+    """Return how many rows a captured step of `rows` takes: 1, 2, 3, 4, 6, 8, 12, 16, ..., so that few are captured."""
+    power = 1 << (rows - 1).bit_length()
+    return power * 3 // 4 if 4 * rows <= 3 * power else power
 
 
 def each(f: Callable[..., Any], *stacked: Any, count: int | None = None) -> Any:
@@ -275,36 +336,10 @@ def each(f: Callable[..., Any], *stacked: Any, count: int | None = None) -> Any:
     return vmap(lambda _, *parts: f(*parts), randomness="different")(torch.arange(rows), *stacked)
 
 
-def planned(plan: Sequence[Sequence[Sequence[Tensor]]], batch: int = 0) -> tuple[Tensor, Tensor, list[list[int]]]:
-    """Return sample indices and weights of every step, `[steps, rows, minibatches, batch]`, and the rows that take it.
-
-    plan: sample indices of the minibatches of each row's steps. What is short is padded with index 0 and weight 0, up
-    to the longest batch and at least up to `batch`.
-    """
-    counts = [len(own) for own in plan]
-    longest = max((len(chosen) for own in plan for step in own for chosen in step), default=0)
-    longest = max(longest, batch)
-    together = max((len(step) for own in plan for step in own), default=1)
-    indices = torch.zeros(max(counts, default=0), len(plan), together, longest, dtype=torch.int64)
-    weight = torch.zeros(indices.shape)
-    for row, own in enumerate(plan):
-        for place, step in enumerate(own):
-            for k, chosen in enumerate(step):
-                indices[place, row, k, : len(chosen)] = chosen
-                weight[place, row, k, : len(chosen)] = 1
-    return indices, weight, [[row for row, count in enumerate(counts) if count > step] for step in range(len(indices))]
-
-
-def passes(federation: Federation, plan: Sequence[Sequence[Tensor]]) -> Iterator[tuple[slice | Tensor, Batch]]:
-    """Give for every step of a plan (each row's sample indices) the rows that take it, and their batches."""
-    device = federation.x.device
-    indices, weights, steps = planned([[[chosen] for chosen in own] for own in plan])
-    for index, weight, active in zip(indices.to(device), weights.to(device), steps, strict=True):
-        leading = active[-1] == len(active) - 1
-        rows = slice(len(active)) if leading else torch.tensor(active, device=device)
-        chosen, shares = index[rows, 0], weight[rows, 0]
-        none = shares.new_empty(len(shares), 0)
-        yield rows, Batch(federation.normalize(federation.x[chosen]), federation.y[chosen], shares, none)
+def _alike(phase: Phase) -> Phase:
+    """Return what a step depends on, of a phase: all but its epochs and the values of its masks."""
+    form = [(name, isinstance(leaf, Tensor) or leaf) for name, leaf in tree.items(phase.mask)]
+    return phase._replace(epochs=1, stream="", mask=form, sgd=dict(phase.sgd))
 
 
 def _copied(mask: Tree) -> Tree:

@@ -61,59 +61,66 @@ def play(
     """Play the next round with `cohort`. The given state is used up: its clients' rows are overwritten in place."""
     number, cohort, device = state.round + 1, sorted(cohort), federation.x.device
     stopping = stopping if state.stopping else None
-    sent, parts, order = Sent(), [], []
+    sent, parts, order, kept = [], [], [], []
     for turn in method.turns(state.round, cohort, federation.clients, generator(seed, "turns", number)):
-        clients, rows = turn.clients, torch.tensor(turn.clients, device=device)
+        clients = turn.clients
         draws = Draws(seed, "gather" if turn.survey else "train", number)
         stops = stopping is not None and not turn.survey
         part = backend.participate(method, federation, state, clients, local, draws, stops)
-        sent = Sent(*map(sum, zip(sent, _sent(part, state, len(clients), stops), strict=True)))
+        sent.append(_sent(part, state, len(clients), stops))
 
         if turn.survey:
-            server, own = turn.survey(state.server, part.uploads, state.client(rows, device))
+            server, own = turn.survey(state.server, part.uploads, state.client(clients))
         else:
             samples = federation.train_sizes[clients].double()
-            weight = (samples / samples.sum()).float().to(device)
+            weight = tree.send((samples / samples.sum()).float(), device)
             server, own = method.aggregate(state.server, part.uploads, part.clients, weight)
         _keep_form(method, "server", server, state.server)
-        _keep_form(method, "client", tree.take(own, 0), tree.take(state.clients, 0))
-        tree.put_(state.clients, rows, own)
+        _keep_form(method, "client", tree.take(own, 0), state.rows.initial["client"])
+        state.rows.put_(clients, {"client": own})
         state = replace(state, server=server)
         if turn.survey:
             continue
 
-        for role, buffers in state.client_buffers.items():
-            tree.put_(buffers, rows, part.buffers[role])
+        statistics = tree.named(part.buffers, state.rows.initial["buffers"])
+        state.rows.put_(clients, {"buffers": statistics})
+        kept += [own, statistics]
         shared = {
             role: _mean_buffers(old, part.buffers[role], part.updated.get(role), weight)
             for role, old in state.server_buffers.items()
         }
         state = replace(state, server_buffers=shared)
         if stopping:
-            state = replace(state, stopping=early.after(stopping, state, rows, part))
+            state = replace(state, stopping=early.after(stopping, state, torch.tensor(clients, device=device), part))
         parts.append({**part._asdict(), "finite": _finite(part)})
         order += clients
 
-    places = torch.tensor(order).argsort()
     told = [{name: part[name] for name in ("before", "after", "loss", "finite", "metrics")} for part in parts]
-    whole = tree.map(lambda *leaves: torch.cat(leaves)[places.to(leaves[0].device)], *told)
+    whole = tree.map(lambda *leaves: torch.cat(leaves), *told)
+    sound = _all_finite([state.server, state.server_buffers, *kept])
+    known = tree.fetch({"whole": whole, "sound": sound, "sent": dict(enumerate(sent))})  # once, as a GPU is waited for
+    whole = tree.take(known["whole"], torch.tensor(order).argsort())
     metrics = {name: float(value.double().mean()) for name, value in whole.pop("metrics").items()}
-    sound = _all_finite([state.server, state.server_buffers, state.client(torch.tensor(cohort), device)])
-    return replace(state, round=number), Outcome(**whole, sound=sound, sent=sent, metrics=metrics)
+    total = Sent(**{name: sum(int(own[name]) for own in known["sent"].values()) for name in Sent._fields})
+    return replace(state, round=number), Outcome(**whole, sound=bool(known["sound"]), sent=total, metrics=metrics)
 
 
-def _sent(part: Participation, state: State, clients: int, stopping: bool) -> Sent:
-    extra = 0  # averaged statistics travel both ways
+def _sent(part: Participation, state: State, clients: int, stopping: bool) -> dict[str, Tensor]:
+    """Count what travelled in a turn, as fields of Sent."""
+    extra: int | Tensor = 0  # averaged statistics travel both ways
     for role, buffers in state.server_buffers.items():
-        moved = part.updated.get(role) or tree.map(lambda leaf: torch.ones(clients, *leaf.shape), buffers)
-        pairs = zip(tree.leaves(buffers), tree.leaves(moved), strict=True)
-        extra += sum(int(flags.sum()) for leaf, flags in pairs if leaf.is_floating_point())
-    return Sent(
-        int(part.down.values.sum()) + extra,
-        int(part.up.values.sum()) + extra,
-        int(part.down.bits.sum()) + 32 * extra,
-        int(part.up.bits.sum()) + 32 * extra + clients * stopping,
-    )
+        floating = tree.map(Tensor.is_floating_point, buffers)
+        if moved := part.updated.get(role):
+            pairs = zip(tree.leaves(floating), tree.leaves(moved), strict=True)
+            extra = extra + sum(flags.sum() for counts, flags in pairs if counts)
+        else:
+            extra = extra + clients * sum(leaf.numel() for leaf in tree.leaves(buffers) if leaf.is_floating_point())
+    return {
+        "values_down": part.down.values.sum() + extra,
+        "values_up": part.up.values.sum() + extra,
+        "bits_down": part.down.bits.sum() + 32 * extra,
+        "bits_up": part.up.bits.sum() + 32 * extra + clients * stopping,
+    }
 
 
 def _mean_buffers(old: Tree, stacked: Tree, updated: Tree | None, weight: Tensor) -> Tree:
@@ -127,7 +134,7 @@ def _mean_buffers(old: Tree, stacked: Tree, updated: Tree | None, weight: Tensor
 
 def _keep_form(method: Method, whose: str, new: Tree, old: Tree) -> None:
     """Raise FedpflError where a tree has lost or gained an entry, or one has another shape or dtype."""
-    now, then = ({name: (leaf.dtype, leaf.shape) for name, leaf in tree.items(own)} for own in (new, old))
+    now, then = tree.form(new), tree.form(old)
     if now == then:
         return
     name = min(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
@@ -150,6 +157,6 @@ def _finite(part: Participation) -> Tensor:
     return finite
 
 
-def _all_finite(trees: list[Tree]) -> bool:
+def _all_finite(trees: list[Tree]) -> Tensor:
     leaves = [leaf for whole in trees for leaf in tree.leaves(whole) if leaf.is_floating_point()]
-    return all(bool(leaf.sum().isfinite()) for leaf in leaves)
+    return torch.stack([leaf.sum().isfinite() for leaf in leaves] or [torch.tensor(True)]).all()

@@ -6,6 +6,7 @@ import platform
 
 import torch
 
+from fedpfl.engine import ranks
 from fedpfl.engine.backend import Backend, Engine
 from fedpfl.engine.batched import Batched
 from fedpfl.engine.loop import Loop
@@ -16,7 +17,16 @@ BACKENDS: dict[str, type[Loop] | type[Batched]] = {"loop": Loop, "batched": Batc
 
 
 def device(name: str) -> torch.device:
-    """`auto`: CUDA if there is one, else the CPU. Raises FedpflError for a device that is not there."""
+    """`auto`: CUDA if there is one, else the CPU. Raises FedpflError for a device that is not there.
+
+    Under torchrun, `auto` and `cuda` give each process of a machine a GPU of its own.
+    """
+    number, processes = ranks.local()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name in ("auto", "cuda") and gpus and processes > 1:
+        if processes > gpus:
+            raise FedpflError(f"device={name}: {processes} processes on {gpus} GPUs; use --nproc_per_node={gpus}")
+        return torch.device("cuda", number)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -25,6 +35,8 @@ def device(name: str) -> torch.device:
         raise FedpflError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
     if chosen.type == "cuda" and not (torch.cuda.is_available() and (chosen.index or 0) < torch.cuda.device_count()):
         raise FedpflError(f"device={name}: this machine has no such CUDA device; use device=cpu or device=auto")
+    if chosen.type == "cuda" and processes > 1:
+        raise FedpflError(f"device={name}: {processes} processes cannot share a GPU; use device=auto")
     if chosen.type not in ("cpu", "cuda"):
         raise FedpflError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
     return chosen
@@ -44,8 +56,6 @@ def slow(engine: Engine, on: torch.device) -> list[str]:
             "slow: this CPU has no bf16 instructions, which makes bf16 slower than fp32 (11 times on AVX2); use "
             "engine.precision=fp32"
         )
-    if on.type == "cpu" and engine.backend == "batched":
-        lines.append("slow: on a CPU the batched backend took up to 35 times as long as loop; use engine.backend=loop")
     return lines
 
 
@@ -58,6 +68,4 @@ def _fast_bf16() -> bool:
 def make(engine: Engine, net: Net, on: torch.device) -> Backend:
     """The backend that `engine` asks for; `auto` is batched on CUDA and loop on a CPU."""
     name = {"cuda": "batched", "cpu": "loop"}[on.type] if engine.backend == "auto" else engine.backend
-    if on.type == "cuda":  # PyTorch's own default lets convolutions use tf32, which fp32 must not mean here
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = engine.precision == "tf32"
     return BACKENDS[name](net, on, engine)

@@ -172,34 +172,39 @@ def training(method: Method, local: Local, server: Tree, client: dict[str, Tree]
     return TrainPlan(method.loss, method.phases(server, client, start, local.epochs), local)
 
 
-class Step(NamedTuple):
-    """Hold positions `[batch]` of the minibatches of one step (`Phase.batches` of them), and its random numbers.
+class Steps(NamedTuple):
+    """Hold what the steps of one client take, in order.
 
-    views: how the step sees the samples of each minibatch, uniform numbers `[batch, Federation.views]`.
+    positions: of samples in its training data, `[steps, Phase.batches, batch]`; -1 behind those of a short minibatch.
+    views: how each of them is seen, uniform numbers `[steps, Phase.batches, batch, Federation.views]`.
+    random: `[steps, Phase.randoms]`.
     """
 
-    minibatches: list[Tensor]
-    views: list[Tensor]
+    positions: Tensor
+    views: Tensor
     random: Tensor
 
 
-def steps(
-    phase: Phase, epochs: range, batch_size: int, draws: Draws, federation: Federation, client: int
-) -> Iterator[Step]:
-    """Give a client's steps in some epochs of a phase, reshuffled each epoch.
+def steps(phase: Phase, epochs: range, batch_size: int, draws: Draws, federation: Federation, client: int) -> Steps:
+    """Deal a client's samples to the steps of some epochs of a phase, reshuffled each epoch.
 
     A last partial minibatch is kept, a lone sample not; minibatches that do not make a whole step are left out.
     """
     samples = len(federation.train[client])
-    for epoch in epochs:
-        views = draws.views(client, phase.stream, epoch, samples, federation.views)
-        order = draws.order(client, phase.stream, epoch, samples)
-        dealt = [batch for batch in order.split(batch_size) if len(batch) > 1]
-        count = len(dealt) // phase.batches
-        random = draws.random(client, phase.stream, epoch, count, phase.randoms)
-        for number in range(count):
-            own = dealt[number * phase.batches : (number + 1) * phase.batches]
-            yield Step(own, [views[rows] for rows in own], random[number])
+    count = (samples // batch_size + (samples % batch_size > 1)) // phase.batches
+    batch = min(batch_size, samples)
+    room = count * phase.batches * batch
+    taken = min(samples, room)
+    positions = torch.full((len(epochs), room), -1)
+    views = torch.zeros(len(epochs), room, federation.views)
+    for place, epoch in enumerate(epochs):
+        order = draws.order(client, phase.stream, epoch, samples)[:taken]
+        positions[place, :taken] = order
+        if federation.views:
+            views[place, :taken] = draws.views(client, phase.stream, epoch, samples, federation.views)[order]
+    random = [draws.random(client, phase.stream, epoch, count, phase.randoms) for epoch in epochs]
+    shape = (len(epochs) * count, phase.batches, batch)
+    return Steps(positions.view(shape), views.view(*shape, federation.views), torch.cat(random))
 
 
 class Tuning(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import Data, Shard
@@ -12,6 +13,7 @@ from fedpfl.methods import Data, Shard
 
 def gathered(federation: Federation, indices: Tensor) -> Data:
     """Samples `indices`; images in memory channels last, as convolutions like them."""
+    indices = tree.send(indices, federation.x.device)
     x = federation.normalize(federation.x[indices])
     layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
     return Data(x.contiguous(memory_format=layout), federation.y[indices])

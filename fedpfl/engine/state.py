@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedpfl import tree
-from fedpfl.engine.keys import generator
-from fedpfl.engine.store import Store
+from fedpfl.engine.keys import cohorts, generator
+from fedpfl.engine.store import Rows, Store
 from fedpfl.methods import Method
 from fedpfl.models import Net
 from fedpfl.tree import Tree
@@ -20,32 +21,57 @@ from fedpfl.tree import Tree
 class State:
     """Hold explicit trees of tensors and the number of rounds played.
 
-    clients: every client's state, stacked `[clients, ...]`, wherever the run's Store keeps them.
-    server_buffers, client_buffers: BatchNorm statistics by model role, at the server or stacked per client.
+    rows: every client's state, and those of its BatchNorm statistics that stay local.
+    server_buffers: BatchNorm statistics by model role, at the server.
     stopping: of early stopping, stacked: each client's `last` loss, and whether it has `stopped`; {} without it.
     """
 
     round: int
     server: Tree
-    clients: dict[str, Tree]
+    rows: Rows
     server_buffers: dict[str, Tree]
-    client_buffers: dict[str, Tree]
     stopping: dict[str, Tensor]
 
-    def client(self, client: int | Tensor, device: torch.device) -> dict[str, Tree]:
-        """Return a client's state, or several clients' stacked, on `device`."""
+    @property
+    def clients(self) -> dict[str, Tree]:
+        """A copy of every client's state, stacked `[clients, ...]`."""
+        return self.client(range(self.rows.clients))
 
-        def row(leaf: Tensor) -> Tensor:
-            return leaf[client.to(leaf.device) if isinstance(client, Tensor) else client].to(device)
+    @property
+    def client_buffers(self) -> dict[str, Tree]:
+        """A copy of every client's own statistics by model role, stacked."""
+        return self.rows.take("buffers", range(self.rows.clients))
 
-        return tree.map(row, self.clients)
+    def client(self, client: int | Sequence[int]) -> dict[str, Tree]:
+        """Return a client's state, or several clients' stacked."""
+        return self.rows.take("client", client)
 
-    def buffers(self, client: int | Tensor | slice, count: int | None = None) -> dict[str, Tree]:
-        """Return the buffers that a client starts from, by role; for several clients (`count` of them) stacked."""
+    def buffers(self, client: int | Sequence[int]) -> dict[str, Tree]:
+        """Return the buffers that a client starts from, by role; those of several clients stacked."""
         shared = self.server_buffers
-        if count is not None:
-            shared = {role: tree.repeat(buffers, count) for role, buffers in shared.items()}
-        return {**shared, **{role: tree.take(rows, client) for role, rows in self.client_buffers.items()}}
+        if not isinstance(client, int):
+            shared = {role: tree.repeat(buffers, len(client)) for role, buffers in shared.items()}
+        return {**shared, **self.rows.take("buffers", client)}
+
+
+def participants(
+    method: Method, seed: int, clients: int, participation: float, rounds: int, stopping: bool = False
+) -> int:
+    """Return how many clients at most will have a state of their own after all rounds, as their cohorts are drawn.
+
+    It is exact but for early stopping, which draws others, and for runs so long that nearly everybody takes part.
+    """
+    seen: set[int] = set()
+    drawn = 0
+    for played, cohort in enumerate(cohorts(seed, clients, participation, rounds)):
+        drawn += len(cohort)
+        if drawn > 10 * clients:  # all but 1 in 20,000 have been there
+            return clients
+        for turn in method.turns(played, cohort, clients, generator(seed, "turns", played + 1)):
+            seen.update(turn.clients)
+        if len(seen) == clients:
+            break
+    return min(clients, max(len(seen), drawn)) if stopping else len(seen)
 
 
 def begin(
@@ -57,23 +83,23 @@ def begin(
     folder: Path | None = None,
     seed: int = 0,
     stopping: bool = False,
+    mine: Callable[[int], bool] | None = None,
 ) -> State:
     """Return the state before round 1: every client and the server start from the net's initial parameters.
 
     folder: for a store on disk. seed: of what makes clients differ (`Method.init_clients`). stopping: early.
+    mine: as in Rows.
     """
     params, buffers = tree.to(net.params, device), tree.to(net.buffers, device)
     server, client = method.init(params, net.parts)
-    stacked = (store or Store()).repeat(client, clients, device, folder)
-    own = method.init_clients(generator(seed, "endow"), clients)
-    tree.put_(tree.named(stacked, own), slice(None), own)
     roles = method.buffers()
     most = torch.full((clients,), torch.finfo(torch.float32).max, device=device)
+    local = {role: buffers for role, place in roles.items() if place == "local"}
+    own = method.init_clients(generator(seed, "endow"), clients)
     return State(
         round=0,
         server=server,
-        clients=stacked,
+        rows=Rows({"client": client, "buffers": local}, own, clients, device, store, folder, mine),
         server_buffers={role: buffers for role, place in roles.items() if place == "aggregate"},
-        client_buffers={role: tree.repeat(buffers, clients) for role, place in roles.items() if place == "local"},
         stopping={"last": most, "stopped": most < 0} if stopping else {},
     )

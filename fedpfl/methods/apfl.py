@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedpfl import tree
+from fedpfl.methods.shared.batch import Batch
 from fedpfl.methods.shared.method import Method, Phase, flag
 from fedpfl.models import Bound
 from fedpfl.tree import Tree
@@ -63,17 +64,17 @@ class APFL(Method):
             return {"next": alpha}
         models = {"w": server, "v": client["v"]}
 
-        def objective(net: Bound, models: Tree) -> Tensor:
+        def objective(net: Bound, models: Tree, batch: Batch) -> Tensor:
             return batch.cross_entropy(self.predict(net, {**models, "alpha": alpha}, batch.x))
 
-        def at_mixture(net: Bound, mixed: Tree) -> Tensor:
+        def at_mixture(net: Bound, mixed: Tree, batch: Batch) -> Tensor:
             return batch.cross_entropy(net(mixed, batch.x, "v"))
 
         if self.mixing == "output":
-            grads, _ = net.gradient(objective, models)
+            grads, _ = net.gradient(objective, models, batch)
             gradient = _mixed(alpha, grads["v"], grads["w"])
         else:
-            gradient, _ = net.gradient(at_mixture, _mixed(alpha, models["v"], models["w"]))
+            gradient, _ = net.gradient(at_mixture, _mixed(alpha, models["v"], models["w"]), batch)
         products = tree.map(lambda v, w, g: ((v - w) * g).sum(), models["v"], models["w"], gradient)
         slope = torch.stack(tree.leaves(products)).sum()
         return {"next": (alpha - self.alpha_lr * (slope + self.alpha_decay * alpha)).clamp(0, 1)}

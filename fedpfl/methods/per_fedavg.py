@@ -1,14 +1,13 @@
 """Per-FedAvg: a model from which one step on a client's data leads far."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from fedpfl import tree
-from fedpfl.methods.shared.batch import Batch
 from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.tree import Tree
 
@@ -53,10 +52,7 @@ class PerFedAvg(Method):
 
     def _step(self, net, params, batches, server, client):
         """Move the meta-model; the loss is that of the adapted model on D'."""
-
-        def gradient(params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
-            return self._gradient(net, params, batch, server, client)
-
+        gradient = partial(net.gradient, partial(self.loss, server=server, client=client))
         statistics = net.buffers
         adapted = _moved(params, gradient(params, batches[0])[0], -self.inner_lr)
         net.buffers = statistics
@@ -69,9 +65,6 @@ class PerFedAvg(Method):
         net.buffers = statistics
         return _moved(params, direction, -self.outer_lr), loss
 
-    def _gradient(self, net, params, batch, server, client):
-        return net.gradient(lambda net, p: self.loss(net, p, batch, server, client), params, weight=batch.weight)
-
     def aggregate(self, server, uploads, clients, weight):
         """Average uniformly."""
         return tree.mean(uploads, torch.full_like(weight, 1 / len(weight))), clients
@@ -79,9 +72,9 @@ class PerFedAvg(Method):
     def before_evaluation(self, net, shard, server, client):
         """Return the meta-model after `adapt_steps` plain steps, on as many epochs as they take."""
         batches = (batch for epoch in range(self.adapt_steps) for batch in shard.batches("main", epoch))
-        params = server
+        objective, params = partial(self.loss, server=server, client=client), server
         for batch in islice(batches, self.adapt_steps):
-            params = _moved(params, self._gradient(net, params, batch, server, client)[0], -self.inner_lr)
+            params = _moved(params, net.gradient(objective, params, batch)[0], -self.inner_lr)
         return {"adapted": params} if self.adapt_steps else {}
 
     def personal(self, server, client):

@@ -1,6 +1,7 @@
 """pFedMe: private models that are proximal points of the global one."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -8,8 +9,6 @@ from torch import Tensor
 
 from fedpfl import tree
 from fedpfl.methods.shared.method import Method, Phase, flag
-from fedpfl.models import Bound
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -63,17 +62,15 @@ class PFedMe(Method):
     def _step(self, net, params, batch, server, client):
         """Move th near to the proximal point of w, then w to th; return th's loss before its first step too."""
 
-        def objective(net: Bound, th: Tree) -> Tensor:
-            return self.loss(net, th, batch, server, client)
-
         def inner(th: Tensor, w: Tensor, g: Tensor) -> Tensor:
             move = (th - w).mul_(self.lam).add_(th, alpha=self.mu).add_(g)
             return th.clone().add_(move, alpha=-self.inner_lr)  # in th's memory layout, as SGD would
 
+        objective = partial(self.loss, server=server, client=client)
         w, th = params["w"], params["th"]
         losses = []
         for _ in range(self.inner_steps):
-            grads, loss = net.gradient(objective, th, weight=batch.weight)
+            grads, loss = net.gradient(objective, th, batch)
             th = tree.map(inner, th, w, grads)
             losses.append(loss)
         w = tree.map(lambda w, th: torch.add(w, w - th, alpha=-self.outer_lr * self.lam), w, th)

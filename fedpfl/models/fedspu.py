@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpfl.models.norm import BatchNorm2d
+from fedpfl.models.pool import max_pool
 from fedpfl.models.shapes import Unfit, image
 
 
@@ -41,8 +42,8 @@ class FedSPU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images `[batch, channels, height, width]` to logits `[batch, classes]`."""
         # Pooling before the ReLU gives the same values and gradients with a quarter of the ReLU's work.
-        x = F.relu(F.max_pool2d(self.norm1(self.conv1(x)), 2))
-        x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2)).flatten(1)
+        x = F.relu(max_pool(self.norm1(self.conv1(x)), 2))
+        x = F.relu(max_pool(self.norm2(self.conv2(x)), 2)).flatten(1)
         for layer in self.hidden:
             x = F.relu(layer(x))
         return self.classifier(x)

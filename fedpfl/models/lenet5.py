@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpfl.models.pool import max_pool
 from fedpfl.models.shapes import image
 
 
@@ -26,6 +27,6 @@ class LeNet5(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images `[batch, channels, height, width]` to logits `[batch, classes]`."""
         # Pooling before the ReLU gives the same values and gradients with a quarter of the ReLU's work.
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2)).flatten(1)
+        x = F.relu(max_pool(self.conv1(x), 2))
+        x = F.relu(max_pool(self.conv2(x), 2)).flatten(1)
         return self.classifier(F.relu(self.fc2(F.relu(self.fc1(x)))))

@@ -64,16 +64,13 @@ class Bound:
         return logits
 
     def gradient(
-        self, objective: Callable[[Bound, Tree], Tensor], params: Tree, weight: Tensor | None = None
+        self, objective: Callable[[Bound, Tree, Any], Tensor], params: Tree, batch: Any
     ) -> tuple[Tree, Tensor]:
-        """Gradient of `objective(net, params)` and its value, for a `Method.step`; statistics move as in training.
-
-        weight: of the samples that the objective looks at, `[batch]`.
-        """
+        """Return the gradient of `objective(net, params, batch)` and its value; statistics move as in training."""
 
         def inner(params: Tree) -> tuple[Tensor, dict[str, Tree]]:
-            bound = Bound(self.net, self.buffers, self.training, weight)
-            return objective(bound, params), bound.buffers
+            bound = Bound(self.net, self.buffers, self.training, batch.weight)
+            return objective(bound, params, batch), bound.buffers
 
         grads, (value, self.buffers) = grad_and_value(inner, has_aux=True)(params)
         return grads, value
@@ -109,3 +106,5 @@ class Bound:
         finally:
             for (place, name, _), value in zip(net.slots, own, strict=True):
                 place[name] = value
+            for norm in net.norms:
+                norm.sample_weight = None

@@ -6,10 +6,11 @@ Nothing here knows methods, data or the engine: rows and summaries are plain map
 from fedpfl.record.choose import check_logger, open_sinks
 from fedpfl.record.environment import describe, source
 from fedpfl.record.picture import partition_picture
-from fedpfl.record.rundir import RunDirectory
+from fedpfl.record.rundir import Absent, RunDirectory
 from fedpfl.record.sinks import Console, LogFile, RunInfo, Sink, Sinks, add_to_log
 
 __all__ = [
+    "Absent",
     "Console",
     "LogFile",
     "RunDirectory",

@@ -33,14 +33,14 @@ def save(payload: Mapping[str, Any], file: BinaryIO) -> None:
         raise
 
 
-def load(path: Path, mapped: bool) -> dict[str, Any]:
-    """Return a checkpoint, its tensors on the CPU; mapped: in the file until they are read.
+def load(path: Path) -> dict[str, Any]:
+    """Return a checkpoint, its tensors on the CPU and in the file until they are read.
 
     Raises FedpflError, which tells a damaged file from one that cannot be read at this moment.
     """
     check(path)
     with _reading(path):
-        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not (isinstance(payload, dict) and isinstance(payload.get("round"), int)):
             raise ValueError
     return payload

@@ -100,10 +100,10 @@ class RunDirectory:
         """A copy of what summary.json holds."""
         return dict(self._summary)
 
-    def restore(self, mapped: bool = False) -> dict[str, Any] | None:
-        """The last checkpoint (tensors on the CPU), or None; the rows are those up to it. Call before the first `row`.
+    def restore(self) -> dict[str, Any] | None:
+        """The last checkpoint, or None; the rows are those up to it. Call before the first `row`.
 
-        mapped: the tensors stay in the file until they are read.
+        Its tensors are on the CPU, and stay in the file until they are read.
 
         Raises FedpflError where state.pt is damaged, cannot be read or belongs to a different run.
         """
@@ -117,7 +117,7 @@ class RunDirectory:
                 return None
         except OSError as error:
             raise files.refused(rounds, error) from None
-        payload = checkpoint.load(state, mapped)
+        payload = checkpoint.load(state)
         if payload.pop("identity", self._identity) != self._identity:
             raise self._other_run()
         texts = payload.pop("files", None)
@@ -171,6 +171,14 @@ class RunDirectory:
         self._check("rounds.csv")
         with files.replacing(self.path / "state.pt", self._guard) as file:
             checkpoint.save(plain, file)
+
+    def drop_checkpoint(self) -> None:
+        """Remove state.pt, without which a finished run is as finished."""
+        self._guard()
+        try:
+            files.remove(self.path, "state.pt")
+        except OSError as error:
+            raise files.refused(self.path / "state.pt", error) from None
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace clients.csv; the first row's keys are the columns. Raises ValueError for a row with other keys."""
@@ -338,6 +346,22 @@ class RunDirectory:
         return FedpflError(
             f"run directory {self.path} holds a different run; choose another with hydra.run.dir=... or remove it"
         )
+
+
+class Absent:
+    """Stand in for run directory and sinks in a process that writes nothing: what it is told it forgets."""
+
+    def __init__(self, path: Path, *about: Any):
+        self.path = path if path.is_dir() else None  # on another machine; what is mapped then goes where such files go
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given, **named: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is open."""
 
 
 def _is_new(path: Path) -> bool:

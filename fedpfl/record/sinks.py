@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import sys
@@ -58,14 +59,28 @@ class Sink(Protocol):
         """The last call, also after a failure. status: finished, diverged, failed or interrupted."""
 
 
+class _Notes(logging.Handler):
+    """Turns what the package logs into notes."""
+
+    def __init__(self, sinks: Sinks):
+        super().__init__(logging.INFO)
+        self._sinks = sinks
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note a message."""
+        self._sinks.note(record.getMessage())
+
+
 class Sinks:
     """Several sinks as one. A sink that fails is told to end, noted once and dropped; the run goes on.
 
-    As a context manager it ends its sinks when the run did not: `failed` for an error, else `interrupted`.
+    As a context manager it notes what the package logs, and ends its sinks when the run did not: `failed` for an
+    error, else `interrupted`.
     """
 
     def __init__(self, sinks: Sequence[Sink]):
         self._sinks = list(sinks)
+        self._notes = _Notes(self)
 
     def begin(self, run: RunInfo) -> None:
         """Before the first row."""
@@ -99,9 +114,16 @@ class Sinks:
             raise interrupt
 
     def __enter__(self) -> Self:
+        package = logging.getLogger("fedpfl")
+        package.addHandler(self._notes)
+        package.setLevel(logging.INFO)
+        package.propagate = False  # Hydra's own handler would print it again
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        package = logging.getLogger("fedpfl")
+        package.removeHandler(self._notes)
+        package.propagate = True
         if not isinstance(error, Exception):
             self.end("interrupted", {})
             return

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from fedpfl import tree
 from fedpfl.methods.shared.method import Method
@@ -75,7 +74,7 @@ class Critical(Method, ABC):
         models, played = uploads["model"], server["round"] + 1
         together = collaborators(overlaps(clients["mask"]), int(played), self.beta)
         members = together.sum(1)
-        own = vmap(lambda share: tree.mean(models, share))(together / members.unsqueeze(1))
+        own = tree.stack([tree.mean(models, share) for share in together / members.unsqueeze(1)])
         server = {"model": tree.mean(models, weight), "round": played}
         return server, {**clients, "own": own, "partners": members - 1}
 

@@ -53,7 +53,7 @@ class Pruned(Submodel, ABC):
         copy, total = tree.clone(model), tree.full_like(model, 0.0)
         for epoch in range(self.ranking_epochs):
             for batch in shard.batches("ranking", epoch):
-                grads, _ = net.gradient(partial(self.loss, batch=batch, server=server, client=client), copy)
+                grads, _ = net.gradient(partial(self.loss, server=server, client=client), copy, batch)
                 copy = tree.map(lambda leaf, grad: leaf - self.ranking_lr * grad, copy, grads)
                 total = tree.map(torch.add, total, grads)
         score = neurons.incoming(server["plan"], self._scores(copy, total))

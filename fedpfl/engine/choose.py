@@ -1,0 +1,186 @@
+"""`engine=auto` on a GPU: each way of answering the first call is tried, and the fastest that agrees is taken."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpfl import tree
+from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, Participation, TrainCall
+from fedpfl.engine.select import make
+from fedpfl.models import Net
+from fedpfl.tree import Tree
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = {"fp32": 0.05, "tf32": 0.2, "bf16": 0.5}
+"""How far trained models may lie apart, in shares of what distinguishes the clients' models (`apart`)."""
+
+TRIES = 3  # answers of a candidate, of which the fastest counts: the first warms up
+PATIENCE = 4.0  # times the best, beyond which a candidate is not asked again
+
+
+def candidates(engine: Engine) -> list[Engine]:
+    """Return what `engine.backend=auto` may mean on a GPU."""
+    own = [replace(engine, backend="batched", graphs=graphs) for graphs in (True, False)]
+    return [*own, replace(engine, backend="loop", graphs=False)]
+
+
+def named(engine: Engine) -> str:
+    """Return a short name: `loop`, `batched`, `batched with graphs`."""
+    return f"{engine.backend} with graphs" if engine.graphs else engine.backend
+
+
+class Trial(NamedTuple):
+    """Hold how a candidate answered: in how many seconds at best."""
+
+    engine: Engine
+    backend: Backend
+    answers: list[Answer]
+    seconds: float
+
+
+class Chosen(Backend):
+    """Answer the first call that trains by every candidate, and all later ones by the fastest that agrees.
+
+    Candidates that raise, run out of memory or disagree with the last one, which is the plainest, are left out with a
+    line in the log. What is answered comes from the one that is taken, as if it had been alone.
+
+    make, wait: builds a candidate; waits until the device has done its work. share: makes the processes of a run of
+    one mind. take: the one that is taken whatever the others answer; None: the fastest.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        make: Callable[[Engine], Backend],
+        wait: Callable[[], None] = lambda: None,
+        share: Callable[[Any], Any] = lambda value: value,
+        take: Engine | None = None,
+    ):
+        self._engines, self._make, self._wait, self._share, self._take = engines, make, wait, share, take
+        self._backend: Backend | None = None
+        self.engine, self.name = engines[-1], named(take) if take else "auto"
+        self.seconds: dict[str, float] = {}
+
+    def run(self, calls: Sequence[Call]) -> list[Answer]:
+        """See Backend."""
+        if self._backend is None and not any(isinstance(call, TrainCall) for call in calls):
+            return self._make(self.engine).run(calls)
+        if self._backend is None:
+            return self._first(calls)
+        answers = self._backend.run(calls)
+        self.engine = self._backend.engine
+        return answers
+
+    def _first(self, calls: Sequence[Call]) -> list[Answer]:
+        trials: list[Trial] = []
+        for engine in self._engines:
+            best = min((trial.seconds for trial in trials), default=math.inf)
+            trials.append(self._tried(engine, calls, best))
+        sound = [trial for trial in trials if self._answered(trial)]
+        agreeing = [trial for trial in sound if trial is sound[-1] or self._agrees(trial, sound[-1])]
+        if not agreeing:
+            return trials[-1].answers
+        self.seconds = self._share({named(trial.engine): trial.seconds for trial in agreeing})
+        taken = min(agreeing, key=lambda trial: (trial.engine != self._take, self.seconds[named(trial.engine)]))
+        self._backend, self.engine, self.name = taken.backend, taken.backend.engine, taken.backend.name
+        tried = ", ".join(f"{name} {seconds:.3g}" for name, seconds in self.seconds.items())
+        log.info("engine: %s is taken; seconds for the first cohort: %s", named(taken.engine), tried)
+        times = self.seconds[named(taken.engine)] / min(self.seconds.values())
+        if times > 1:
+            log.warning("slow: %s took %.2g times as long; use engine.backend=auto", named(taken.engine), times)
+        return taken.answers
+
+    def _tried(self, engine: Engine, calls: Sequence[Call], best: float) -> Trial:
+        """Time answers, as long as there is hope."""
+        backend, answers, seconds = self._make(engine), [], math.inf
+        for _ in range(TRIES):
+            self._wait()
+            began = time.perf_counter()
+            answers = backend.run(calls)
+            self._wait()
+            seconds = min(seconds, time.perf_counter() - began)
+            if seconds > PATIENCE * best or any(isinstance(answer, Exception) for answer in answers):
+                break
+        return Trial(engine, backend, answers, seconds)
+
+    def _answered(self, trial: Trial) -> bool:
+        errors = [answer for answer in trial.answers if isinstance(answer, Exception)]
+        if errors:
+            reason = " ".join(str(errors[0]).split()) or type(errors[0]).__name__
+            log.warning("engine: %s is left out: %s", named(trial.engine), reason)
+        return not errors
+
+    def _agrees(self, trial: Trial, reference: Trial) -> bool:
+        far = max(apart(*pair) for pair in zip(trial.answers, reference.answers, strict=True))
+        if far > TOLERANCE[trial.engine.precision]:
+            log.warning(
+                "engine: %s is left out: its results are %.2g away from those of %s, where %.2g would do",
+                *(named(trial.engine), far, named(reference.engine), TOLERANCE[trial.engine.precision]),
+            )
+            return False
+        return True
+
+
+def choose(
+    engine: Engine,
+    net: Net,
+    on: torch.device,
+    known: Mapping[str, Any] | None = None,
+    over: Callable[[Backend], Backend] = lambda backend: backend,
+    share: Callable[[Any], Any] = lambda value: value,
+) -> Backend:
+    """Return the backend of a run: that which `known` recorded, or on a GPU what turns out to be the fastest.
+
+    over: what spreads a backend over processes.
+    """
+
+    def build(engine: Engine) -> Backend:
+        return over(make(engine, net, on))
+
+    if on.type == "cuda" and engine.backend == "auto" and not known:
+        return Chosen(candidates(engine), build, partial(torch.cuda.synchronize, on), share)
+    if on.type == "cpu" and engine.backend == "batched":
+        return Chosen([engine, replace(engine, backend="loop")], build, share=share, take=engine)
+    return build(replace(engine, **known) if known and engine.backend == "auto" else engine)
+
+
+def apart(answer: Any, reference: Any) -> float:
+    """Return how far two answers to a call lie apart: 0 where they are equal, about 1 where one of them did not train.
+
+    Uploads and states are compared by their distance, in shares of what tells the reference's clients apart; losses by
+    their relative difference. What is not finite must be so in both.
+    """
+    losses = [(answer.loss, reference.loss)]
+    trees: list[tuple[Tree, Tree]] = []
+    if isinstance(reference, Participation):
+        losses += [(own.loss / own.total, other.loss / other.total) for own, other in _tested(answer, reference)]
+        trees = [(answer.uploads, reference.uploads), (answer.clients, reference.clients)]
+    far = [((own - other).abs() / (other.abs() + 0.1)).max() for own, other in map(_finite, losses)]
+    for own, other in trees:
+        pairs = [_finite(pair) for pair in zip(tree.leaves(own), tree.leaves(other), strict=True)]
+        sums = [((a - b).square().sum(), (b - b.mean(0)).square().sum(), b.square().sum()) for a, b in pairs]
+        if sums:
+            distance, spread, size = (torch.stack(part).sum() for part in zip(*sums, strict=True))
+            far.append((distance / (spread + 1e-6 * size).clamp(min=1e-30)).sqrt())
+    return max(map(float, far))
+
+
+def _tested(answer: Participation, reference: Participation) -> list[tuple[Counts, Counts]]:
+    return [(answer.before, reference.before), (answer.after, reference.after)]
+
+
+def _finite(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return both in float64, 0 where neither is finite, and infinity where one is."""
+    own, other = (part.double() for part in pair)
+    alike = own.isfinite() == other.isfinite()
+    return torch.where(alike, own.nan_to_num(0, 0, 0), math.inf), other.nan_to_num(0, 0, 0)

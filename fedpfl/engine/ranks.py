@@ -1,0 +1,298 @@
+"""One run on several processes: `torchrun --nproc_per_node=2 -m fedpfl.train ...`.
+
+Every process plays the same rounds. Where the engine calls its backend, the clients are dealt to the processes, each
+answers for its own, and all answers go to all processes, so that each goes on with the same state. What a client's
+answer is does not depend on who gives it: on the loop backend the run is that of one process, bit for bit.
+
+Forms of answers, and what went wrong, travel through gloo; a process that dies closes its connections, which ends the
+others' waiting at once. Tensors on GPUs travel through NCCL, once everybody is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import pickle
+import signal
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from fedpfl import tree
+from fedpfl.data import fingerprint
+from fedpfl.engine.backend import Answer, Backend, Call, Engine, work
+from fedpfl.errors import FedpflError
+from fedpfl.tree import Tree
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(days=1)  # for those who still train; a death is noticed without it
+PRECEDENCE = 2.0  # seconds that process 0 has to tell what is wrong before others do
+
+_store: list[dist.Store] = []
+
+
+def launched() -> bool:
+    """Return whether torchrun has started this process and others; a RANK without it means nothing."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def local() -> tuple[int, int]:
+    """Return this process's number on its machine, and how many there are."""
+    return (int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])) if launched() else (0, 1)
+
+
+def cores() -> int:
+    """Return this process's share of the cores that processes on this machine may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable // local()[1])
+
+
+def leads() -> bool:
+    """Return whether this is the process that writes: process 0, or the only one."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def join() -> None:
+    """Meet the other processes, if there are any. What those beside process 0 print is dropped.
+
+    SIGTERM, by which torchrun ends the others where one has died, is an interrupt from here on.
+    """
+    if not launched():
+        return
+    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+    kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(kinds, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    _store[:] = [store]
+    torch.set_num_threads(cores())  # torchrun has set it to 1; on a CPU the loop backend will, too
+    if rank:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def part() -> None:
+    """Leave the others, after a run that went well."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def tells() -> bool:
+    """Return whether it is this process that says what went wrong: one does, process 0 where it has something to say.
+
+    Nothing interrupts a process that has asked.
+    """
+    if not dist.is_initialized():
+        return True
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        until = time.monotonic() + (0 if leads() else PRECEDENCE)
+        while time.monotonic() < until and not _store[0].check(["told"]):
+            time.sleep(0.05)
+        return _store[0].add("told", 1) == 1
+    except RuntimeError:  # torchrun is gone
+        return leads()
+
+
+def agree(**facts: Any) -> None:
+    """Raise FedpflError, the same in all processes, where one has other facts than process 0."""
+    if not dist.is_initialized():
+        return
+    for number, own in enumerate(everyone := _everyones(facts)):
+        for name, value in own.items():
+            if value != everyone[0][name]:
+                raise FedpflError(
+                    f"process {number} has {name} {value}, process 0 {everyone[0][name]}; give all the same command, "
+                    "files and packages"
+                )
+
+
+def mine(client: int) -> bool:
+    """Return whether a client's state is stored here, where states are sharded."""
+    return not dist.is_initialized() or client % dist.get_world_size() == dist.get_rank()
+
+
+def share(value: T, source: int = 0) -> T:
+    """Return one process's value, a tree of CPU tensors and plain values, in all; the others' are not looked at."""
+    if not dist.is_initialized():
+        return value
+    gives = dist.get_rank() == source
+    told = [tree.map(lambda leaf: _Form.of(leaf) if isinstance(leaf, Tensor) else leaf, value) if gives else None]
+    with _together():
+        dist.broadcast_object_list(told, source)
+
+    def sent(form: Any, *own: Any) -> Any:
+        if not isinstance(form, _Form):
+            return form
+        leaf = own[0].contiguous() if own else form.empty(torch.device("cpu"))
+        _broadcast(_raw(leaf), source)
+        return leaf
+
+    return tree.map(sent, told[0], *([value] if gives else []))
+
+
+def share_each(values: Sequence[T], source: int = 0) -> Iterator[T]:
+    """Give one process's values in all, one after another, so that none holds more than it keeps."""
+    for place in range(share(len(values), source)):
+        yield share(tree.to(values[place], "cpu") if place < len(values) else values, source)  # type: ignore[misc]
+
+
+def collect(values: Sequence[T]) -> list[T]:
+    """Return the values of all processes in process 0."""
+    sources = range(dist.get_world_size() if dist.is_initialized() else 1)
+    return [value for source in sources for value in share_each(values, source) if leads()]
+
+
+def over(backend: Backend, device: torch.device) -> Backend:
+    """Return the backend of all processes together; `backend` itself where there is only this one."""
+    return Ranks(backend, device) if dist.is_initialized() else backend
+
+
+def deal(loads: Sequence[float], ranks: int) -> list[int]:
+    """Return who takes each client: the largest first, each to who has least to do; numbers break ties."""
+    owners, least = [0] * len(loads), [(0.0, 0, rank) for rank in range(ranks)]
+    for place in sorted(range(len(loads)), key=lambda place: (-loads[place], place)):
+        load, clients, owner = least[0]
+        heapq.heapreplace(least, (load + loads[place], clients + 1, owner))
+        owners[place] = owner
+    return owners
+
+
+def frames(error: BaseException) -> list[tuple[str, str, int]]:
+    """Return where an error has passed, outermost first: file, function, line. Also of one from another process."""
+    here = ((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__))
+    return getattr(error, "frames", None) or [(code.co_filename, code.co_qualname, line) for code, line in here]
+
+
+class Ranks(Backend):
+    """Every process answers for some clients of a call, by a backend of its own, and hears of the others."""
+
+    def __init__(self, backend: Backend, device: torch.device):
+        self._backend, self._device = backend, device
+        self.name = f"{backend.name} in {dist.get_world_size()} processes"
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+
+    @property
+    def engine(self) -> Engine:  # type: ignore[override]
+        """That of this process's own backend."""
+        return self._backend.engine
+
+    def run(self, calls: Sequence[Call]) -> list[Answer]:
+        """See Backend. What went wrong in one process is the answer in all."""
+        return [self._answer(call) for call in calls]
+
+    def _answer(self, call: Call) -> Answer:
+        if call.state.rows.mine:
+            owners = [client % dist.get_world_size() for client in call.clients]
+        else:
+            owners = deal([work(call, client) for client in call.clients], dist.get_world_size())
+        dealt: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+        for place, owner in enumerate(owners):
+            dealt[owner].append(place)
+        here, mine, failed = dealt[dist.get_rank()], None, None
+        try:
+            mine = self._backend._one(call._replace(clients=[call.clients[place] for place in here])) if here else None
+        except Exception as error:
+            failed = error
+        said = _portable(failed) if failed else tree.map(_Form.of, tree.take(mine, 0)) if here else None
+        told, digests = zip(*_everyones((said, fingerprint(call.state.server))), strict=True)
+        if failure := next((own for own in told if isinstance(own, Exception)), None):
+            return failed or failure
+        if parted := next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None):
+            return FedpflError(
+                f"after round {call.state.round} process {parted} has another server state than process 0; take "
+                "processors of one kind, which round alike"
+            )
+        forms = [form for form in told if form is not None]
+        if any(form != forms[0] for form in forms):  # in whatever order
+            return FedpflError(f"{type(call.method).__name__} brings back trees of different forms from its clients")
+        return self._gathered(forms[0], dealt, mine)
+
+    def _gathered(self, form: Tree, dealt: list[list[int]], mine: Tree) -> Any:
+        """Return the whole answer, of which each process has some rows; one buffer travels from each."""
+        whole = tree.map(lambda row: row.empty(self._device, sum(map(len, dealt))), form)
+        leaves = _by_size(whole)
+        for rank, places in enumerate(dealt):
+            sizes = [len(places) * leaf[0].nbytes for leaf in leaves]
+            if not sum(sizes):
+                continue
+            if rank == dist.get_rank():
+                own = _by_size(tree.map(lambda _, leaf: leaf.to(self._device), form, mine))  # in the form's order
+                buffer = torch.cat([_raw(leaf) for leaf in own])
+            else:
+                buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+            _broadcast(buffer, rank)
+            rows = torch.tensor(places, device=self._device)
+            for leaf, piece in zip(leaves, buffer.split(sizes), strict=True):
+                leaf[rows] = piece.view(leaf.dtype).view(len(places), *leaf.shape[1:])
+        return whole
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a tensor is like."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, leaf: Tensor) -> _Form:
+        return cls(tuple(leaf.shape), leaf.dtype)
+
+    def empty(self, device: torch.device, *rows: int) -> Tensor:
+        """Make one, or so many stacked."""
+        return torch.empty((*rows, *self.shape), dtype=self.dtype, device=device)
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """Raise KeyboardInterrupt where another process has gone, which alone knows why."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]  # behind it is what might help PyTorch's authors
+        raise KeyboardInterrupt(f"another process of the run cannot be reached ({reason})") from error
+
+
+def _everyones(value: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size()
+    with _together():
+        dist.all_gather_object(found, value)
+    return found
+
+
+def _broadcast(buffer: Tensor, rank: int) -> None:
+    if buffer.numel():
+        with _together():
+            dist.broadcast(buffer, rank)
+
+
+def _raw(leaf: Tensor) -> Tensor:
+    """Return a tensor's bytes, `[nbytes]`, without a copy where it is contiguous."""
+    return leaf.contiguous().view(-1).view(torch.uint8)
+
+
+def _by_size(stacked: Tree) -> list[Tensor]:
+    """Return leaves, those of the largest elements first, so that in a buffer each begins where its type may."""
+    return sorted(tree.leaves(stacked), key=lambda leaf: -leaf.element_size())
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error as other processes can show it."""
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:
+        copy = RuntimeError(f"{type(error).__name__}: {error}")
+    copy.frames = frames(error)
+    copy.add_note("".join(["in another process:\n", *traceback.format_exception(error)]))
+    return copy

@@ -1,0 +1,80 @@
+"""Max pooling of several models side by side, without copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Dims = tuple[int | None, ...]
+
+
+def max_pool(x: Tensor, size: int) -> Tensor:
+    """Pool `[batch, channels, height, width]` by windows of `size`, as F.max_pool2d, to the bit.
+
+    Under vmap a convolution leaves its result as `[batch, models * channels, ...]` in memory. PyTorch's own rule pools
+    `[models * batch, ...]`, for which it copies the images twice on the way there and twice back.
+    """
+    if isinstance(x, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x):  # a tracer's proxy is no tensor
+        return _MaxPool.apply(x, size)[0]
+    return F.max_pool2d(x, size)
+
+
+class _MaxPool(torch.autograd.Function):
+    """x, size to the largest values and their places in the image, both `[batch, channels, rows, columns]`."""
+
+    @staticmethod
+    def forward(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        return torch.ops.aten.max_pool2d_with_indices(x, [size, size])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # of the places, which would be zeros
+        ctx.size = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        return _Spread.apply(grad, *ctx.saved_tensors, ctx.size), None
+
+    @staticmethod
+    def vmap(info: Any, dims: Dims, x: Tensor, size: int) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        values, places = _MaxPool.apply(_joined(x, dims[0], info.batch_size), size)
+        return (_parted(values, info.batch_size), _parted(places, info.batch_size)), (1, 1)
+
+
+class _Spread(torch.autograd.Function):
+    """The gradient at `x`: that of each largest value at its place, 0 elsewhere."""
+
+    @staticmethod
+    def forward(grad: Tensor, x: Tensor, places: Tensor, size: int) -> Tensor:
+        window = [size, size]
+        return torch.ops.aten.max_pool2d_with_indices_backward(grad, x, window, window, [0, 0], [1, 1], False, places)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (places,) = ctx.saved_tensors
+        return grad.flatten(2).gather(2, places.flatten(2)).view(places.shape), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Dims, grad: Tensor, x: Tensor, places: Tensor, size: int) -> tuple[Tensor, int]:
+        own = (_joined(part, at, info.batch_size) for part, at in zip((grad, x, places), dims, strict=False))
+        return _parted(_Spread.apply(*own, size), info.batch_size), 1
+
+
+def _joined(x: Tensor, at: int | None, models: int) -> Tensor:
+    """`[batch, models * channels, height, width]`."""
+    x = x.unsqueeze(1).expand(-1, models, -1, -1, -1) if at is None else x.movedim(at, 1)
+    return x.flatten(1, 2)
+
+
+def _parted(x: Tensor, models: int) -> Tensor:
+    """`[batch, models, channels, height, width]`."""
+    return x.unflatten(1, (models, -1))

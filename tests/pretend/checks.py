@@ -1,0 +1,306 @@
+"""What only a pretended GPU shows: `tests/test_pretend.py` runs this file in a process that has one.
+
+Every method is played with captured steps and compared with the CPU's batched backend. The same kernels compute both,
+in steps of other shapes: they agree within 1e-6, and a relative 1e-5.
+"""
+
+import dataclasses
+import logging
+from collections import Counter
+from typing import ClassVar
+
+import pytest
+import torch
+
+from fedpfl import models, tree
+from fedpfl.engine import Engine, Local, Tuning, begin, make, play
+from fedpfl.engine.backend import EvalCall, TrainCall
+from fedpfl.engine.evaluate import accuracies, per_client, unsound
+from fedpfl.engine.keys import Draws, generator
+from fedpfl.methods import METHODS, Ditto, FedAvg, FedSelect, PFedMe
+from tests.command import TINY, call, rewrite_summary, summary, table
+from tests.conftest import BACKENDS, CASES, COHORTS, CPU, LOCAL, assert_close, assert_same, federate, flatten, tiny
+from tests.pretend import Graph, Refused, seen
+
+GPU, OTHER = torch.device("cuda:0"), torch.device("cuda:1")
+EVERYONE = list(range(10))
+SAMPLE = {"fedavg": False, "fedobp-q=0.9": False, "fedselect-p=0.5": False, "pfedme": True}
+"""Cases that `make test` plays, and whether with BatchNorm; `make test-all` plays all."""
+
+REASONS = {
+    "engine/round.py play: copy from cuda to cpu": "what the round has measured, all at once",
+    "engine/program.py Program.run: copy from cuda to cpu": "which clients leave a phase out",
+    "engine/program.py Program._records: copy from cuda to cpu": "how many samples were kept of each step",
+    "methods/shared/neurons.py statistics: _local_scalar_dense": "the number of the neuron that is always active",
+    "methods/shared/critical.py Critical.aggregate: _local_scalar_dense": "the round by which collaboration ends",
+    "methods/shared/critical.py collaborators: a mask as an index": "pairs of different clients",
+    "methods/fedpac.py FedPAC.aggregate: copy from cuda to cpu": "a quadratic program, which is solved on the CPU",
+    "methods/fedpac.py FedPAC.aggregate: copy from cpu to cuda": "its solution",
+}
+"""Why the host waits in a round."""
+
+CLIENT_BY_CLIENT = {
+    "methods/fedala.py FedALA.before_training": "learns until its losses settle",
+    "methods/fedpac.py FedPAC.before_training": "counts labels",
+    "methods/fedrod.py FedRoD.before_training": "counts labels",
+    "methods/flute.py FLUTE.before_training": "counts labels",
+    "methods/heterofl.py HeteroFL.before_training": "counts labels",
+    "methods/pfedfda.py": "counts labels, decomposes covariances and searches",
+    "methods/shared/pruned.py Pruned.before_training": "asks whether its neurons are ranked",
+    "methods/shared/transport.py": "solves linear programs on the CPU",
+    "methods/subflot.py SubFLOT.before_training": "asks whether there is a model to transport",
+}
+"""Hooks that are called client by client, and may wait for what they branch on."""
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Nothing counted, no limit, no graph that a failed test has left open."""
+    seen.reset()
+    seen.limit, Graph.current = 0, None
+
+
+def played(method, device, engine, norm=False, cohorts=(*COHORTS, COHORTS[0]), local=LOCAL):
+    """The state after some rounds, evaluations of it, and the host waits of the last round by place."""
+    net, federation = tiny(norm), federate().to(device)
+    runner, state = make(engine, net, device), begin(method, net, 10, device)
+    for cohort in cohorts:
+        seen.waits.clear()
+        state, _ = play(runner, method, federation, state, cohort, local, 0)
+    waits, adapt = Counter(seen.waits), Tuning(local, Draws(0, "adapt", 1))
+    tunings = (None, Tuning(local, Draws(0, "finetune", 1)))
+    counts = [runner.evaluate(method, federation, state, EVERYONE, tuning, adapt) for tuning in tunings]
+    assert {leaf.device for leaf in flatten(state).values()} == {device}
+    return {"state": tree.to(flatten(state), CPU), "counts": dict(enumerate(counts))}, waits
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "norm"),
+    [
+        pytest.param(
+            *case.values,
+            norm,
+            id=f"{case.id}{'-norm' * norm}",
+            marks=[] if SAMPLE.get(case.id) == norm else [pytest.mark.full],
+        )
+        for case in CASES
+        for norm in (False, True)
+    ],
+)
+def test_captured_steps_give_what_the_cpu_gives_and_the_host_waits_a_dozen_times(name, values, norm):
+    method = METHODS[name](**values)
+    there, waits = played(method, GPU, Engine("batched", graphs=True), norm)
+    captures, replays = seen.captures, seen.replays
+    here, _ = played(method, CPU, Engine("batched"), norm)
+    assert_close(there, here)
+    assert captures
+    assert replays >= captures
+    own = {place: count for place, count in waits.items() if not place.startswith(tuple(CLIENT_BY_CLIENT))}
+    assert set(own) <= set(REASONS)
+    turns = len(method.turns(len(COHORTS), COHORTS[0], 10, generator(0, "turns", len(COHORTS) + 1)))
+    assert sum(own.values()) <= 12 * turns
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("method", [FedSelect(p=0.5), PFedMe(inner_steps=1)], ids=lambda m: type(m).__name__)
+def test_no_step_makes_the_host_wait(method, graphs):
+    federation, net, waits = federate().to(GPU), tiny(), []
+    for epochs in (1, 3):
+        runner, state = make(Engine("batched", graphs=graphs), net, GPU), begin(method, net, 10, GPU)
+        seen.waits.clear()
+        play(runner, method, federation, state, [0, 3], dataclasses.replace(LOCAL, epochs=epochs), 0)
+        waits.append(Counter(seen.waits))
+    assert waits[0] == waits[1]
+
+
+def test_an_evaluation_is_fetched_at_once():
+    federation, net = federate().to(GPU), tiny()
+    runner, state = make(Engine("batched"), net, GPU), begin(FedAvg(), net, 10, GPU)
+    seen.reset()
+    counts = runner.evaluate(FedAvg(), federation, state, EVERYONE)
+    assert accuracies(counts)["accuracy"] > 0
+    assert not unsound(counts)
+    assert len(per_client(counts)) == 10
+    assert seen.waits == {"engine/backend.py Backend.evaluate: copy from cuda to cpu": 1}
+
+
+def test_a_step_launches_and_moves_little():
+    """Of cnn4, with 10 clients x 32 images 3x32x32; four of its launches copy its inputs into the program's memory."""
+    federation = federate((64,) * 10, (1,) * 10)
+    x = torch.randint(0, 256, (len(federation.y), 3, 32, 32), dtype=torch.uint8)
+    federation = dataclasses.replace(federation, x=x, mean=(0.5,) * 3, std=(0.25,) * 3).to(GPU)
+    net, found = models.build("cnn4", (3, 32, 32), 10, 1), []
+    for epochs in (1, 2):  # of two steps each
+        runner, state = make(Engine("batched"), net, GPU), begin(FedAvg(), net, 10, GPU)
+        seen.reset()
+        play(runner, FedAvg(), federation, state, EVERYONE, Local(epochs, 32, 0.01, 0.7), 0)
+        found.append((seen.launches.total(), seen.moved / 2**20))
+    launches, moved = ((longer - shorter) / 2 for shorter, longer in zip(*found, strict=True))
+    assert launches <= 61  # it was 85
+    assert moved <= 765  # MiB; it was 1,025
+
+
+def test_another_device_than_the_current_one_trains_the_same():
+    here, there = (played(FedAvg(), device, Engine("batched", graphs=True))[0] for device in (GPU, OTHER))
+    assert_same(here, there)
+    assert seen.replays
+
+
+@dataclasses.dataclass(frozen=True)
+class Careless(FedAvg):
+    """Sends a number to the device in every step, which no capture allows."""
+
+    def loss(self, net, params, batch, server, client):
+        return super().loss(net, params, batch, server, client) * torch.tensor(0.5, device=batch.y.device)
+
+
+def test_where_a_capture_fails_the_run_goes_on_eagerly_with_one_line(caplog):
+    stream = torch.cuda.current_stream(GPU)
+    with caplog.at_level(logging.WARNING):
+        there, _ = played(Careless(), GPU, Engine("batched", graphs=True))
+    assert_close(there, played(Careless(), CPU, Engine("batched"))[0])
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("engine.graphs: a step could not be captured, so steps run eagerly from here on (")
+    assert torch.cuda.current_stream(GPU) is stream
+    assert not seen.captures
+
+
+@dataclasses.dataclass(frozen=True)
+class Watcher(FedAvg):
+    """Writes down the flags that are in force in its steps."""
+
+    found: ClassVar[list] = []
+
+    def loss(self, net, params, batch, server, client):
+        self.found.append(flags())
+        return super().loss(net, params, batch, server, client)
+
+
+def flags():
+    cudnn = torch.backends.cudnn
+    return torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_flags_of_a_backend_hold_while_it_runs(backend):
+    """In a lockstep sweep runs of other precisions are made before the first one trains."""
+    before, federation, net = flags(), federate().to(GPU), tiny()
+    runners = {precision: make(Engine(backend, precision=precision), net, GPU) for precision in ("fp32", "tf32")}
+    for precision, runner in runners.items():
+        Watcher.found.clear()
+        state = begin(Watcher(), net, 10, GPU)
+        play(runner, Watcher(), federation, state, COHORTS[0], LOCAL, 0)
+        assert set(Watcher.found) == {(precision == "tf32", precision == "tf32", True, False)}
+        assert flags() == before
+
+
+def peak(run):
+    """What a call holds at most, beyond what is held before."""
+    before = seen.peak = seen.now
+    run()
+    return seen.peak - before
+
+
+def test_calls_that_have_no_room_together_are_answered_one_by_one():
+    federation, net = federate((20,) * 10, (100,) * 10).to(GPU), tiny()
+    runner = make(Engine("batched"), net, GPU)
+    calls = [EvalCall(FedAvg(), federation, begin(FedAvg(), net, 10, GPU), EVERYONE) for _ in range(4)]
+    one, together = (peak(lambda some=some: runner.run(some)) for some in (calls[:1], calls))
+    held, room = seen.now, 1.2 * one
+    assert together > room
+    seen.limit = int(held + room)
+    answers = runner.run(calls)
+    assert [type(answer).__name__ for answer in answers] == ["Counts"] * 4
+    del answers
+    assert seen.now == held
+
+
+def test_programs_that_are_kept_make_room_for_what_has_none():
+    federation, net = federate((20,) * 10, (100,) * 10).to(GPU), tiny()
+    runner = make(Engine("batched", graphs=True), net, GPU)
+    state = begin(FedAvg(), net, 10, GPU)
+    judge = EvalCall(FedAvg(), federation, state, EVERYONE)
+    needed = peak(lambda: runner.run([judge]))
+    for method in (FedAvg(), *(Ditto(lam=k / 10) for k in range(1, 7))):
+        runner.run([TrainCall(method, federation, begin(method, net, 10, GPU), EVERYONE, LOCAL, Draws(0, "train", 1))])
+    kept = sum(program.nbytes for _, program in runner._programs._kept)
+    seen.limit = seen.now + needed - kept // 2
+    (answer,) = runner.run([judge])
+    assert not isinstance(answer, Exception)
+    assert not runner._programs._kept
+
+
+def test_indices_are_sent_without_a_wait_and_small_tensors_fetched_with_one():
+    values = {"a": torch.rand(3), "b": {"c": torch.tensor([True, False, True]), "d": 2**52 + torch.arange(3)}}
+    there, index = tree.to(values, GPU), torch.tensor([2, 0])
+    seen.reset()
+    taken = tree.take(there, index)
+    tree.put_(there, index, taken)
+    assert not seen.waits
+    found = tree.fetch({**taken, "here": index})
+    assert sum(seen.waits.values()) == 1
+    assert_same(found, {**tree.take(values, index), "here": index})
+
+
+def test_the_pretended_gpu_refuses_what_a_gpu_refuses():
+    here, there = torch.ones(3, device=GPU), torch.ones(3, device=OTHER)
+    for wrong in (lambda: here + there, lambda: here + torch.ones(3)):
+        with pytest.raises(Refused, match="Expected all tensors to be on the same device"):
+            wrong()
+    assert float((here + torch.tensor(1.0)).sum()) == 6
+    assert seen.waits == {"elsewhere: _local_scalar_dense": 1}
+    with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
+        here.numpy()
+
+
+def captured(step, warm=True):
+    stream, graph = torch.cuda.Stream(GPU), torch.cuda.CUDAGraph()
+    if warm:
+        with torch.cuda.stream(stream):
+            step()
+    with torch.cuda.graph(graph, stream=stream):
+        step()
+    return graph
+
+
+def test_the_pretended_gpu_replays_what_was_captured():
+    here, kept = torch.ones(3, device=GPU), []
+    graph = captured(lambda: here.mul_(2))
+    assert here.tolist() == [2, 2, 2]  # by the warm-up; a capture runs nothing
+    graph.replay()
+    assert here.tolist() == [4, 4, 4]
+    with pytest.raises(Refused, match="nothing has run on this stream"):
+        captured(lambda: here.mul_(2), warm=False)
+    with pytest.raises(Refused, match="previous error during capture"):
+        captured(lambda: float(here.sum()) if torch.cuda.is_current_stream_capturing() else here.mul_(2))
+    with pytest.raises(Refused, match="held after it"):
+        captured(lambda: kept.append(here * 2)).replay()
+    other = [torch.ones(3, device=GPU)]
+    graph = captured(lambda: here.add_(other[0]))
+    other.clear()
+    with pytest.raises(Refused, match="reads memory that is free"):
+        graph.replay()
+
+
+def test_engine_auto_takes_one_way_records_it_and_resumes_by_it(tmp_path):
+    command = ("method=fedobp", "quantile.q=0.9", *TINY, "model=mlp", "hydra.run.dir=run")
+    first = call(*command, cwd=tmp_path)
+    assert first.code == 0, first.err
+    (line,) = [line for line in first.err.splitlines() if " is taken; seconds for the first cohort: " in line]
+    used = summary(tmp_path / "run")["engine"]
+    assert set(used["seconds"]) == {"batched with graphs", "batched", "loop"}
+    name = f"{used['backend']} with graphs" if used["graphs"] else used["backend"]
+    assert used["seconds"][name] == min(used["seconds"].values())
+    assert line.startswith(f"engine: {name} is taken")
+    rewrite_summary(tmp_path / "run", status="running")
+    again = call(*command, cwd=tmp_path)
+    assert (again.code, "is taken" in again.err) == (0, False), again.err
+    alone = call(
+        *command[:-1],
+        f"engine={used['backend']}",
+        f"engine.graphs={used['graphs']}",
+        "hydra.run.dir=alone",
+        cwd=tmp_path,
+    )
+    assert alone.code == 0, alone.err
+    assert table(tmp_path / "run" / "rounds.csv") == table(tmp_path / "alone" / "rounds.csv")

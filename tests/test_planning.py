@@ -1,0 +1,123 @@
+"""Plans of many clients' steps against plain loops over minibatches, and pooling of models side by side."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import grad, vmap
+
+from fedpfl.data.augment import Augment
+from fedpfl.engine import planning
+from fedpfl.engine.jobs import Row, TrainJob
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.planning import passes, train_steps
+from fedpfl.engine.sgd import Local, TrainPlan
+from fedpfl.methods import FedAvg, Phase
+from fedpfl.models.pool import max_pool
+from tests.conftest import assert_close, assert_same, federate
+
+DRAWS = Draws(3, "train", 2)
+
+
+def planned(sizes, phase, epochs, batch, width, augment):
+    federation = replace(federate(sizes, (1,) * len(sizes)), augment=augment)
+    rows = [Row(federation, client) for client in range(len(sizes))]
+    job = TrainJob(FedAvg(), rows, [DRAWS] * len(rows), TrainPlan(None, [phase], Local(1, batch, 0.1)), {}, {}, {}, {})
+    return federation, train_steps(job, phase, epochs, batch, width)
+
+
+def dealt(federation, client, phase, epochs, batch):
+    """What each step of a client takes, minibatch by minibatch: positions, as in a plain loop."""
+    found, samples = [], len(federation.train[client])
+    for epoch in epochs:
+        order = DRAWS.order(client, phase.stream, epoch, samples)
+        own = [part for part in order.split(batch) if len(part) > 1]
+        whole = [own[i : i + phase.batches] for i in range(0, len(own), phase.batches)]
+        found += [(epoch, number, step) for number, step in enumerate(whole) if len(step) == phase.batches]
+    return found
+
+
+@pytest.mark.parametrize("together", [1, 2, 3])
+@pytest.mark.parametrize("width", [0, 8])
+@pytest.mark.parametrize("sizes", [(33, 24, 17, 9, 8, 3, 1, 0), (5, 3, 2), (1, 0), (9, 9)])
+def test_steps_side_by_side_are_those_of_a_plain_loop(sizes, width, together):
+    phase, epochs = Phase(1, stream="head", batches=together, randoms=2), range(1, 4)
+    federation, ((indices, weight, randoms, views), active) = planned(
+        sizes, phase, epochs, 8, width, Augment(flip=True)
+    )
+    own = [dealt(federation, client, phase, epochs, 8) for client in range(len(sizes))]
+    assert len(indices) == len(active) == max(map(len, own))
+    for step, rows in enumerate(active):
+        assert rows == sum(len(steps) > step for steps in own)
+        for row in range(rows):
+            epoch, number, batches = own[row][step]
+            random = DRAWS.random(row, "head", epoch, number + 1, 2)[number]
+            seen = DRAWS.views(row, "head", epoch, sizes[row], Augment.NUMBERS)
+            assert_same(randoms[step, row], random)
+            for k, positions in enumerate(batches):
+                real = weight[step, row, k] > 0
+                assert real.sum() == len(positions)
+                assert bool(real[: len(positions)].all())
+                assert_same(indices[step, row, k][real], federation.train[row][positions])
+                assert_same(views[step, row, k][real], seen[positions])
+    longest = max((len(part) for steps in own for *_, step in steps for part in step), default=0)
+    assert indices.shape[-1] == max(width, longest)
+    assert set(weight.unique().tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("chunk", [4, 128])
+@pytest.mark.parametrize("sizes", [(9, 3, 12, 0, 8), (0, 2), (5,), (0, 0)])
+def test_passes_give_every_sample_once(sizes, chunk, monkeypatch):
+    monkeypatch.setattr(planning, "CHUNK", chunk)
+    federation = federate(sizes, (1,) * len(sizes))
+    found = [[] for _ in sizes]
+    for rows, batch in passes(federation, federation.train):
+        numbers = torch.arange(len(sizes))[rows].tolist()
+        assert batch.x.shape[1] <= chunk
+        for row, x, y, weight in zip(numbers, batch.x, batch.y, batch.weight, strict=True):
+            found[row] += zip(x[weight > 0], y[weight > 0], strict=True)
+    for own, index in zip(found, federation.train, strict=True):
+        assert len(own) == len(index)
+        if own:
+            assert_same(torch.stack([x for x, _ in own]), federation.normalize(federation.x[index]))
+            assert_same(torch.stack([y for _, y in own]), federation.y[index])
+
+
+def test_pooling_of_models_is_pytorchs_with_gradients_of_both_orders():
+    g = torch.Generator().manual_seed(0)
+    w, x = torch.randn(3, 4, 2, 3, 3, generator=g), torch.randn(3, 5, 2, 13, 11, generator=g)
+
+    def results(pool, x_dim):
+        images = x if x_dim == 0 else x[0]
+
+        def loss(w, x):
+            return (pool(F.conv2d(x, w), 2) ** 3).sum()
+
+        def slope(w, x):
+            return (grad(loss)(w, x) ** 2).sum()
+
+        def samples(w, x):
+            return vmap(grad(lambda w, x: loss(w, x[None])), (None, 0))(w, x)
+
+        return [vmap(f, (0, x_dim))(w, images) for f in (loss, grad(loss), grad(slope), samples)]
+
+    for x_dim in (0, None):
+        pooled, expected = (
+            vmap(lambda w, x, pool=pool: pool(F.conv2d(x, w), 2), (0, x_dim))(w, x if x_dim == 0 else x[0])
+            for pool in (max_pool, F.max_pool2d)
+        )
+        assert_same(pooled, expected)
+        assert_close(results(max_pool, x_dim), results(F.max_pool2d, x_dim), rtol=1e-5, atol=1e-4)
+
+
+def test_pooling_of_models_copies_nothing():
+    w, x = torch.randn(3, 4, 2, 3, 3), torch.randn(5, 2, 8, 8)
+
+    def copies(pool):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            vmap(lambda w: pool(F.conv2d(x, w), 2))(w)
+        return sum(event.count for event in profile.key_averages() if event.key == "aten::clone")
+
+    assert copies(F.max_pool2d) > 0
+    assert copies(max_pool) == 0
