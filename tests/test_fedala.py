@@ -191,6 +191,34 @@ def test_a_threshold_between_waits(played, net, federation):
     assert 11 <= counts[0] < counts[-1]
 
 
+@pytest.mark.parametrize(
+    ("losses", "threshold", "wanted"),
+    [
+        ([0.0, 0.0, 0.3, 0.12, 0.12], 0.1, 4),  # deviations 0 (too early), 0.15, 0.09
+        ([0.0, 0.0, 0.5, 0.5, 0.5], 0.25, 4),  # 0.25 is not below
+        ([0.0, 0.3, 0.3, 0.3, 0.3], 0.1, 3),
+    ],
+)
+def test_it_settles_when_the_standard_deviation_of_the_last_losses_is_below_the_threshold(
+    losses, threshold, wanted, net, federation
+):
+    """That of the last `window` losses themselves, over their number (arXiv:2212.01197 and its code). Of an epoch's two
+    minibatches the last one counts.
+    """
+    given_losses, made = iter(losses), []
+
+    class Told(FedALA):
+        def _objective(self, net, batch, server, client):
+            made.append(len(batch.y))
+            last = len(made) == 2
+            return lambda top: 0 * tree.flat(top).sum() + (next(given_losses) if last else 100.0)
+
+    state = trajectory(FedALA(), net, federation, COHORTS[:1])[-1]
+    learned(Told(threshold=threshold, window=2, max_epochs=5), net, federation, state, 2)
+    assert made == [32, 20]  # of 80 % of 65
+    assert len(losses) - len(list(given_losses)) == wanted
+
+
 def test_weights_are_kept_from_round_to_round_and_judging_keeps_none(backend, played, net, federation):
     method = FedALA()
     states = played(method, backend)

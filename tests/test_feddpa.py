@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from fedpfl import tree
 from fedpfl.engine import begin
 from fedpfl.methods import FedAvg, FedDPA, FedOBP
-from tests.conftest import COHORTS, CPU, LOCAL, assert_close, assert_same, participate, row, tiny, trajectory
+from tests.conftest import COHORTS, CPU, LOCAL, assert_close, assert_same, participate, rounds, row, tiny, trajectory
 
 JOINT = {"rule": "quantile", "train": "joint"}
 
@@ -128,6 +128,13 @@ def test_a_client_that_never_trained_has_the_global_model(net, federation):
     state = trajectory(method, net, federation, COHORTS[:2])[-1]
     assert_same(method.personal(state.server, row(state.clients, 7)), state.server)
     assert tree.leaves(masks(method, state, 2))[0].any()
+
+
+def test_personal_is_the_mean_number_of_personal_entries_in_the_cohort(backend, net, federation):
+    """By the quantile 0.4 a tensor of n has n - 1 - floor(0.4 (n - 1)) of them; who never trained has none."""
+    count = sum(leaf.numel() - 1 - int(0.4 * (leaf.numel() - 1)) for leaf in net.params.values())
+    _, outcomes = rounds(FedDPA(**JOINT), net, federation, [[0, 2], [0, 2], [0, 2, 4, 6]], engine=backend)
+    assert [outcome.metrics for outcome in outcomes] == [{"personal": value} for value in (0, count, count / 2)]
 
 
 def test_everything_travels(net, federation):

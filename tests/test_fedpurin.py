@@ -150,6 +150,16 @@ def test_the_second_order_matters_where_scores_are_large(net):
     assert second == [0, 0.5, 1.5, 4]
 
 
+def test_the_change_takes_the_gradients_place_as_it_is():
+    """Paper: g is theta - theta_start (arXiv:2510.16065): with the second order its sign matters."""
+    start, end = {"a": torch.tensor([-1.0, 0.0, 2.0, 0.5])}, {"a": torch.tensor([1.0, 1.0, 1.0, 0.5])}
+    first, second = (
+        FedPURIN(score="delta", hessian=hessian)._scores({}, start, end)["a"].tolist() for hessian in (False, True)
+    )
+    assert first == [2, 1, 1, 0]
+    assert second == [0, 0.5, 1.5, 0]
+
+
 def test_the_last_gradient_and_the_change_choose_differently(net, federation):
     found = [
         participate(method, net, federation, begin(method, net, 10, CPU), [4]).clients["mask"]

@@ -110,6 +110,13 @@ def test_the_official_limit_selects_once_even_with_alpha_zero(net, federation):
     assert torch.equal(first, last)
 
 
+@pytest.mark.parametrize(("size", "new"), [(5, 3), (7, 3), (9, 5), (11, 5)])
+def test_half_an_entry_is_rounded_as_the_official_code_rounds(size, new):
+    """Of n entries n - round((1 - p) n) become personal: of 5 with p = 1/2 all but 2 (2.5, to the even number)."""
+    mask = FedSelect(p=0.5, alpha=1.0)._select(torch.zeros(size, dtype=torch.bool), torch.arange(float(size)))
+    assert mask.tolist() == [False] * (size - new) + [True] * new
+
+
 def test_a_share_of_exactly_alpha_is_where_the_limits_differ(net, federation):
     counts = {}
     for strict in (True, False):

@@ -135,6 +135,12 @@ def test_the_first_gamma_within_the_tolerance_is_taken():
         assert [int(part.sum()) for part in level[:-1].split([32, 64, 512])] == [a, b, c]
 
 
+def test_as_far_from_the_target_as_the_tolerance_is_within_it():
+    """Half of Tiny's 4 channels and 12 units makes 169 scalars, the next smaller shares make 90."""
+    state = begin(FlexFL(levels=(60 / 549, 1.0), devices=(1, 1), tolerance=169 / 549 - 60 / 549), tiny(), 1, CPU)
+    assert [int(part.sum()) for part in state.server["levels"][0][:-1].split([4, 12])] == [2, 6]
+
+
 def test_without_apoz_shares_are_equal_and_silent_groups_are_cut_more():
     net = models.build("cnn4", (1, 28, 28), 10, 0)
 

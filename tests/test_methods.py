@@ -337,6 +337,24 @@ def test_ema_over_three_rounds_by_hand(backend, net, federation):
     assert (tree.flat(off) != tree.flat(prepared["mask"])).sum() > 2
 
 
+def test_ema_is_what_each_tensors_quantile_is_taken_of():
+    """With a = 0.75 past scores of tensor a outvote present ones; tensor b, whose scores are larger, has its own."""
+    server = {"a": torch.zeros(3), "b": torch.zeros(3)}
+    client = {
+        "model": {"a": torch.tensor([2.0, 1.0, 0.0]), "b": torch.tensor([10.0, 0.0, 0.0])},
+        "average": {"a": torch.tensor([0.0, 3.0, 6.0]), "b": torch.tensor([0.0, 400.0, 0.0])},
+        "averaged": torch.tensor(True),
+        "trained": torch.tensor(True),
+    }
+    method = FedOBP(q=0.5, scope="tensor", ema=0.75)
+    prepared = method.prepare(server, client)
+    assert_close(prepared["average"], {"a": torch.tensor([1.0, 2.5, 4.5]), "b": torch.tensor([25.0, 300.0, 0.0])})
+    assert_same(prepared["mask"], {"a": torch.tensor([False, False, True]), "b": torch.tensor([False, True, False])})
+    first = method.prepare(server, {**client, "averaged": torch.tensor(False)})  # whose past does not count
+    assert_close(first["average"], {"a": torch.tensor([4.0, 1.0, 0.0]), "b": torch.tensor([100.0, 0.0, 0.0])})
+    assert_same(first["mask"], {"a": torch.tensor([True, False, False]), "b": torch.tensor([True, False, False])})
+
+
 @pytest.mark.parametrize("score", ["obp", "obp_as_published"])
 def test_a_client_that_never_trained_keeps_initial_values_where_the_model_moved_most(score, backend, net, federation):
     method = FedOBP(q=0.9, score=score)

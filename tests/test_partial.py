@@ -91,6 +91,18 @@ def test_own_entries_change_only_when_their_client_is_sampled(method, backend, p
                 assert not changed
 
 
+@pytest.mark.parametrize("method", [LGFedAvg(), FedBN(), LocalOnly()], ids=lambda method: type(method).__name__)
+def test_statistics_of_batch_normalisation_stay_with_the_client(method, backend, federation):
+    """After the first round they are those of the client's own training, which does not depend on who else plays."""
+    net = tiny(norm=True)
+    state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    assert not state.server_buffers.get("main")
+    for client in (0, 2):
+        alone = trajectory(FedAvg(), net, federation, [[client]], engine=backend)[-1]
+        assert_close(row(state.client_buffers, client), alone.server_buffers)
+    assert_same(row(state.client_buffers, 7), {"main": net.buffers})  # was not there
+
+
 # FedRep and FedBABU
 
 
@@ -123,23 +135,28 @@ def test_fedbabus_head_never_moves(backend, net, federation):
         assert_same(state.server["head"], {name: net.params[name] for name in HEAD})
 
 
-@pytest.mark.parametrize("part", ["all", "head", "body"])
-def test_fedbabu_fine_tunes_what_it_says(part, played, net, federation):
-    """Seen through a method whose predictions are asked for after fine-tuning."""
+@pytest.mark.parametrize(
+    ("base", "part"),
+    [(FedBABU(), "all"), (FedBABU("head"), "head"), (FedBABU("body"), "body"), (FedRep(), "head")],
+    ids=str,
+)
+def test_fine_tuning_moves_what_the_paper_says(base, part, played, net, federation):
+    """FedRep retrains the head (arXiv:2102.07078), FedBABU what it is told. Seen through a method whose predictions are
+    asked for after fine-tuning.
+    """
     seen = []
 
-    @dataclasses.dataclass(frozen=True)
-    class Watched(FedBABU):
+    class Watched(type(base)):
         def predict(self, net, params, x):
             if not net.training:
                 seen.append({name: value.detach().clone() for name, value in params.items()})
             return super().predict(net, params, x)
 
-    method = Watched(finetune=part)
-    state = played(FedBABU())[-1]
-    kept = tree.clone(state.server)
+    method = Watched(**dataclasses.asdict(base))
+    state = played(base)[-1]
+    kept, client = tree.clone(state.server), row(state.clients, 2)
     make(LOOP, net, CPU).evaluate(method, federation, state, [2], Tuning(LOCAL, Draws(0, "finetune", 3)))
-    moved = {path.strip("/") for path in differing(seen[-1], method.start(state.server, {}))}
+    moved = {path.strip("/") for path in differing(seen[-1], method.start(state.server, client))}
     assert moved == {"all": set(net.params), "head": set(HEAD), "body": set(net.params) - set(HEAD)}[part]
     assert_same(state.server, kept)
 

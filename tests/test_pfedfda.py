@@ -10,7 +10,7 @@ from fedpfl import models, tree
 from fedpfl.engine import begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
-from fedpfl.methods import FedAvg, PFedFDA
+from fedpfl.methods import Data, FedAvg, PFedFDA, Shard
 from fedpfl.methods.pfedfda import class_means, lda, packed, unpacked
 from tests.conftest import (
     CLASSES,
@@ -130,6 +130,46 @@ def test_classes_of_few_samples_use_the_global_mean_at_judging(net, federation):
     means = class_means(z, torch.tensor([0, 0, 0, 1, 1, 2, 3]), draw(CLASSES, 12, seed=1), 3)
     assert torch.equal(means[1:], draw(CLASSES, 12, seed=1)[1:])
     assert_close({"": means[0]}, {"": z[:3].mean(0)}, atol=1e-12)
+
+
+class Local(PFedFDA):
+    """Takes statistics of the client alone."""
+
+    def _search(self, z, y, prior, mean, cov, beta):
+        return torch.ones_like(beta)
+
+
+def test_training_takes_a_mean_from_a_single_sample(net):
+    """Unlike judging (the official code's training tests for no number): class 3 has one, class 4 none."""
+    method = Local()
+    server, client = method.init(net.params, net.parts)
+    z, y = draw(8, 12).float(), torch.tensor([0, 0, 0, 1, 1, 1, 1, 3])
+    client |= {"prior": method._prior(y, CLASSES)}
+    found = method.after_training(None, None, net.params, {"z": z, "y": y}, server, client)["mean"]
+    wanted = torch.stack([z[:3].mean(0), z[3:7].mean(0), server["mean"][2], z[7], server["mean"][4]])
+    assert_close({"": found}, {"": wanted}, atol=1e-6)
+
+
+@pytest.mark.parametrize("folds", [2, 3])
+def test_judging_takes_a_mean_from_more_samples_than_folds_alone(folds, net):
+    """Class 0 has as many samples as there are folds and class 1 one more: only the latter's mean is the client's."""
+    method = Local(folds=folds)
+    server, client = method.init(net.params, net.parts)
+    y = torch.tensor([0] * folds + [1] * (folds + 1))
+    data = Data(torch.rand(len(y), 1, 8, 8, generator=torch.Generator().manual_seed(0)), y)
+    bound = net.bind({"main": {}})
+    head = method.before_evaluation(bound, Shard(lambda: data, 32, None), server, client)["head"]
+    with torch.no_grad():
+        z = bound.features({**server["body"], **server["head"]}, data.x)[1].double()
+    mean = server["mean"].double()
+    mean[1] = z[folds:].mean(0)
+    centred = z - mean[y]
+    cov = centred.T @ centred / (len(y) - 1) + torch.eye(12, dtype=torch.float64) + 1e-4
+    weight, bias = lda(mean, cov, method._prior(y, CLASSES), method.eps)
+    assert_close(head, {HEAD[0]: weight.float(), HEAD[1]: bias.float()}, atol=1e-4)
+    other = mean.clone()
+    other[0] = z[:folds].mean(0)
+    assert (lda(other, cov, method._prior(y, CLASSES), method.eps)[0] - weight).abs().max() > 1e-2
 
 
 def test_a_covariance_without_regularisation_is_made_positive_definite():

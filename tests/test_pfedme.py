@@ -23,6 +23,7 @@ from tests.conftest import (
     assert_same,
     differing,
     participate,
+    rounds,
     row,
     tiny,
     trajectory,
@@ -46,6 +47,14 @@ class Quadratic:
 
     def gradient(self, objective, th, weight=None):
         return {k: th[k] - self.centre[k] for k in th}, torch.zeros(())
+
+
+def test_the_loss_of_training_is_that_of_the_model_a_minibatch_begins_with(backend, net, federation):
+    """Of one full batch: the received model's, not that of the inner steps after it."""
+    _, (outcome,) = rounds(PFedMe(inner_lr=0.1), net, federation, [[0, 2]], engine=backend, local=PLAIN)
+    for client, loss in zip((0, 2), outcome.loss, strict=True):
+        x, y = federation.normalize(federation.x[federation.train[client]]), federation.y[federation.train[client]]
+        assert_close({"": loss.float()}, {"": F.cross_entropy(net.bind({})(net.params, x), y)}, atol=1e-5)
 
 
 def test_without_a_pull_the_global_model_never_moves(backend, net, federation):

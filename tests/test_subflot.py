@@ -578,6 +578,23 @@ def test_sizes_of_the_four_layer_network(rate, size):
     assert [int(leaf) for leaf in count(upload)] == [size, 32 * size]
 
 
+@pytest.mark.parametrize("initial", ["random", "prefix"])
+@pytest.mark.parametrize(
+    ("rate", "channels", "units"),
+    [(0.0, 4, 12), (0.1, 4, 11), (0.3, 3, 8), (0.375, 3, 8), (0.7, 1, 4), (0.9, 1, 1), (0.99, 1, 1)],
+)
+def test_a_client_begins_with_the_share_of_each_layer_that_is_not_pruned(rate, channels, units, initial, net):
+    """(1 - rho) M neurons of M, rounded to the nearest, halves up, and at least one: of 4 and 12 these."""
+    method = SubFLOT(rates=(rate,), initial=initial)
+    state = begin(method, net, 1, CPU)
+    client = row(state.clients, 0) | method.sample(torch.Generator().manual_seed(3), state.server)
+    own = received(method, state.server, client)["own"]
+    assert [int(own[:4].sum()), int(own[4:].sum())] == [channels, units]
+    if initial == "prefix":
+        assert own[:channels].all()
+        assert own[4 : 4 + units].all()
+
+
 def test_rates_come_in_blocks_or_at_random(net):
     blocks = begin(SubFLOT(assign="blocks"), net, 20, CPU).clients["rate"]
     assert blocks.tolist() == [0.0] * 5 + [0.25] * 5 + [0.5] * 5 + [0.75] * 5

@@ -1,7 +1,7 @@
 """FedSPU and its baselines: what freezes, what is averaged, what travels."""
 
 import dataclasses
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -10,8 +10,20 @@ import torch.nn.functional as F
 from fedpfl import models, tree
 from fedpfl.engine import begin
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import Batch, FedAvg, FedMP, FedSPU, FjORD, Hermes, Method, PruneFL, RandomDropout
-from fedpfl.methods.shared.neurons import entries, prefix
+from fedpfl.methods import (
+    Batch,
+    FedAvg,
+    FedMP,
+    FedRolex,
+    FedSPU,
+    FjORD,
+    Hermes,
+    HeteroFL,
+    Method,
+    PruneFL,
+    RandomDropout,
+)
+from fedpfl.methods.shared.neurons import entries, incoming, prefix
 from fedpfl.traffic import count
 from tests.conftest import (
     COHORTS,
@@ -178,6 +190,20 @@ def test_neurons_are_ranked_once(kind, backend, net, federation):
     assert not torch.equal(own[3][0], own[3][1]) or kind is not PruneFL
 
 
+@pytest.mark.parametrize(("kind", "best"), [(Hermes, 0), (FedMP, 1), (PruneFL, 2)])
+def test_neurons_are_ranked_by_the_norm_that_the_method_names(kind, best, net):
+    """Unit 0 has the largest L2 norm of weights (Hermes), unit 1 their largest L1 norm (FedMP), unit 2 the largest L2
+    norm of gradients (PruneFL), whose L1 norm unit 3 has the largest of.
+    """
+    weights, slopes = (tree.full_like(net.params, 0.0) for _ in range(2))
+    weights["fc.weight"][:3, :4] = torch.tensor([[-5.0, 0, 0, 0], [2, 2, -2, 2], [1, 0, 0, 0]])
+    slopes["fc.weight"][1:4, :4] = torch.tensor([[1.0, 0, 0, 0], [0, 5, 0, 0], [2, -2, 2, 2]])
+    method = kind(widths=(0.1,))
+    plan = begin(method, net, 1, CPU).server["plan"]
+    score = incoming(plan, method._scores(weights, slopes))[4:]
+    assert int(score.argmax()) == best
+
+
 def test_norms_do_not_see_signs_orders_or_common_factors(net, federation):
     """Ranking without training: flipped filters, permuted inputs and a scaled layer rank the same."""
     changed = dict(net.params)
@@ -272,6 +298,43 @@ def test_distillation_is_the_formula(net, federation):
     assert float(drawn) == pytest.approx(float(expected), abs=1e-5)
     whole = method.loss(bound, net.params, Batch(x, y, random=torch.tensor([0.51])), server, client)
     assert float(whole) == pytest.approx(1.75 * float(F.cross_entropy(wide, y)), abs=1e-5)
+
+
+def test_distillation_does_not_differentiate_the_teacher(net, federation):
+    """The widest model's soft labels are constants (arXiv:2102.13451): all of its gradient is that of its
+    own cross-entropy, in the entries that the drawn width lacks.
+    """
+    method = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25)
+    state = begin(method, net, 2, CPU)
+    server, client = state.server, method.prepare(state.server, row(state.clients, 1))
+    x, y = federation.normalize(federation.x[:20]), federation.y[:20]
+    bound = net.bind({})
+    half = entries(server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params)
+    batch = Batch(x, y, random=torch.tensor([0.49]))
+    got = torch.func.grad(lambda params: method.loss(bound, params, batch, server, client))(net.params)
+    teacher = bound(net.params, x).detach().softmax(1)
+
+    def apart(params):
+        narrow = bound(tree.map(lambda p, m: p * m, params, half), x)
+        divergence = (teacher * (teacher.log() - narrow.log_softmax(1))).sum(1).mean()
+        return F.cross_entropy(bound(params, x), y) + 0.75 * F.cross_entropy(narrow, y) + 0.25 * divergence
+
+    assert_close(got, torch.func.grad(apart)(net.params), atol=1e-6)
+    alone = torch.func.grad(lambda params: F.cross_entropy(bound(params, x), y))(net.params)
+    assert_close(got["fc.weight"][6:], alone["fc.weight"][6:], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FedSPU, RandomDropout, FjORD, *PRUNED, partial(HeteroFL, rounding="floor"), FedRolex],
+    ids=lambda kind: kind().__class__.__name__,
+)
+def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries(method, net, federation):
+    """Of widths 1/4, 1/2 and 1 Tiny has 1, 2, 4 channels and 3, 6, 12 units: 60, 169 and 549 scalars."""
+    cohort = [0, 4, 8, 1]
+    _, outcomes = rounds(method(widths=(0.25, 0.5, 1.0)), net, federation, [cohort] * 2)
+    for outcome in outcomes:
+        assert outcome.metrics == {"trained_share": pytest.approx((60 + 169 + 549 + 60) / 4 / 549)}
 
 
 # Ranges

@@ -76,6 +76,7 @@ def test_the_tiny_net_is_as_large_as_these_tests_believe(net):
         (Ditto(), N, N),
         (FedOBP(q=1.0), N, N),
         (FedOBP(q=0.9, score="fisher"), N, N),
+        (FedOBP(q=0.9, score="fisher_batch"), N, N),
     ],
     ids=str,
 )
