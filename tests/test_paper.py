@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
+from fedpfl import config
 from fedpfl.errors import FedpflError
 from fedpfl.report import groups, published, runs
 from fedpfl.report.__main__ import main
+from fedpfl.report.filling import fill
+from fedpfl.report.load import DATASETS, begun
 from fedpfl.report.paper_figures import FIGURES, layer_shares
-from fedpfl.report.paper_tables import COMPARED, PLANS, Rule, fill
+from fedpfl.report.paper_tables import COMPARED, FEDOBP_PLANS, PLANS, Rule
 from fedpfl.report.table import render
 from tests.test_experiments import composed, swept
 from tests.test_report import write_run
@@ -43,7 +49,8 @@ def root(tmp_path: Path) -> Path:
 def cell(root: Path, row: str, table: str = "table4", dataset: str = "fmnist", alpha: float = 0.1, **options: Any):
     """A cell's own values' mean, seeds, and what else is known of it."""
     shown = fill(table, groups(runs(root)), **options)
-    place = 1 + PLANS[table].columns.index((dataset, alpha))
+    places = [(place.dataset, place.alphas[0]) for place in PLANS[table].places]
+    place = 1 + places.index((dataset, alpha))
     (own,) = (cells[place] for cells in shown.rows if cells[0].value == row)
     record = shown.frame[(shown.frame["row"] == row)].iloc[place - 1]
     return SimpleNamespace(**record, mark=own.mark, flag=own.flag, mean=None if math.isnan(own.value) else own.value)
@@ -144,6 +151,13 @@ def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_
     grid = fill("table3", groups(runs(tmp_path)))
     assert [(one.group, one.heading) for one in grid.columns[1:]] == [("Digits", f"Dir({a})") for a in (0.1, 0.5)]
     assert grid.rows[1][1].value == 95.0
+    assert all("dataset=digits" in command.split() for command in grid.commands)
+    spu = {"method": {"name": "fedspu"}, "model": {"name": "fedspu_emnist"}, "stopping": {"early": False}}
+    for alpha in (0.1, 0.5, 1.0):
+        write_run(
+            tmp_path / f"s{alpha}", {4: 90 + alpha}, dataset={"name": "digits"}, partition={"alpha": alpha}, **spu
+        )
+    assert fill("fedspu1", groups(runs(tmp_path))).frame["own"].tolist()[-1] == pytest.approx(90 + 1.6 / 3)
 
 
 # What is missing
@@ -156,7 +170,7 @@ def filled(commands: tuple[str, ...], plan: str) -> set[tuple[str, str, float]]:
         words = dict(word.split("=", 1) for word in command.split()[3:])
         own = swept(composed(f"experiment={words.pop('experiment')}"))
         params = {"partition.alpha": ["0.1"], **own, **{key: values.split(",") for key, values in words.items()}}
-        key = PLANS[plan].lines[0].sweep[0]
+        key = "method"
         for value in params[key]:
             for dataset in params["dataset"]:
                 jobs |= {(value, dataset.removesuffix("_as_published"), float(a)) for a in params["partition.alpha"]}
@@ -166,9 +180,9 @@ def filled(commands: tuple[str, ...], plan: str) -> set[tuple[str, str, float]]:
 @pytest.mark.parametrize("plan", ["table3", "table4", "table4_as_published"])
 def test_commands_fill_exactly_what_is_missing(plan: str, root: Path) -> None:
     grid = fill(plan, groups(runs(root)))
-    lines, columns = PLANS[plan].lines, PLANS[plan].columns
+    lines, columns = PLANS[plan].lines, PLANS[plan].places
     empty = {
-        (line.method, *column)
+        (line.method, column.dataset, column.alphas[0])
         for line, row in zip(lines, grid.rows, strict=True)
         for column, own in zip(columns, row[1:], strict=True)
         if math.isnan(own.value)
@@ -185,27 +199,208 @@ def test_an_empty_table_is_one_command() -> None:
     )
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", FEDOBP_PLANS)
 def test_plans_are_what_the_experiments_run(name: str) -> None:
     plan = PLANS[name]
-    every: dict[str, list[str]] = {}
-    for experiment in dict.fromkeys(line.experiment for line in plan.lines):
-        params = swept(composed(f"experiment={experiment}"))
-        assert [d.removesuffix("_as_published") for d in params["dataset"]] == list(plan.datasets)
-        assert [float(a) for a in params.get("partition.alpha", ["0.1"])] == list(plan.alphas)
-        every |= params
-    for line in plan.lines:
-        assert line.sweep[1] in every[line.sweep[0]]
+    for i, line in enumerate(plan.lines):
+        params = swept(composed(f"experiment={line.experiment}"))
+        words = [plan.words(i, j, place.alphas[0]) for j, place in enumerate(plan.places)]
+        for key in words[0].keys() - {"experiment"}:
+            own = list(dict.fromkeys(each[key] for each in words))
+            known = params.get(key, ["0.1"])
+            assert own == known if key in ("dataset", "partition.alpha") else own[0] in known
     assert {line.method for line in PLANS["table3"].lines} == set(COMPARED)
 
 
-def test_every_published_number_of_tables_2_to_5_has_its_cell() -> None:
-    found = 0
-    for name in PLANS:
-        if name != "table4_as_published":
-            found += int(fill(name, []).frame["published"].notna().sum())
-    assert found == 32 + 104 + 104 + 32
-    assert len(published._numbers()) == found
+@pytest.mark.parametrize("name", sorted(PLANS.keys() - FEDOBP_PLANS.keys()))
+def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
+    """Every line in one column, every column in one line."""
+    plan = PLANS[name]
+    lines = [i for i, line in enumerate(plan.lines) if not line.untold]
+    places = [j for j, place in enumerate(plan.places) if not place.untold]
+    cells = {(i, places[n % len(places)]) for n, i in enumerate(lines) if places} | {(lines[-1], j) for j in places}
+    for i, j in sorted(cells):
+        alpha = plan.places[j].alphas[-1]
+        words = plan.words(i, j, alpha)
+        path = tmp_path / f"{i}_{j}"
+        path.mkdir()
+        own = config.resolve(composed(*(f"{key}={value}" for key, value in words.items())))
+        (path / "config.yaml").write_text(yaml.safe_dump(own))
+        (path / "summary.json").write_text("{}")
+        assert plan.fits(begun(path), i, j, alpha), words
+
+
+def test_every_published_number_has_one_cell() -> None:
+    """The MedMNIST numbers of Table IV stand once more beside runs with the faulty normalisation."""
+    shown: Counter[Any] = Counter()
+    for name, plan in PLANS.items():
+        if name == "table4_as_published":
+            continue
+        printed = iter(fill(name, []).frame["published"])
+        for i in range(len(plan.lines)):
+            for j in range(len(plan.places)):
+                source, metric, method, dataset, setting = plan.key(i, j)
+                key = source, metric, published.bare(method), DATASETS.get(dataset, dataset), setting
+                value = next(printed)
+                if not math.isnan(value):
+                    shown[key] += 1
+                    assert value == published.numbers()[key].value
+    with open(Path(published.__file__).parent / "published.csv") as file:
+        rows = [tuple(row.values())[:5] for row in csv.DictReader(file)]
+    assert shown == Counter((row[0], row[1], published.bare(row[2]), *row[3:]) for row in rows)
+    assert len(rows) == 641
+
+
+# The other papers, by the last evaluation of all clients' personal models and by each paper's own rule
+
+
+def change(path: Path, name: str = "rounds.csv", **columns: list[float]) -> None:
+    rows = pd.read_csv(path / name)
+    rows.assign(**columns).to_csv(path / name, index=False)
+
+
+def both(root: Path, table: str, row: str, dataset: str, setting: str) -> tuple[float, float, float]:
+    """Own value of a cell by our rule and by the paper's, and the published one."""
+    found = []
+    for rule in (Rule(), None):
+        frame = fill(table, groups(runs(root)), rule).frame
+        ((own, known),) = frame[(frame["row"] == row) & (frame["dataset"] == dataset) & (frame["setting"] == setting)][
+            ["own", "published"]
+        ].to_numpy()
+        found.append(own)
+    return found[0], found[1], known
+
+
+def test_fedobp_by_the_best_of_its_checkpoints_pooled(tmp_path: Path) -> None:
+    accuracy = {100: 90.0, 150: 99.0, 200: 80.0}
+    write_run(tmp_path / "a", accuracy, reached=200, method={"name": "fedper"}, partition=FMNIST, rounds=200)
+    assert both(tmp_path, "table4", "FedPer", "FMNIST", "Dir(0.1)") == (80.0, 91.0, 96.24)
+
+
+def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
+    dealt = {"name": "shuffled_shards", "classes_per_client": 2, "alpha": None}
+    usual = {"name": "fedselect", "alpha": 0.3, "personalise": "most", "layer": None}
+    for name, accuracy, method in (
+        ("select", 80.0, usual),
+        ("half", 81.0, usual | {"alpha": 0.5}),
+        ("least", 82.0, usual | {"personalise": "least"}),
+        ("layer", 83.0, usual | {"layer": 5}),
+        ("avg", 30.0, {"name": "fedavg"}),
+        ("babu", 40.0, {"name": "fedbabu"}),
+    ):
+        add(tmp_path, name, accuracy, method, dataset={"name": "cifar10"}, partition=dealt, clients=10)
+    setting = "CIFAR10", "10 clients, 2 classes each"
+    assert both(tmp_path, "fedselect1", "FedSelect", *setting) == (80.0, 64.0, 82.25)
+    assert both(tmp_path, "fedselect1", "FedAvg", *setting) == (30.0, 30.0, 27.70)
+    assert both(tmp_path, "fedselect1", "FedAvg+FT", *setting) == (32.0, 32.0, 75.30)
+    assert both(tmp_path, "fedselect1", "FedBABU", *setting) == (42.0, 42.0, 75.45)
+    assert both(tmp_path, "fedselect2", "FedSelect (alpha=0.50)", *setting) == (81.0, 64.0, 82.20)
+    assert both(tmp_path, "fedselect3", "Personalize Least", *setting) == (82.0, 64.0, 79.87)
+    table = fill("fedselect3", groups(runs(tmp_path)))
+    assert any(note.startswith("Without own values: Layer A, Layer B, Layer C, Layer D; ") for note in table.notes)
+    assert not any("ayer" in command for command in table.commands)
+
+
+GROWN = "what is described there, a pruned model that grows, is another method than its authors'."
+
+
+def spu(root: Path, name: str, accuracy: float, alpha: float, early: bool = False) -> Path:
+    return add(
+        root,
+        name,
+        accuracy,
+        {"name": "fedspu"},
+        dataset={"name": "cifar10"},
+        model={"name": "fedspu_cifar10"},
+        partition={"name": "dirichlet", "alpha": alpha},
+        stopping={"early": early},
+    )
+
+
+def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
+    for accuracy, alpha in ((50.0, 0.1), (52.0, 0.5)):
+        spu(tmp_path, f"a{alpha}", accuracy, alpha)
+    mean = "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)"
+    half = fill("fedspu1", groups(runs(tmp_path)))
+    assert math.isnan(half.rows[-1][2].value)
+    told = "python -m fedpfl.train --multirun experiment=fedspu_cifar10 method=prunefl,fjord,hermes,fedmp"
+    assert f"{told} stopping.early=false partition.alpha=0.1,0.5" in half.commands
+    assert f"{told},fedspu stopping.early=false partition.alpha=1" in half.commands
+    spu(tmp_path, "a1", 57.0, 1.0)
+    spu(tmp_path, "early", 10.0, 1.0, early=True)
+    assert both(tmp_path, "fedspu1", "FedSPU", *mean) == (53.0, 53.0, 51.81)
+    assert fill("fedspu3", groups(runs(tmp_path))).frame["own"].notna().sum() == 1
+    # Down 10,000 values and three times 6,000, up four times 10,000: 68,000.
+    volume = both(tmp_path, "fedspu3", "FedSPU (volume)", "CIFAR10", "500 rounds")
+    assert volume == (pytest.approx(68_000 * 4 / 1e9), pytest.approx(68_000 * 32 / 1e9), 18.04)
+    assert "the paper's devices' hours of local training are not recorded." in fill("fedspu3", []).notes[1]
+    assert fill("fedspu1", []).notes == ("Without own values: FedSelect; " + GROWN,)
+
+
+def test_fedspu_with_early_stopping(tmp_path: Path) -> None:
+    for alpha in (0.1, 0.5, 1.0):
+        path = spu(tmp_path, f"a{alpha}", 40.0 + 10 * alpha, alpha, early=True)
+        change(path, participants=[10, 10, 7, 3])
+    shown = both(tmp_path, "fedspu2", "FedSPU", "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)")
+    assert shown == (pytest.approx(40 + 16 / 3), pytest.approx(40 + 16 / 3), 42.66)
+    assert both(tmp_path, "fedspu4", "FedSPU+ES", "CIFAR10", "Dir(0.5)") == (3.0, 3.0, 216.0)
+    spu(tmp_path, "whole", 40.0, 0.5)
+    assert both(tmp_path, "fedspu4", "FedSPU", "CIFAR10", "Dir(0.5)") == (4.0, 4.0, 500.0)
+
+
+def test_fedpurin_by_the_best_round_before_averaging(tmp_path: Path) -> None:
+    fixed = {"partition": {"name": "fixed_dirichlet", "alpha": 0.1}}
+    method = {"name": "fedpurin", "score": "gradient", "hessian": False, "beta": 2}
+    path = add(tmp_path, "purin", 90.0, method, **fixed)
+    positions = [330_000, 202_000, 202_000, 202_000]
+    change(path, cohort_after=[60.0, 75.0, 70.0, 65.0], bits_down=positions)
+    add(tmp_path, "delta", 91.0, method | {"score": "delta", "hessian": True}, **fixed)
+    add(tmp_path, "avg", 92.0, {"name": "fedavg"}, **fixed)
+    fmnist = "FMNIST", "Dir(0.1)"
+    assert both(tmp_path, "fedpurin1", "FedPURIN", *fmnist) == (90.0, 75.0, 96.55)
+    assert both(tmp_path, "fedpurin1", "FedAvg", *fmnist) == (92.0, 64.0, 97.05)
+    assert both(tmp_path, "fedpurin2", "FedPURIN (delta theta, Hessian)", *fmnist) == (91.0, 64.0, 96.48)
+    mebi = 8 * 2**20
+    up = both(tmp_path, "fedpurin3", "FedPURIN, up, before beta", *fmnist)
+    assert up == (pytest.approx(32_000 / mebi), pytest.approx(32_000 / mebi), 2.38)
+    down = both(tmp_path, "fedpurin3", "FedPURIN, down, before beta", *fmnist)
+    assert down == (pytest.approx(26_600 / mebi), pytest.approx(16_000 * 32 / 20 / mebi), 4.34)
+    late = both(tmp_path, "fedpurin3", "FedPURIN, down, after beta", *fmnist)
+    assert late == (pytest.approx(20_200 / mebi), pytest.approx(600 * 32 / mebi), 0.69)
+    # FedAvg has no beta: all rounds, 28,000 values of 40 clients.
+    whole = both(tmp_path, "fedpurin3", "FedAvg, down, after beta", *fmnist)
+    assert whole == (pytest.approx(700 * 32 / mebi), pytest.approx(700 * 32 / mebi), 4.69)
+
+
+def test_subflot_after_training_and_by_domain(tmp_path: Path) -> None:
+    whole = {"name": "subflot", "otp": True, "sar": True, "ota": True}
+    twenty: dict[str, Any] = {"clients": 20, "partition": {"name": "dirichlet", "alpha": 0.1}}
+    add(tmp_path, "dir", 45.0, whole, dataset={"name": "cifar100"}, **twenty)
+    add(tmp_path, "others", 99.0, whole, dataset={"name": "cifar100"}, partition=twenty["partition"])
+    shards = {"name": "shards", "classes_per_client": 10, "alpha": None}
+    add(tmp_path, "shards", 55.0, whole, dataset={"name": "cifar100"}, clients=20, partition=shards)
+    add(tmp_path, "without", 80.0, whole | {"ota": False}, dataset={"name": "cifar10"}, **twenty)
+    pacs = add(tmp_path, "pacs", 40.0, whole, dataset={"name": "pacs"}, clients=20, partition={"name": "groups"})
+    rows = pd.DataFrame({"client": range(20), "accuracy": [float(client) for client in range(20)]})
+    rows.to_csv(pacs / "clients.csv", index=False)
+    assert both(tmp_path, "subflot1", "SubFLOT", "CIFAR100", "practical") == (45.0, 64.0, 44.88)
+    assert both(tmp_path, "subflot1", "SubFLOT", "CIFAR100", "pathological") == (55.0, 64.0, 58.37)
+    assert both(tmp_path, "subflot2", "SubFLOT", "CIFAR100", "label skew or real world") == (55.0, 64.0, 58.37)
+    assert both(tmp_path, "subflot4", "SubFLOT w/o OTA", "CIFAR10", "Dir(0.1)") == (80.0, 64.0, 81.41)
+    # Clients 0 to 4 hold art paintings, 5 to 9 cartoons, then photos and sketches.
+    assert both(tmp_path, "subflot3", "SubFLOT", "PACS", "Photo") == (12.0, 12.0, 48.23)
+    assert both(tmp_path, "subflot3", "SubFLOT", "PACS", "Art") == (2.0, 2.0, 28.73)
+    assert both(tmp_path, "subflot3", "SubFLOT", "PACS", "Avg") == (40.0, 40.0, 41.58)
+    assert "Without own values: 10 clients, 100 clients; the data set is not stated." in fill("subflot5", []).notes
+
+
+def test_the_papers_own_rule_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add(tmp_path, "avg", 92.0, {"name": "fedavg"}, partition={"name": "fixed_dirichlet", "alpha": 0.1})
+    for words, own in (([], 92.0), (["--select", "as-published"], 64.0)):
+        assert main(["paper", "fedpurin1", str(tmp_path), "--format", "csv", *words]) == 0
+        assert set(pd.read_csv(io.StringIO(capsys.readouterr().out))["own"].dropna()) == {own}
+    assert main(["paper", "fedpurin1", str(tmp_path), "--select", "as-published", "--every", "50"]) == 2
+    assert "--select as-published has rounds and accuracy of its own" in capsys.readouterr().err
 
 
 # Paired tests
@@ -362,4 +557,4 @@ def test_nothing_of_the_papers_is_no_fault(tmp_path: Path, capsys: pytest.Captur
     assert main(["paper", str(tmp_path), "--only", "tables"]) == 0
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("nothing of the paper's can be filled from the runs below")
+    assert captured.err.startswith("nothing of the papers' can be filled from the runs below")

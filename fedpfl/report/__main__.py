@@ -18,7 +18,7 @@ from fedpfl.report import cleaning, listing, state
 from fedpfl.report.compare import LEAST, compare, side
 from fedpfl.report.load import Run, directories, groups, nothing_below, runs, to_stderr
 from fedpfl.report.table import FORMATS, Table, render, screen
-from fedpfl.report.tables import ACCURACIES, METRICS, SELECTIONS, accuracy_table, curve_table
+from fedpfl.report.tables import ACCURACIES, AS_PUBLISHED, METRICS, SELECTIONS, accuracy_table, curve_table
 
 EVERY = "all_methods"
 """The paper's table that it lacks: every method before and after fine-tuning, with its cost."""
@@ -86,16 +86,23 @@ def _paper(options: Namespace) -> None:
 
 
 def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path], found: Sequence[Run]) -> None:
+    from fedpfl.report.filling import fill
     from fedpfl.report.paper_figures import FIGURES
-    from fedpfl.report.paper_tables import LARGE, PLANS, SMALL, Rule, fill, one_each
+    from fedpfl.report.paper_tables import LARGE, PLANS, POOLED, SHOWN, SMALL, Rule, one_each
 
+    own_rule = options.select == AS_PUBLISHED
+    if own_rule and (options.every or options.accuracy != "accuracy"):
+        raise FedpflError(
+            f"--select {AS_PUBLISHED} has rounds and accuracy of its own; leave out --every and --accuracy"
+        )
     gathered = [one for one in groups(found) if not options.dataset or one.runs[0].dataset_name in options.dataset]
-    own = [group for group in gathered if group.runs[0].dataset_name in (*LARGE, *SMALL)]
+    shown = [group for group in gathered if group.runs[0].dataset_name in SHOWN]
+    own = [group for group in shown if group.runs[0].dataset_name in (*LARGE, *SMALL)]
 
     def has_runs(name: str) -> bool:
         """Whether there is something to show of what was not asked for by name."""
         if name in PLANS:
-            return bool(own) and bool(fill(name, own).frame["seeds"].any())
+            return bool(shown) and bool(fill(name, shown).frame["seeds"].any())
         return bool(FIGURES[name].of(own) if name in FIGURES else own)
 
     chosen = names or [name for name in (*PLANS, EVERY, *FIGURES) if has_runs(name)]
@@ -103,10 +110,10 @@ def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path],
         chosen = [name for name in chosen if (name in FIGURES) == (options.only == "figures")]
     if not chosen:
         to_stderr(
-            f"nothing of the paper's can be filled from the runs below {', '.join(map(str, roots))}; name a table "
+            f"nothing of the papers' can be filled from the runs below {', '.join(map(str, roots))}; name a table "
             f"({', '.join(PLANS)}) to see the commands that fill it"
         )
-    rule = Rule(options.accuracy, options.select, options.every or 100)
+    rule = POOLED if own_rule else Rule(options.accuracy, options.select, options.every or 100)
     for name in chosen:
         if name in FIGURES:
             for target in FIGURES[name].draw(gathered, (options.out or roots[0] / "figures") / name, rule):
@@ -115,7 +122,7 @@ def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path],
             members = [run for group in one_each(gathered) for run in group.runs]
             _write(name, accuracy_table(members, rule.select, rule.every), options)
         else:
-            _write(name, fill(name, gathered, rule, options.dataset, options.test or ""), options)
+            _write(name, fill(name, gathered, None if own_rule else rule, options.dataset, options.test or ""), options)
 
 
 def _html(options: Namespace) -> None:
@@ -196,10 +203,9 @@ LIST: dict[str, Any] = {"type": _words, "default": [], "metavar": "A,B"}
 ROOTS = _option("roots", "default: outputs", nargs="*", metavar="ROOT", type=Path, default=[Path("outputs")])
 FORMAT = _option("--format", "of tables; default: terminal, with --out all others", choices=[*FORMATS])
 SELECT = "which evaluation is judged; best-checkpoint looks at test data, as published"
-JUDGED = (
-    _option("--select", SELECT, choices=SELECTIONS, default="last"),
-    _option("--every", "best-checkpoint: of every N rounds only; paper: 100", type=_positive, metavar="N"),
-)
+OWN_RULE = f"{SELECT}; {AS_PUBLISHED}: by each table's own rule"
+EVERY_N = _option("--every", "best-checkpoint: of every N rounds only; paper: 100", type=_positive, metavar="N")
+JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY_N)
 OUT = _option("--out", "write there; default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR")
 REFERENCE = "published curves (method,round,accuracy_before,accuracy_after)"
 USUAL = (
@@ -215,12 +221,13 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, tuple[Option, 
     "figures": (partial(_show, only="figures"), "Draw accuracy over rounds.", USUAL),
     "paper": (
         _paper,
-        "Show the FedOBP paper's tables and figures from own runs; without a NAME, all of which there are runs.",
+        "Show five papers' tables and FedOBP's figures from own runs; without a NAME, all of which there are runs.",
         (
-            _option("words", "table2 to table5, figure2 to figure7, ...", nargs="*", metavar="NAME|ROOT"),
+            _option("words", "table2, fedselect1, fedspu1, fedpurin1, figure2, ...", nargs="*", metavar="NAME|ROOT"),
             *(_option("--only", "of what there are runs", choices=("tables", "figures")), DATASET),
             _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy"),
-            *(*JUDGED, _option("--test", "mark what differs from FedOBP, paired over seeds", choices=[*LEAST])),
+            _option("--select", OWN_RULE, choices=(*SELECTIONS, AS_PUBLISHED), default="last"),
+            *(EVERY_N, _option("--test", "mark what differs from the last line, paired over seeds", choices=[*LEAST])),
             *(FORMAT, OUT),
         ),
     ),

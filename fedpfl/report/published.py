@@ -1,4 +1,4 @@
-"""The published numbers: FedOBP (arXiv:2604.16574), Tables II to V, and what is known about how they came about."""
+"""The published numbers of five papers, and what is known about how FedOBP's came about."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from fedpfl.report.load import DATASETS, Run
 
-# What the published numbers were produced with; read from the authors' logs (momentum is not in the paper).
+FEDOBP = "FedOBP (arXiv:2604.16574) Table "
+# What FedOBP's numbers were produced with; read from the authors' logs (momentum is not in the paper).
 SETUP = {
     "rounds": 400,
     "clients": 100,
@@ -26,7 +27,7 @@ ABLATION = "ablation"
 
 
 class Published(NamedTuple):
-    """One published number, an accuracy in percent; std is nan and note empty where there is none."""
+    """One published number, an accuracy in percent or what its metric says; std is nan and note empty where unknown."""
 
     value: float
     std: float
@@ -34,14 +35,20 @@ class Published(NamedTuple):
     note: str
 
 
-def lookup(metric: str, method: str, dataset: str, setting: str) -> Published | None:
-    """Return a published number. dataset: a name of the configuration; setting: `Dir(0.1)`; method: in any spelling."""
-    return _numbers().get((metric, bare(method), f"{DATASETS.get(dataset, dataset)} {setting}"))
+Key = tuple[str, str, str, str, str]
+"""Source, metric, method, data set and setting of a published number."""
+
+
+def lookup(key: Key) -> Published | None:
+    """Return a published number. The data set may be a name of the configuration, the method in any spelling."""
+    source, metric, method, dataset, setting = key
+    return numbers().get((source, metric, bare(method), DATASETS.get(dataset, dataset), setting))
 
 
 def of_run(run: Run, metric: str = ACCURACY) -> Published | None:
-    """Return the published number of a run's method, data set and Dirichlet setting, if there is one."""
-    return lookup(metric, run.method_name, run.dataset_name, setting(run))
+    """Return FedOBP's published number of a run's method, data set and Dirichlet setting, if there is one."""
+    where = metric, run.method_name, run.dataset_name, setting(run)
+    return next(filter(None, (lookup((FEDOBP + table, *where)) for table in ("II", "III", "IV"))), None)
 
 
 def setting(run: Run) -> str:
@@ -57,14 +64,12 @@ def bare(name: str) -> str:
 
 
 @cache
-def _numbers() -> dict[tuple[str, str, str], Published]:
-    """By metric, method, and data set with setting. A cell of the file is `58.15 0.26`: value and std, if known."""
+def numbers() -> dict[Key, Published]:
+    """Return all published numbers."""
     text = resources.files("fedpfl.report").joinpath("published.csv").read_text(encoding="utf-8")
     return {
-        (row["metric"], bare(row["method"]), place): Published(
-            float(cell.split()[0]), float((*cell.split(), "nan")[1]), row["source"], row["note"]
+        (row["source"], row["metric"], bare(row["method"]), row["dataset"], row["setting"]): Published(
+            float(row["value"]), float(row["std"] or "nan"), row["source"], row["note"]
         )
         for row in csv.DictReader(text.splitlines())
-        for place, cell in row.items()
-        if place not in ("source", "metric", "method", "note") and cell
     }

@@ -128,7 +128,7 @@ def number(kind: str, value: float, digits: int = 4) -> str:
     """Return a number as people read it; nothing for nan.
 
     kind: percent, difference (of percents), short (so many digits and a unit: `22.4k`), change (short, with a sign),
-    whole, entries, exact, size (of bytes), age (of seconds), p, or number (three digits).
+    whole, decimal, entries, exact, size (of bytes), age (of seconds), p, or number (three digits).
     """
     if not math.isfinite(value):
         return ""
@@ -150,7 +150,7 @@ def number(kind: str, value: float, digits: int = 4) -> str:
         return f"{seconds} s"
     if kind == "p":
         return "<0.001" if value < 0.001 else f"{value:.3f}"
-    forms = {"percent": "{:.2f}", "whole": "{:.0f}", "entries": "{:,.0f}", "exact": "{:.10g}"}
+    forms = {"percent": "{:.2f}", "whole": "{:.0f}", "decimal": "{:.2f}", "entries": "{:,.0f}", "exact": "{:.10g}"}
     return forms.get(kind, "{:.3g}" if abs(value) < 1000 else "{:,.0f}").format(value)
 
 

@@ -15,6 +15,8 @@ from fedpfl.report.published import QUANTILE, SETUP, of_run
 from fedpfl.report.table import Cell, Column, Table, mark, over_seeds
 
 SELECTIONS = ("last", "best-checkpoint")
+AS_PUBLISHED = "as-published"
+"""The selection that stands for each paper's table's own rule."""
 ACCURACIES = ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled")
 TRAFFIC = ("values_down", "values_up", "bits_down", "bits_up")
 
@@ -74,7 +76,8 @@ def accuracy_table(
     for record, group in zip(records, gathered, strict=True):
         if not record["round"]:
             warn(f"{group.title}: no evaluation of all clients to judge")
-    notes = (*departures(gathered), *emptiness(gathered, select, every))
+    compared = [(group, setup_of(group.runs[0]), known.note) for group in gathered if (known := of_run(group.runs[0]))]
+    notes = (*departures(compared), *emptiness(gathered, select, every))
     table = _table(records, ACCURACY_COLUMNS, _caption(gathered, records, select, every), notes)
     for _, places in table.blocks():
         finished = [gathered[place].used[0].status == "finished" for place in places]
@@ -132,12 +135,15 @@ def reference_for(group: Group, names: Iterable[str]) -> str | None:
     return next((name for name in names if name == own or str(name).startswith(f"{own}_")), None)
 
 
-def judged(group: Group, select: str = "last", every: int = 1) -> dict[Run, pd.Series]:
+def judged(group: Group, select: str = "last", every: int = 1, by: str = "accuracy") -> dict[Run, pd.Series]:
     """Return the rows of `rounds.csv` that the runs which speak for a group are judged by, of those that have one.
+
+    by: what the best row is the best by; a cohort's column is known in every round, others where all were evaluated.
 
     Runs that are not finished are judged as far as all of them came, so that none is averaged with a longer one.
     """
-    rows = {run: run.evaluations for run in group.used if len(run.evaluations)}
+    known = {run: run.rounds if by.startswith("cohort_") else run.evaluations for run in group.used}
+    rows = {run: own for run, own in known.items() if len(own)}
     if rows and group.used[0].status != "finished":
         last = min(own["round"].iloc[-1] for own in rows.values())
         rows = {run: own[own["round"] <= last] for run, own in rows.items()}
@@ -146,18 +152,18 @@ def judged(group: Group, select: str = "last", every: int = 1) -> dict[Run, pd.S
     chosen = {}
     for run, own in rows.items():
         if len(own):
-            best = select == "best-checkpoint" and own["accuracy"].notna().any()
-            chosen[run] = own.loc[own["accuracy"].idxmax()] if best else own.iloc[-1]
+            best = select == "best-checkpoint" and by in own and own[by].notna().any()
+            chosen[run] = own.loc[own[by].idxmax()] if best else own.iloc[-1]
     return chosen
 
 
-def emptiness(gathered: Sequence[Group], select: str, every: int) -> tuple[str, ...]:
+def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "accuracy") -> tuple[str, ...]:
     """Say which judged evaluations hold no accuracy, which leaves cells empty."""
     told = [
         f"{group.title} (seed {run.seed}, round {int(row['round'])})"
         for group in gathered
-        for run, row in judged(group, select, every).items()
-        if math.isnan(row["accuracy"])
+        for run, row in judged(group, select, every, by).items()
+        if math.isnan(row.get(by, math.nan))
     ]
     return (f"Empty, as a model was not finite or no client has test samples: {few(told)}.",) * bool(told)
 
@@ -176,20 +182,23 @@ def over_which(seeds: Mapping[str, Sequence[int]]) -> str:
     return f"mean(sample standard deviation) over different seeds: {'; '.join(told)}"
 
 
-def departures(gathered: Sequence[Group]) -> tuple[str, ...]:
-    """Say in what runs depart from the published set-up, and what is known about the published code; a line each."""
-    compared = [(group, known) for group in gathered if (known := of_run(group.runs[0]))]
+def departures(compared: Iterable[tuple[Group, Mapping[str, Any], str]]) -> tuple[str, ...]:
+    """Say in what runs depart from the published set-up, and what is known about the published code; a line each.
+
+    compared: groups, each with its set-up by dotted key and what is known.
+    """
+    every = list(compared)
     behind: dict[str, dict[str, None]] = {}
     differing: dict[str, list[tuple[str, Group]]] = {}
-    for group, known in compared:
-        if known.note:
-            behind.setdefault(known.note, {})[group.runs[0].called] = None
-        for what, own, theirs in setup_differences(group.runs[0]):
+    for group, setup, note in every:
+        if note:
+            behind.setdefault(note, {})[group.runs[0].called] = None
+        for what, own, theirs in setup_differences(group.runs[0], setup):
             differing.setdefault(f"{what} {{}} (published {theirs})", []).append((own, group))
     told = []
     for words, found in differing.items():
         text = words.format(few(dict.fromkeys(own for own, _ in found)))
-        if len(found) < len(compared):
+        if len(found) < len(every):
             text += f" for {few(dict.fromkeys(group.method for _, group in found))}"
         told.append(text)
     lines = [f"Set-up that differs from the published one: {'; '.join(told)}."] if told else []
@@ -202,12 +211,20 @@ def few(words: Iterable[str]) -> str:
     return ", ".join(every) if len(every) <= 4 else f"{', '.join(every[:3])} and {len(every) - 3} more"
 
 
-def setup_differences(run: Run) -> list[tuple[str, str, str]]:
-    """Return what, own value and published value, where they differ."""
+def setup_of(run: Run) -> dict[str, Any]:
+    """Return the set-up of FedOBP's tables for a run's method, data set and partition."""
     q = of_run(run, QUANTILE)
-    found = [(key, run.get(key), value) for key, value in SETUP.items()] + [("q", run.q, q and q.value)]
-    found += [("norm", run.get("method.norm"), "global")] if run.method_name == "fedobp" else []
-    return [(key, str(own), str(value)) for key, own, value in found if None not in (own, value) and own != value]
+    return (
+        SETUP
+        | ({"method.q": q.value} if q else {})
+        | ({"method.norm": "global"} if run.method_name == "fedobp" else {})
+    )
+
+
+def setup_differences(run: Run, setup: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what, own value and published value, where a run has another one."""
+    found = [(key.removeprefix("method."), run.get(key), value) for key, value in setup.items()]
+    return [(key, str(own), str(value)) for key, own, value in found if own not in (None, value)]
 
 
 def _record(group: Group, select: str, every: int) -> dict[str, Any]:
