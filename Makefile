@@ -13,7 +13,7 @@ setup: .venv/ready ## Make .venv with the pinned versions (once)
 	@touch $@
 
 demo: setup ## FedOBP, FedAvg (+FT), FedPer and Local-Only on embedded data; prints a table (no network)
-	$(BIN)/python -m fedpfl.train --multirun experiment=demo
+	$(BIN)/python -m fedpfl.train experiment=demo
 	$(BIN)/python -m fedpfl.report tables outputs/demo
 	$(BIN)/python -m fedpfl.report figures outputs/demo --out outputs/demo
 
@@ -24,7 +24,7 @@ test-all: setup ## The same in all settings
 	$(BIN)/pytest -n auto --dist loadfile -m "full or not full"
 
 smoke: setup ## The quickest end-to-end check: a few rounds of every method on digits
-	$(BIN)/python -m fedpfl.train --multirun experiment=smoke
+	$(BIN)/python -m fedpfl.train experiment=smoke
 
 lint: setup ## Style, formatting and types
 	$(BIN)/ruff check .

@@ -130,10 +130,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Run(Plan):
-    """Everything a run needs. fingerprint: of all that was read from files, and of who holds which samples."""
+    """Everything a run needs.
+
+    read: a digest of all that was read from files, the same for all seeds. fingerprint: also of who holds which
+    samples.
+    """
 
     federation: Federation
     net: Net
+    read: str
     fingerprint: str
 
 
@@ -208,8 +213,13 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
     plan.method.init(net.params, net.parts)  # refuses what this network does not have, while nothing is written
     splits = federation.train, federation.test, federation.validation
-    found = data.fingerprint(read, splits, options.get("weights"))
-    return Run(**vars(plan), federation=federation.to(device), net=net, fingerprint=found)
+    return Run(
+        **vars(plan),
+        federation=federation.to(device),
+        net=net,
+        read=data.fingerprint(read, options.get("weights")),
+        fingerprint=data.fingerprint(read, splits, options.get("weights")),
+    )
 
 
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:

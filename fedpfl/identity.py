@@ -20,14 +20,18 @@ LATER: dict[str, Any] = {
     "stopping": {"early": False, "lam": 0.7},
     "validation": 0.0,
     "model": {"weights": None},
+    "method": {"statistics": "aggregate"},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
 }
 """Keys that came later, with the value all runs had before: at that value they do not tell runs apart."""
 
 
-FORMER: dict[str, Any] = {"early_stopping": False, "lam": 0.7}
-STOPPED = ("fedmp", "fedspu", "fjord", "hermes", "prunefl", "random_dropout")
-"""Methods that once had these hyperparameters, at values that mean what they do now: older runs keep their identity."""
+_STOPPING = {"early_stopping": False, "lam": 0.7}
+FORMER: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("fedmp", "fedspu", "fjord", "hermes", "prunefl", "random_dropout"), _STOPPING),
+    "fedselect": {"layer": None},
+}
+"""Hyperparameters that methods once had, at values that mean what they do now: older runs keep their identity."""
 
 
 def essence(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,7 +41,7 @@ def essence(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(kept.get(group), Mapping):
             kept[group] = {key: value for key, value in kept[group].items() if told(key)}
     if isinstance(method := kept.get("method"), Mapping):
-        kept["method"] = {**(FORMER if method.get("name") in STOPPED else {}), **method}
+        kept["method"] = {**FORMER.get(str(method.get("name")), {}), **method}
     for key, since in LATER.items():
         value = kept.pop(key, since)
         if isinstance(since, dict) and isinstance(value, Mapping):

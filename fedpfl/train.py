@@ -264,6 +264,7 @@ def _facts(run: config.Run, cohort: int) -> dict[str, Any]:
     """What the summary says of a run from its first moment on."""
     return {
         "seed": run.settings.seed,
+        "read": run.read,
         "cohort": cohort,
         "parameters": tree.size(run.net.params),
         "environment": record.describe(),

@@ -37,7 +37,7 @@ class Sweeper(BasicSweeper):
         from fedpfl.engine import ranks  # imports torch, which other Hydra programs need not wait for
 
         if ranks.launched():
-            raise ValueError("torchrun starts one run, and no sweep; leave out -m, or start it without torchrun")
+            raise ValueError("torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN")
         if self.max_batch_size is not None and self.max_batch_size < 1:
             raise ValueError(f"hydra.sweeper.max_batch_size must be 1 or more, or null, got {self.max_batch_size}")
         assert self.hydra_context is not None

@@ -180,8 +180,11 @@ BAD = [
     ("method=fedper method.layers=5", "method.layers must be at most 4, the network's layers, got 5"),
     ("method=fedala method.layers=99", "method.layers must be at most 4, the network's layers, got 99"),
     ("method=lg_fedavg method.layers=5", "method.layers must be at most 4, the network's layers, got 5"),
-    ("method=fedselect method.layer=99", "method.layer: the network has layers 0 to 3, got 99"),
-    ("method=fedselect method.layer=fc9", "method.layer must be one of conv1.weight, conv2.weight, fc1.weight"),
+    ("method=fedselect method.personalise=99", "method.personalise: the network has layers 0 to 3, got 99"),
+    (
+        "method=fedselect method.personalise=fc9",
+        "method.personalise must be one of most, least, random, conv1, conv2, ",
+    ),
     ("method=flexfl method.apoz=[0.1]", "method.apoz has 1 numbers for 3 groups of neurons"),
     ("model=mlp model.hidden=[100000000000]", "model=mlp: its parameters, held twice, would take"),
     # impossible together
@@ -312,7 +315,7 @@ SWEPT = [
     ("seed=1,2 rounds=0", "rounds must be 1 or more, got 0"),
     ("seed=1,2 +foo=3", "foo is not a key here"),
     ("seed=1,2 foo=3", "foo is not a key here"),
-    ("seed=1,2 method=fedselect method.layer=99", "method.layer: the network has layers 0 to 3, got 99"),
+    ("seed=1,2 method=fedselect method.personalise=99", "method.personalise: the network has layers 0 to 3, got 99"),
     ("method=fedavg,fedobpp", "method must be one of 37 names, got 'fedobpp'; did you mean fedobp?"),
     ("local.lr=1e300,inf", "local.lr must be a finite number, got inf"),
     ('seed=1,2 data_dir="\x1b[31m"', r"data_dir must be a text without control characters, got '\x1b[31m'"),
@@ -614,7 +617,7 @@ def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path)
     result = call("-m", *TINY, "method=fedprox,fedavg", "method.mu=0.1", cwd=tmp_path)
     assert result.code == 2, result
     assert "fedpfl: 1 of 2 jobs failed" in result.err
-    assert "method.mu is not a key here; known keys: name" in result.err
+    assert "method.mu is not a key here; known keys: statistics" in result.err
     assert seeds(tmp_path) == {"fedprox": ["seed42"]}
 
 
@@ -629,8 +632,8 @@ def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path)
         ("experiment=subflot_cifar10 method.otp=false", "experiment=subflot_cifar10 ++method.otp=false"),
         ("experiment=subflot_cifar10 method=subflot method.otp=false", None),
         (
-            "experiment=fedselect_cifar10_ablation method.personalise=most method.layer=0,5",
-            "experiment=fedselect_cifar10_ablation method.personalise=choice(most) method.layer=0,5",
+            "experiment=fedselect_cifar10_ablation method.personalise=most method.alpha=0.3,0.5",
+            "experiment=fedselect_cifar10_ablation method.personalise=choice(most) method.alpha=0.3,0.5",
         ),
         ("experiment=smokes method.otp=false =x method=[1, --cfg job", None),  # Hydra says what is wrong
     ],

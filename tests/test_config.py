@@ -28,7 +28,11 @@ GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
 FILES = sorted(CONF.rglob("*.yaml"))
 EXPERIMENTS = CONF / "experiment"
 OPTIONS = [(path.parent.name, path.stem) for path in FILES if path.parent.parent == CONF and path.parent != EXPERIMENTS]
-UNSET = {"npz": ["dataset.path=mine.npz"], "paper": ["dataset=fmnist"], "paper_cls": ["dataset=fmnist"]}
+UNSET = {
+    "npz": ["dataset.path=mine.npz"],
+    **dict.fromkeys(("paper", "paper_cls", "figure6", "fedobp_cls"), ["dataset=fmnist"]),
+    **dict.fromkeys([f"subflot_without_{part}" for part in ("ota", "otp", "sar")], ["method=subflot"]),
+}
 """What an option needs beside itself."""
 
 
@@ -51,7 +55,7 @@ def identity(*overrides: str) -> str:
 
 
 def test_the_groups_are_the_designs() -> None:
-    expected = "augment dataset engine experiment logger method model norm partition quantile score"
+    expected = "augment dataset engine experiment logger method model norm paper partition quantile score"
     assert expected.split() == GROUPS
 
 
@@ -196,6 +200,19 @@ def test_a_hyperparameter_that_became_a_key_for_all_leaves_the_identity_of_earli
     earlier["method"] = {**whole["method"], "early_stopping": False, "lam": 0.7}
     assert config.identity(earlier) == config.identity(whole)
     assert config.identity(whole) != identity(f"method={name}", "stopping.early=true")
+
+
+@pytest.mark.parametrize(
+    ("name", "later", "former"),
+    [("fedavg", "statistics", {}), ("fedper", "statistics", {}), ("fedselect", "", {"layer": None})],
+)
+def test_a_methods_new_and_dropped_keys_leave_the_identity_of_earlier_runs(name: str, later: str, former) -> None:
+    whole = resolve(f"method={name}")
+    earlier = {**whole, "method": {key: value for key, value in whole["method"].items() if key != later} | former}
+    assert earlier != whole
+    assert config.identity(earlier) == config.identity(whole)
+    changed = f"method.{later}=local" if later else "method.personalise=5"
+    assert identity(f"method={name}", changed) != config.identity(whole)
 
 
 def test_a_run_belongs_below_its_data_set_or_experiment() -> None:

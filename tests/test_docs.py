@@ -75,8 +75,13 @@ def checkout(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("seeds", ["seed=1", pytest.param("seed=1,2,3", marks=pytest.mark.full)])
-@pytest.mark.parametrize("command", FIRST)
+@pytest.mark.parametrize(
+    ("command", "seeds"),
+    [
+        *((command, "seed=1") for command in FIRST),
+        *(pytest.param(command, "seed=1,2,3", marks=pytest.mark.full) for command in FIRST if "seed=1,2,3" in command),
+    ],
+)
 def test_commands_run(command: str, seeds: str, checkout):
     """A newcomer's first, those with three seeds with one; scripts/try_docs.py runs all."""
     if "experiment=table3" in command:

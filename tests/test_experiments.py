@@ -99,12 +99,40 @@ def test_an_experiment_says_how_to_run_it_and_is_listed(name):
     assert f"`{name}`" in (ROOT / "docs/experiments.md").read_text()
 
 
-def test_what_the_experiments_of_a_paper_share_is_no_experiment():
-    with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
-        assert GlobalHydra.instance().config_loader().get_group_options("experiment") == EXPERIMENTS
-    texts = [(ROOT / f"conf/experiment/{name}.yaml").read_text() for name in EXPERIMENTS]
-    shared = sorted(path.stem for path in (ROOT / "conf/experiment/paper").glob("*.yaml"))
-    assert shared == sorted({base for text in texts for base in re.findall(r"^  - paper/(\w+)$", text, re.MULTILINE)})
+def test_every_paper_has_its_experiments_and_every_own_setting_its_method():
+    texts = [
+        path.read_text() for folder in ("experiment", "paper") for path in (ROOT / f"conf/{folder}").glob("*.yaml")
+    ]
+    used = {name for text in texts for name in re.findall(r"^  - override /paper: (\w+)$", text, re.MULTILINE)}
+    used |= {
+        name
+        for text in texts
+        for value in re.findall(r"^      paper: (.*)$", text, re.MULTILINE)
+        for name in value.split(",")
+    }
+    papers = {path.stem for path in (ROOT / "conf/paper").glob("*.yaml")}
+    assert papers == used
+    for path in (ROOT / "conf/paper/own").glob("*.yaml"):
+        assert path.stem in {f"{paper}_{method}" for paper in papers for method in METHODS}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_what_sweeps_needs_no_option(name: str):
+    cfg = composed(f"experiment={name}")
+    several = any(len(values) > 1 for values in swept(cfg).values())
+    assert cfg.hydra.mode == (RunMode.MULTIRUN if several else None)
+
+
+SEEDS = {"table3": 4, "table4": 4, "figure2": 4, "figure3": 4, "fedpurin_cifar100": 3, "fedpurin_ablation": 3}
+SEEDS |= {"fedspu_speech": 3, "fedspu_emnist_stopping": 3} | dict.fromkeys(QUICK, 1)
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_full_experiments_run_as_many_seeds_as_the_paper_averages(name: str):
+    seeds = swept(composed(f"experiment={name}")).get("seed", ["42"])
+    assert len(set(seeds)) == len(seeds) == SEEDS[name]
+    job = jobs(name)[0]
+    assert len({config.identity(config.resolve(composed(*job, f"seed={seed}"))) for seed in seeds}) == 1
 
 
 @pytest.mark.parametrize("name", ["smoke", "all_methods"])
@@ -131,7 +159,7 @@ def test_what_two_tables_share_is_one_run():
             ("table2",),
             ("table4",),
             ("table5", "norm=global"),
-            ("figure6", "norm=global"),
+            ("figure5", "paper=fedobp_global"),
             ("q_sweep", "quantile.q=0.99993"),
             ("figure4", "score=obp", "quantile.q=0.99993"),
             ("all_methods",),

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedpfl import tree
+from fedpfl import models, tree
 from fedpfl.engine import begin
 from fedpfl.errors import FedpflError
-from fedpfl.methods import FedAvg, FedSelect, LocalOnly, Phase
+from fedpfl.methods import FedAvg, FedPer, FedSelect, LocalOnly, Phase
 from fedpfl.tree import Agreed
 from tests.conftest import (
     COHORTS,
@@ -226,21 +226,34 @@ def test_windows_count_participations_and_measure_from_their_beginning(backend, 
             assert torch.equal(states[now].clients["reference"][name][0], old[name])
 
 
-@pytest.mark.parametrize(
-    ("layer", "name", "scope"),
-    [(1, "fc.weight", "tensor"), (-1, "classifier.weight", "all"), ("conv", "conv.weight", "tensor")],
-)
-def test_one_layer_alone_may_become_personal(layer, name, scope, net, federation):
-    state = trajectory(FedSelect(layer=layer, scope=scope), net, federation, OFTEN[:2])[-1]
-    assert list(state.clients["mask"]) == [name]
-    assert float(state.clients["mask"][name][0].double().mean()) == pytest.approx(0.4375, abs=0.02)
-    assert_same(FedSelect(layer=name).init(net.params, net.parts), FedSelect(layer=layer).init(net.params, net.parts))
+@pytest.mark.parametrize(("layer", "name"), [(1, "fc"), (-1, "classifier"), (0, "conv.weight")])
+@pytest.mark.parametrize("delta", ["round", "window"])
+def test_a_whole_layer_is_personal_from_the_first_round_on(layer, name, delta, net, federation):
+    own = {1: "fc", -1: "classifier", 0: "conv"}[layer]
+    state = trajectory(FedSelect(personalise=layer, delta=delta, every=1), net, federation, OFTEN[:3])[-1]
+    assert set(state.clients["mask"]) == {f"{own}.weight", f"{own}.bias"}
+    assert all(bool(mask.all()) for mask in state.clients["mask"].values())
+    assert_same({n: state.server[n] for n in state.clients["mask"]}, {n: net.params[n] for n in state.clients["mask"]})
+    chosen = [FedSelect(personalise=which).init(net.params, net.parts) for which in (layer, name)]
+    assert_same(*chosen)
+
+
+def test_a_layer_is_a_weight_with_the_normalisation_behind_it():
+    """ResNet-18 has 21: stem, sixteen convolutions in blocks, three projections, the classifier."""
+    net = models.build("resnet18", (3, 32, 32), 10, 0)
+    assert len(net.parts.layers) == 21
+    for number, channels in ((0, 64), (5, 128), (10, 256), (15, 512)):  # the first convolution of each width
+        mask = FedSelect(personalise=number).init(net.params, net.parts)[1]["mask"]
+        weight, scale, shift = mask.values()
+        assert weight.dim() == 4
+        assert len(weight) == len(scale) == len(shift) == channels
+    assert set(FedPer(layers=2)._own(net.parts)) == {*net.parts.layers[-1], *net.parts.layers[-2]}
 
 
 def test_an_unknown_layer_is_told(net):
-    for layer, message in ((3, "layers 0 to 2, got 3"), ("fc2", "one of conv.weight, fc.weight")):
+    for layer, message in ((3, "layers 0 to 2, got 3"), ("fc2", "one of most, least, random, conv, fc, classifier")):
         with pytest.raises(FedpflError, match=message):
-            FedSelect(layer=layer).init(net.params, net.parts)
+            FedSelect(personalise=layer).init(net.params, net.parts)
 
 
 # Passes
@@ -419,7 +432,6 @@ def test_shared_entries_travel_and_a_mask_when_it_is_another(backend, net, feder
         ({"delta": "epoch"}, "delta must be round or window"),
         ({"every": 0}, "every must be 1 or more"),
         ({"scope": "layer"}, "scope must be tensor or all"),
-        ({"personalise": "some"}, "personalise must be most, least or random"),
         ({"lr_v": 0.0}, "lr_v must be a positive number or null"),
         ({"lr_u": -1.0}, "lr_u must be a positive number or null"),
     ],

@@ -27,7 +27,8 @@ RANK = {
     "tidy": 6,
     "lockstep": 6,
     "overrides": 6,
-    "train": 7,
+    "needs": 7,
+    "train": 8,
 }
 
 

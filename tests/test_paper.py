@@ -473,8 +473,7 @@ def sweep(root: Path) -> Path:
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     out = tmp_path_factory.mktemp("figures")
-    if name == "figure2":
-        add(root, "cifar", 70.0, {"name": "fedavg"}, dataset={"name": "cifar10"})
+    add(root, "cifar", 70.0, {"name": "fedavg"}, dataset={"name": "cifar10"})
     written = FIGURES[name].draw(groups(runs(sweep(root))), out / name, Rule())
     assert [path.name for path in written] == [f"{name}.png", f"{name}.pdf"]
     assert written[0].read_bytes().startswith(b"\x89PNG")
@@ -484,11 +483,21 @@ def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.T
 def test_figures_take_the_runs_they_are_about(root: Path) -> None:
     every = groups(runs(sweep(root)))
     methods = {name: sorted(group.method for group in figure.of(every)) for name, figure in FIGURES.items()}
-    assert methods["figure2"] == []
-    assert methods["figure3"] == ["FedAvg"] * 3 + ["FedOBP (q=0.99993, norm=global)", "FedPer"]
+    assert methods["figure2"] == ["FedAvg", "FedOBP (q=0.99993, norm=global)", "FedPer"]
+    assert methods["figure3"] == ["FedAvg"]
     assert {group.runs[0].q for group in FIGURES["figure4"].of(every)} == {0.0, 0.9, 0.99993, 1.0}
     assert {group.runs[0].config["method"]["score"] for group in FIGURES["q_sweep"].of(every)} == {"obp"}
     assert {group.runs[0].config["method"]["norm"] for group in FIGURES["figure5"].of(every)} == {"global", "layer"}
+    add(root, "cls", 91.0, OBP | {"classifier_only": True, "q": 0.9921}, seed=1)
+    assert len(FIGURES["figure5"].of(groups(runs(root)))) == 3
+    [longest] = FIGURES["figure6"].of(every)
+    assert longest.runs[0].q == 0.99993
+    add(root, "long", 91.0, OBP | {"q": 0.99995}, seed=1, rounds=450)
+    rows = pd.read_csv(root / "long/rounds.csv")
+    rows["personal/fc.weight"] = [0, 30, 30, 30]
+    rows.to_csv(root / "long/rounds.csv", index=False)
+    [longest] = FIGURES["figure6"].of(groups(runs(root)))
+    assert longest.runs[0].q == 0.99995
     assert {group.runs[0].config["partition"]["alpha"] for group in FIGURES["alpha_sweep"].of(every)} == {0.1, 0.3, 0.5}
 
 
@@ -512,7 +521,7 @@ def test_without_names_all_there_are_runs_of(root: Path, capsys: pytest.CaptureF
     assert main(["paper", str(sweep(root)), "--out", str(root / "out")]) == 0
     written = {path.name for path in (root / "out").iterdir()}
     tables = ("table2", "table4", "table5", "all_methods")
-    figures = ("figure3", "figure4", "figure5", "figure6", "figure7", "q_sweep", "alpha_sweep")
+    figures = ("figure2", "figure3", "figure4", "figure5", "figure6", "figure7", "q_sweep", "alpha_sweep")
     expected = {f"{name}{suffix}" for name in tables for suffix in (".md", ".csv", ".tex")}
     assert written == expected | {f"{name}{suffix}" for name in figures for suffix in (".png", ".pdf")}
 
@@ -538,7 +547,7 @@ def test_tables_of_runs_and_of_the_paper_at_once(root: Path, options, capsys: py
 def test_tables_and_figures_at_once(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main([str(root), "--paper", "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} >= {"accuracy.csv", "table4.csv", "all_methods.csv", "figure3.png"}
+    assert {path.name for path in out.iterdir()} >= {"accuracy.csv", "table4.csv", "all_methods.csv", "figure2.png"}
     assert main(["figures", str(root), "--paper", "--out", str(tmp_path / "f")]) == 0
     assert {path.suffix for path in (tmp_path / "f").iterdir()} == {".png", ".pdf"}
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from fedpfl.report.__main__ import main
+from tests.command import call
 from tests.conftest import ROOT
 from tests.test_report import config, write_run
 
@@ -105,6 +106,25 @@ def test_runs_on_other_data_are_no_seeds_of_one_another(tmp_path: Path, capsys: 
     assert [row["seeds"] for row in table(capsys, tmp_path)] == ["1", "2", "1"]
     (tmp_path / "2/summary.json").unlink()
     assert [row["seed_list"] for row in table(capsys, tmp_path)] == ["0 1 3"]
+
+
+def test_seeds_that_draw_their_splits_are_one_group(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for seed in range(3):
+        split = {"data": f"{seed}" * 4}
+        amend(write_run(tmp_path / str(seed), {4: 60.0 + 10 * seed}, seed=seed), **split)
+    assert [(row["accuracy"], row["seed_list"]) for row in table(capsys, tmp_path)] == [("70.0", "0 1 2")]
+    for seed, read in enumerate(("aa11", "aa11", "bb22")):  # as newer runs record it
+        amend(tmp_path / str(seed), read=read)
+    assert [row["seed_list"] for row in table(capsys, tmp_path)] == ["0 1", "2"]
+
+
+def test_the_seeds_of_a_sweep_are_one_group(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for seed in (1, 2):
+        words = f"method=fedavg seed={seed} rounds=1 clients=4 participation=0.5 local.epochs=1 eval.every=1"
+        assert call(*words.split(), f"hydra.run.dir=runs/{seed}", cwd=tmp_path).code == 0
+    splits = {json.loads((tmp_path / f"runs/{seed}/summary.json").read_text())["data"] for seed in (1, 2)}
+    assert len(splits) == 2
+    assert [row["seed_list"] for row in table(capsys, tmp_path / "runs")] == ["1 2"]
 
 
 def test_captions_tell_the_seeds_of_each_row(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -26,8 +26,10 @@ def test_as_many_parameters_as_published(name, shape, classes, options, count):
     net = models.build(name, shape, classes, 0, **options)
     assert sum(p.numel() for p in net.params.values()) == count
     assert net.parts.head == ("classifier.weight", "classifier.bias")
-    bodies = {layer for layer in net.parts.layers for name in layer if "norm" in name or ".project.1" in name}
-    assert set(net.parts.normalisation) == {name for layer in bodies for name in layer}
+    norms = {name for layer in net.parts.layers for name in layer if "norm" in name or ".project.1" in name}
+    assert set(net.parts.normalisation) == norms
+    assert sum(map(len, net.parts.layers)) == len(net.params)
+    assert all(len(layer) == 3 and layer[0] not in norms and {*layer[1:]} <= norms for layer in net.parts.layers[:-1])
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,22 @@ class FedPer(ByName):
     layers: number of personal layers, counted from the output (the paper's K_P); 0 is FedAvg, all of them Local-Only.
     head_init: what a client that was never sampled has there: the `initial` head (the paper: personal layers never
         leave a client) or the `server_average` of uploaded ones (FL-bench; the personal layers then travel too).
+    statistics: BatchNorm's running ones: `aggregate` at the server, or `local`: they never leave a client.
     """
 
     layers: int = 1
     head_init: Literal["initial", "server_average"] = "initial"
+    statistics: Literal["aggregate", "local"] = "aggregate"
 
     _key: ClassVar[str] = "head"
 
     def __post_init__(self):
         super().__post_init__()
         self.check(self.layers >= 0, "layers", "0 or more")
+
+    def buffers(self):
+        """Average BatchNorm statistics, or leave them where they are."""
+        return {"main": self.statistics}
 
     def _own(self, parts: Parts) -> tuple[str, ...]:
         return top(parts, self.layers)

@@ -14,6 +14,8 @@ from fedpfl.methods.shared.method import Phase, flag
 from fedpfl.models import Parts
 from fedpfl.tree import Agreed, Tree
 
+BY_MOVEMENT = ("most", "least", "random")
+
 
 @dataclass(frozen=True)
 class FedSelect(ByMask):
@@ -36,8 +38,8 @@ class FedSelect(ByMask):
     strict: select where the share is below alpha (the paper), else also where it equals alpha (the official code).
     scope: entries are ranked within each `tensor` (the official code) or `all` together, with one share. Of either
         only the weights of linear, convolutional and normalising layers can be personal, biases never.
-    personalise: which entries of those: the ones that moved `most`, `least`, or `random` ones (ablations).
-    layer: the only layer that can have personal entries, by number from the input or by name; None: all.
+    personalise: which entries of those: the ones that moved `most`, `least`, or `random` ones; or else a layer, by
+        number from the input or by name, all of which is personal from the first round on (ablations).
     lr_v, lr_u: step sizes for personal and shared entries; None: that of `local`.
     BatchNorm statistics stay with the client.
     """
@@ -49,8 +51,7 @@ class FedSelect(ByMask):
     clamp: bool = False
     strict: bool = True
     scope: Literal["tensor", "all"] = "tensor"
-    personalise: Literal["most", "least", "random"] = "most"
-    layer: int | str | None = None
+    personalise: int | str = "most"
     lr_v: float | None = None
     lr_u: float | None = None
 
@@ -70,9 +71,9 @@ class FedSelect(ByMask):
         return {"main": "local"}
 
     def init(self, params, parts):
-        """Make nothing personal; the mask has the names of the tensors in which something can be."""
+        """Make nothing personal, or a layer; the mask has the names of the tensors in which something can be."""
         own = tree.named(params, self._candidates(parts))
-        client = {"model": params, "own": own, "mask": tree.full_like(own, False)}
+        client = {"model": params, "own": own, "mask": tree.full_like(own, self.personalise not in BY_MOVEMENT)}
         if self.delta == "window":
             client |= {"reference": own, "played": flag(params).long()}
         return params, client
@@ -130,17 +131,18 @@ class FedSelect(ByMask):
 
     def _candidates(self, parts: Parts) -> list[str]:
         """Name the tensors that can have personal entries."""
-        layers = parts.layers
-        if isinstance(self.layer, int):
-            if not -len(layers) <= self.layer < len(layers):
-                raise FedpflError(f"method.layer: the network has layers 0 to {len(layers) - 1}, got {self.layer}")
-            layers = (layers[self.layer],)
-        names = [name for layer in layers for name in layer if name.endswith("weight")]
-        if isinstance(self.layer, str):
-            known, names = names, [name for name in names if self.layer in (name, name.rpartition(".")[0])]
-            if not names:
-                raise FedpflError(f"method.layer must be one of {', '.join(known)}, got {self.layer}")
-        return names
+        layers, which = parts.layers, self.personalise
+        if which in BY_MOVEMENT:
+            return [name for layer in layers for name in layer if name.endswith("weight")]
+        if isinstance(which, int):
+            if not -len(layers) <= which < len(layers):
+                raise FedpflError(f"method.personalise: the network has layers 0 to {len(layers) - 1}, got {which}")
+            return [*layers[which]]
+        for layer in layers:
+            if which in layer or which in {name.rpartition(".")[0] for name in layer}:
+                return [*layer]
+        known = ", ".join((*BY_MOVEMENT, *(layer[0].rpartition(".")[0] for layer in layers)))
+        raise FedpflError(f"method.personalise must be one of {known}, or a layer's number, got {which}")
 
     def _scores(self, before, after, client):
         """Return what is selected by, the largest first."""
@@ -150,6 +152,8 @@ class FedSelect(ByMask):
         return moved if self.personalise == "most" else tree.map(torch.neg, moved)
 
     def _grown(self, mask: Tree, scores: Tree) -> Tree:
+        if self.personalise not in BY_MOVEMENT:
+            return mask
         if self.scope == "tensor":
             return tree.map(self._select, mask, scores)
         return tree.unflat(self._select(tree.flat(mask), tree.flat(scores)), mask)

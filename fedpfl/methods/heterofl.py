@@ -54,7 +54,7 @@ class HeteroFL(Submodel):
             name
             for layer in parts.layers
             for name in layer
-            if params[layer[0]].dim() > 2 and axes[layer[0]][0] is not None
+            if params[layer[0]].dim() > 2 and axes[layer[0]][0] is not None and name not in parts.normalisation
         ]
         server |= {"scaled": dict.fromkeys(convolutions, own), "classes": dict.fromkeys(parts.head, own)}
         if self.masked:

@@ -18,8 +18,9 @@ def _unknown() -> Wiring:
 
 @dataclass(frozen=True)
 class Parts:
-    """Parameter names of a network, by role. `layers` groups weight and bias of one module, from input to output.
+    """Parameter names of a network, by role.
 
+    layers: from input to output; a layer is a convolution, linear map or embedding with the normalisation behind it.
     batch_norm: those of `normalisation` that belong to layers with statistics over the batch.
     seed: what the initial values were drawn from, for methods that need more of them.
     """
@@ -47,7 +48,7 @@ class Parts:
 
 def parts(module: nn.Module, seed: int = 0) -> Parts:
     """Split by module: the head is the last linear layer (weight and bias)."""
-    layers: list[tuple[str, ...]] = []
+    layers: list[list[str]] = []
     head: tuple[str, ...] = ()
     normalisation: list[str] = []
     batch_norm: list[str] = []
@@ -55,7 +56,10 @@ def parts(module: nn.Module, seed: int = 0) -> Parts:
         names = tuple(f"{prefix}.{name}" if prefix else name for name, _ in child.named_parameters(recurse=False))
         if not names:
             continue
-        layers.append(names)
+        if isinstance(child, NORMALISATION) and layers:
+            layers[-1].extend(names)
+        else:
+            layers.append([*names])
         if isinstance(child, nn.Linear):
             head = names
         if isinstance(child, NORMALISATION):
@@ -63,4 +67,4 @@ def parts(module: nn.Module, seed: int = 0) -> Parts:
         if isinstance(child, nn.modules.batchnorm._NormBase):
             batch_norm.extend(names)
     wire = cache(partial(wiring.wire, module))
-    return Parts(tuple(layers), head, tuple(normalisation), tuple(batch_norm), seed, wire)
+    return Parts(tuple(map(tuple, layers)), head, tuple(normalisation), tuple(batch_norm), seed, wire)

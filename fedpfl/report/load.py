@@ -66,7 +66,8 @@ class Run:
     config: the resolved configuration. summary: `summary.json`. status: of STATUSES. method, dataset, partition: names
     for people, the method's with what it is first told apart by (see `groups` for the rest); method_name, dataset_name:
     those of the configuration. q: the quantile of element-wise methods. cohort: clients per round, as planned.
-    identity: a hash of what the run computes, the same for all seeds. fingerprint: a hash of its data, if recorded.
+    identity: a hash of what the run computes, the same for all seeds. fingerprint: a hash of the data that it read, of
+    older runs also of who holds which samples; empty if there is none.
     """
 
     path: Path
@@ -305,7 +306,7 @@ def begun(path: Path) -> Run:
             q=float(q) if isinstance(q, int | float) else None,
             cohort=max(1, int(summary.get("cohort") or clients + 1e-9)),
             identity=identity(config),
-            fingerprint=str(summary.get("data") or ""),
+            fingerprint=str(summary.get("read") or summary.get("data") or ""),
         )
         _ = run.planned, run.reached
     except _UNUSABLE as error:
@@ -365,14 +366,15 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     else than the method tells a configuration from most others of its data set and partition: `FedAvg (clients=30)`.
     """
     every = list(runs)
+    read = _read(every)
     known: dict[str, set[str]] = defaultdict(set)
     for run in every:
-        known[run.identity] |= {run.fingerprint} - {""}
+        known[run.identity] |= {read[run]} - {""}
     same: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in every:
-        # Older runs did not record their data: they belong to the only ones that are known.
+        # Where a run does not tell what it read, it belongs to the only data that are known.
         only = next(iter(known[run.identity])) if len(known[run.identity]) == 1 else ""
-        same[run.identity, run.fingerprint or only].append(run)
+        same[run.identity, read[run] or only].append(run)
     settings: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
     for members in same.values():
         members.sort(key=lambda run: run.seed)
@@ -399,6 +401,24 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         return group.dataset, group.partition, at, group.method
 
     return sorted(result, key=place_of)
+
+
+def _read(runs: Sequence[Run]) -> dict[Run, str]:
+    """What each run read, as far as it is known.
+
+    Older runs recorded it together with their split, which most partitions draw by the seed: where every seed of a
+    configuration has another one, it says nothing about the data.
+    """
+    older: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.fingerprint and "read" not in run.summary:
+            older[run.identity].append(run)
+    drawn = {
+        identity
+        for identity, own in older.items()
+        if len(own) == len({run.seed for run in own}) == len({run.fingerprint for run in own})
+    }
+    return {run: "" if run in older[run.identity] and run.identity in drawn else run.fingerprint for run in runs}
 
 
 def unlike(gathered: Sequence[Group]) -> list[list[str]]:

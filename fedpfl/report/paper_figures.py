@@ -13,7 +13,7 @@ from fedpfl.errors import FedpflError
 from fedpfl.report import published
 from fedpfl.report.figures import accuracy_figure, by_setting, look, panels, told
 from fedpfl.report.load import METHODS, Group, Run
-from fedpfl.report.paper_tables import COMPARED, PLANS, SMALL, Rule, one_each, own_score
+from fedpfl.report.paper_tables import COMPARED, PLANS, Rule, one_each, own_score
 from fedpfl.report.table import over_seeds
 from fedpfl.report.tables import METRICS, judged
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCORES = {"obp": "squared difference (FedOBP)", "gradient": "change in training", "fisher": "Fisher"}
-HATCHES = ("", "///", "...", "xx")
-NORMS = ("none", "layer", "global", "global, classifier only")
 
 Points = list[tuple[float, tuple[float, float]]]
 """Places on the x axis, each with the mean and the standard deviation over seeds."""
@@ -55,13 +53,18 @@ def _usual(run: Run) -> bool:
     return run.method_name != "fedobp" or (whole and own_score(run, cold_start=run.get("method.cold_start")))
 
 
-def _converging(allowed: Callable[[str], bool]) -> Callable[[Sequence[Group]], list[Group]]:
-    """The compared methods, FedOBP at the paper's q where there is one."""
+def _at_the_papers_q(run: Run) -> bool:
+    """Table II's where it has one; with CLS the table's is not meant."""
+    known = published.of_run(run, published.QUANTILE)
+    return known is None or bool(run.get("method.classifier_only")) or run.q in (None, known.value)
+
+
+def _converging(setting: str) -> Callable[[Sequence[Group]], list[Group]]:
+    """The compared methods on all data sets dealt so."""
 
     def fits(run: Run) -> bool:
-        q = published.of_run(run, published.QUANTILE)
-        known = run.method_name in COMPARED and allowed(run.dataset_name)
-        return known and _usual(run) and (q is None or run.q in (None, q.value))
+        known = run.method_name in COMPARED and published.setting(run) == setting
+        return known and _usual(run) and _at_the_papers_q(run)
 
     return lambda gathered: one_each([group for group in gathered if fits(group.runs[0])])
 
@@ -93,7 +96,18 @@ def _alpha(run: Run) -> float | None:
 
 def _normed(run: Run) -> bool:
     """Whether it is one of Table V's runs."""
-    return any(line.fits(run) for line in PLANS["table5"].lines)
+    return any(line.fits(run) for line in PLANS["table5"].lines) and _at_the_papers_q(run)
+
+
+def _longest(gathered: Sequence[Group]) -> list[Group]:
+    """FedOBP as the paper writes it, on each data set and partition the configuration of most rounds."""
+    best: dict[str, Group] = {}
+    for group in gathered:
+        run = group.used[0]
+        if run.method_name == "fedobp" and _usual(run) and not layer_shares(run).empty:
+            rival = best.setdefault(group.setting, group)
+            best[group.setting] = max(rival, group, key=lambda one: one.used[0].planned)
+    return list(best.values())
 
 
 # What they show
@@ -149,46 +163,26 @@ def _over_quantiles(name: Callable[[Run], str], tuned: bool) -> Callable[[list[G
     return paint
 
 
+def _norm(run: Run) -> str:
+    """What a configuration of Table V is called."""
+    return f"{run.get('method.norm')} norm" + ", CLS" * bool(run.get("method.classifier_only"))
+
+
 def _norms(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
-    """Bars: a cluster per data set, a bar per normalisation."""
-
-    def name(group: Group) -> str:
-        method = group.runs[0].config["method"]
-        return str(method.get("norm", "global")) + (", classifier only" if method.get("classifier_only") else "")
-
-    settings = by_setting(shown)
-    names = sorted({name(group) for group in shown}, key=NORMS.index)
-    width = 0.8 / len(names)
-
-    def draw(ax: Axes, members: list[Group]) -> None:
-        for group in members:
-            number, at = names.index(name(group)), list(settings).index(group.setting)
-            mean, spread = _value(group, rule)
-            error = None if math.isnan(spread) else spread
-            place = at + (number - (len(names) - 1) / 2) * width
-            style: dict[str, Any] = {"color": look(number)["color"], "hatch": HATCHES[number], "edgecolor": "white"}
-            ax.bar(place, mean, 0.92 * width, yerr=error, label=name(group), capsize=2, **style)
-        lowest = min((value for group in members if (value := _value(group, rule)[0]) == value), default=0.0)
-        ax.set_ylim(max(0.0, math.floor(lowest / 10) * 10 - 10), None)
-        ax.set_xticks(range(len(settings)), [told(setting).replace(", ", "\n") for setting in settings])
-        ax.set_ylabel(METRICS[rule.accuracy])
-        ax.grid(axis="x", visible=False)
-
-    return panels({"": shown}, path, draw, size=(max(4.6, 1.4 * len(settings)), 3.0))
+    return accuracy_figure(
+        [run for group in shown for run in group.runs], path, rule.accuracy, lambda group: _norm(group.runs[0])
+    )
 
 
 def _layers(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
-    """A panel per data set, partition and configuration: each layer's share of the personal entries, stacked."""
-    from matplotlib import colormaps
+    """A panel per data set and partition, a line per layer: its share of the personal entries."""
 
     def draw(ax: Axes, group: Group) -> None:
-        shares = layer_shares(group.used[0])
-        colors = colormaps["cividis"]([place / max(1, len(shares.columns) - 1) for place in range(shares.shape[1])])
-        ax.stackplot(shares.index, *(100 * shares[name] for name in shares), labels=list(shares), colors=colors)
-        ax.set(xlabel="round", ylim=(0, 100), ylabel="share of personal entries (%)")
-        ax.margins(x=0)
+        for number, (name, share) in enumerate(layer_shares(group.used[0]).items()):
+            ax.plot(share.index, 100 * share, label=told(str(name)), **look(number), markevery=max(1, len(share) // 10))
+        ax.set(xlabel="round", ylim=(0, 100), ylabel="share of personal entries (%)", xlim=(0, None))
 
-    return panels({f"{group.setting}\n{group.method}": group for group in shown}, path, draw)
+    return panels({f"{group.setting}\nq = {group.runs[0].q:.10g}": group for group in shown}, path, draw)
 
 
 def layer_shares(run: Run) -> pd.DataFrame:
@@ -237,13 +231,11 @@ def _alphas(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
 
 
 FIGURES = {
-    "figure2": Figure(_converging(lambda name: name not in SMALL), _convergence),
-    "figure3": Figure(_converging(SMALL.__contains__), _convergence),
+    "figure2": Figure(_converging("Dir(0.1)"), _convergence),
+    "figure3": Figure(_converging("Dir(0.5)"), _convergence),
     "figure4": Figure(_over_q(_of_scores), _over_quantiles(_score, tuned=False)),
-    "figure5": Figure(lambda every: _several(every, _normed, lambda run: run.get("method.norm")), _norms),
-    "figure6": Figure(
-        lambda every: [one for one in every if _normed(one.runs[0]) and not layer_shares(one.used[0]).empty], _layers
-    ),
+    "figure5": Figure(lambda every: _several(every, _normed, _norm), _norms),
+    "figure6": Figure(_longest, _layers),
     "figure7": Figure(_over_q(_usual), _downlink),
     "q_sweep": Figure(
         _over_q(lambda run: run.method_name == "fedobp" and _usual(run)),
@@ -251,4 +243,4 @@ FIGURES = {
     ),
     "alpha_sweep": Figure(lambda every: _several(every, _usual, _alpha, 3, lambda group: group.dataset), _alphas),
 }
-"""All figures, named like the experiments that make their runs. Convergence on other data sets goes into figure2."""
+"""All figures, named like the experiments that make their runs."""
