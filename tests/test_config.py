@@ -30,8 +30,8 @@ EXPERIMENTS = CONF / "experiment"
 OPTIONS = [(path.parent.name, path.stem) for path in FILES if path.parent.parent == CONF and path.parent != EXPERIMENTS]
 UNSET = {
     "npz": ["dataset.path=mine.npz"],
-    **dict.fromkeys(("paper", "paper_cls", "figure6", "fedobp_cls"), ["dataset=fmnist"]),
-    **dict.fromkeys([f"subflot_without_{part}" for part in ("ota", "otp", "sar")], ["method=subflot"]),
+    **{key: ["dataset=fmnist"] for key in ("paper", "paper_cls", "figure6", "fedobp_cls")},
+    **{key: ["method=subflot"] for key in [f"subflot_without_{part}" for part in ("ota", "otp", "sar")]},
 }
 """What an option needs beside itself."""
 
