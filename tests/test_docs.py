@@ -152,7 +152,7 @@ def outputs(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("command", REPORT)
+@pytest.mark.parametrize("command", sampled(REPORT, 2))
 def test_report_commands_run(command, outputs, monkeypatch, capsys):
     monkeypatch.chdir(outputs)
     assert report(shlex.split(command)[3:]) == 0, capsys.readouterr().err

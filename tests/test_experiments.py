@@ -19,7 +19,7 @@ from fedpfl.engine import Local
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
 from tests.command import call, table
-from tests.conftest import ROOT
+from tests.conftest import ROOT, sampled
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf/experiment").glob("*.yaml"))
 QUICK = [name for name in EXPERIMENTS if name.endswith("_quick")]
@@ -116,7 +116,7 @@ def test_every_paper_has_its_experiments_and_every_own_setting_its_method():
         assert path.stem in {f"{paper}_{method}" for paper in papers for method in METHODS}
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", sampled(EXPERIMENTS, 3))
 def test_what_sweeps_needs_no_option(name: str):
     cfg = composed(f"experiment={name}")
     several = any(len(values) > 1 for values in swept(cfg).values())
@@ -127,7 +127,7 @@ SEEDS = {"table3": 4, "table4": 4, "figure2": 4, "figure3": 4, "fedpurin_cifar10
 SEEDS |= {"fedspu_speech": 3, "fedspu_emnist_stopping": 3} | dict.fromkeys(QUICK, 1)
 
 
-@pytest.mark.parametrize("name", SEEDS)
+@pytest.mark.parametrize("name", sampled(SEEDS, 3))
 def test_full_experiments_run_as_many_seeds_as_the_paper_averages(name: str):
     seeds = swept(composed(f"experiment={name}")).get("seed", ["42"])
     assert len(set(seeds)) == len(seeds) == SEEDS[name]

@@ -70,7 +70,7 @@ def test_a_full_disk_is_one_line(federation, tmp_path, monkeypatch):
 # Who never took part
 
 
-@every_method(*BACKENDS)
+@every_method("loop", also=("batched",))
 def test_who_never_took_part_is_not_stored_and_has_the_initial_state(name, values, backend, federation):
     """The states kept are those of the turns; the others' are what all had before round 1, bit for bit."""
     method, net = METHODS[name](**values), tiny(norm=True)
