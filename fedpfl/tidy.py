@@ -46,10 +46,10 @@ def _note(config: DictConfig, key: str) -> None:
     _footprints.clear()
     with contextlib.suppress(OmegaConfBaseException):  # which Hydra will tell
         made = Path(OmegaConf.select(config, key))
-        _footprints[:] = made, _nearest(made)
+        _footprints[:] = made, nearest(made)
 
 
-def _nearest(path: Path) -> Path:
-    """The deepest directory of `path` that exists."""
+def nearest(path: Path) -> Path:
+    """Return the deepest directory of `path` that exists."""
     path = path.absolute()
     return next((place for place in (path, *path.parents) if os.path.isdir(place)), Path("/"))

@@ -119,7 +119,7 @@ def words(text: str) -> list[str]:
 
 def base(text: str) -> tuple[list, DictConfig]:
     """The overrides, sweeps included, and the configuration as Hydra composes it before the jobs."""
-    parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words(text), CONF, config.GROUPS))
+    parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words(text), config.GROUPS))
     config.register()
     with initialize_config_dir(CONF, version_base="1.3"):
         lines = [override.input_line for override in parsed if not override.is_sweep_override()]
