@@ -11,6 +11,10 @@ class FedpflError(Exception):
         super().__init__(printable(message))
 
 
+class Broken(FedpflError):
+    """A method breaks its contract, or its own code failed."""
+
+
 def printable(text: str) -> str:
     """Return a text on one line, with control characters, which a terminal would obey, as backslash escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -24,8 +24,9 @@ class Needs(NamedTuple):
 def foresee(run: Run) -> Needs:
     """Foresee what a run will hold. Raises FedpflError where that can never be."""
     settings, federation, store = run.settings, run.federation, run.store
-    server, client = run.method.init(run.net.params, run.net.parts)
-    local = [run.net.buffers for place in run.method.buffers().values() if place == "local"]
+    method = engine.asked(run.method)
+    server, client = method.init(run.net.params, run.net.parts)
+    local = [run.net.buffers for place in method.buffers().values() if place == "local"]
     each = tree.nbytes(client) + sum(map(tree.nbytes, local))
     draws = settings.seed, federation.clients, settings.participation, settings.rounds
     clients = engine.participants(run.method, *draws, run.stopping.early)

@@ -41,7 +41,7 @@ from fedpfl import config, engine, lockstep, overrides, plugins, record, tidy, t
 from fedpfl.engine import ranks
 from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
 from fedpfl.engine.keys import Draws
-from fedpfl.errors import FedpflError, printable
+from fedpfl.errors import Broken, FedpflError, printable
 from fedpfl.methods import Method
 from fedpfl.needs import Needs, foresee, mib, tight
 from fedpfl.overrides import CONF
@@ -71,10 +71,6 @@ class Diverged(FedpflError):
     """Training produced numbers that are not finite."""
 
 
-class Broken(FedpflError):
-    """A method's own code failed."""
-
-
 STATUS: dict[type[Exception], int] = {Broken: 1, Diverged: 3}
 """The exit status by the kind of error; 2 for the others."""
 
@@ -84,6 +80,8 @@ def attempt(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: b
     started = time.time()
     try:
         return train(cfg, path, experiment, quiet)
+    except Broken as error:
+        raise Broken(f"method={cfg.method.name}: {error}") from error
     except FedpflError:
         raise
     except Exception as error:
@@ -405,6 +403,8 @@ def _fault(error: Exception, cfg: DictConfig, log: Path, started: float) -> Fedp
     if not calls:
         return None
     (hook, *_), (_, file, line) = calls[0], calls[-1]
+    if instead := engine.unseen(error):
+        return Broken(f"method={cfg.method.name}: {hook} {instead} ({file}:{line})")
     written = log.is_file() and log.stat().st_mtime >= started
     return Broken(
         f"method={cfg.method.name}: {hook} raised {type(error).__name__}: {reason} ({file}:{line}); "

@@ -1,5 +1,6 @@
 """Turns State into State: local training, merging and evaluation of any Method, on interchangeable backends."""
 
+from fedpfl.engine.answers import asked, unseen
 from fedpfl.engine.backend import Backend, Counts, Engine, Participation
 from fedpfl.engine.choose import choose
 from fedpfl.engine.evaluate import accuracies
@@ -24,6 +25,7 @@ __all__ = [
     "Store",
     "Tuning",
     "accuracies",
+    "asked",
     "begin",
     "check",
     "choose",
@@ -33,4 +35,5 @@ __all__ = [
     "pick",
     "play",
     "slow",
+    "unseen",
 ]

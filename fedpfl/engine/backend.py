@@ -16,7 +16,7 @@ from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.sgd import Local, Tuning
 from fedpfl.engine.state import State
-from fedpfl.errors import FedpflError
+from fedpfl.errors import Broken
 from fedpfl.methods import Method
 from fedpfl.traffic import Traffic
 from fedpfl.tree import Tree
@@ -164,7 +164,7 @@ class Backend(ABC):
         if isinstance(answer, Exception):
             raise answer
         if changed := [name for name, version in _versions(call).items() if version != versions.get(name)]:
-            raise FedpflError(
+            raise Broken(
                 f"{type(call.method).__name__} changed its argument {changed[0]} in place; a method's hooks return "
                 "new trees and leave their arguments as they are"
             )

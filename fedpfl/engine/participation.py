@@ -9,12 +9,13 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedpfl import traffic, tree
+from fedpfl.engine.answers import asked
 from fedpfl.engine.backend import Counts, EvalCall, Participation, TrainCall
 from fedpfl.engine.jobs import End, EvalJob, Row, TrainJob
 from fedpfl.engine.keys import Draws
@@ -22,7 +23,7 @@ from fedpfl.engine.program import each
 from fedpfl.engine.sgd import TrainPlan, fine_tuning, training
 from fedpfl.engine.shard import training_shard
 from fedpfl.engine.state import State
-from fedpfl.errors import FedpflError
+from fedpfl.errors import Broken
 from fedpfl.methods import Method
 from fedpfl.models import Net
 from fedpfl.traffic import Traffic
@@ -87,7 +88,8 @@ class Many(One):
             for row, client in enumerate(self.clients)
         ]
         if any(answer.keys() != answers[0].keys() for answer in answers):
-            raise FedpflError(f"a hook answers some clients with other entries than {', '.join(answers[0]) or 'none'}")
+            others = ", ".join(answers[0]) or "none"
+            raise Broken(f"{hook.__name__} answers some clients with other entries than {others}")
         return tree.stack(answers)
 
     def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
@@ -106,6 +108,18 @@ class Many(One):
 
 
 Autocast = Callable[[], AbstractContextManager]
+AnyCall = TypeVar("AnyCall", TrainCall, EvalCall)
+
+_first: dict[tuple[Any, ...], int] = {}  # the round in which a call of a kind was first answered here
+
+
+def newly(call: AnyCall, net: Net) -> AnyCall:
+    """Return the call with its method `asked`, unless this process has answered one of its kind in an earlier round."""
+    method, federation, state = call.method, call.federation, call.state
+    kind = type(method), type(call), isinstance(call, EvalCall) and call.tuning is None
+    if state.round > _first.setdefault(kind, state.round):
+        return call
+    return call._replace(method=asked(method, net, state.rows.initial["client"], state.server, federation.classes))
 
 
 def entering(call: TrainCall, rows: One, net: Net, autocast: Autocast) -> tuple[dict[str, Tree], dict[str, Tree]]:
@@ -131,6 +145,7 @@ def participation(
     call: TrainCall, rows: One, net: Net, autocast: Autocast
 ) -> Generator[TrainJob | EvalJob, Any, Participation]:
     """Take clients through a round in the order of the Method's hooks."""
+    call = newly(call, net)
     method, federation, state, _, local, draws, stopping = call
     server, places = state.server, [Row(federation, number) for number in rows.clients]
 
@@ -174,6 +189,7 @@ def participation(
 
 def evaluation(call: EvalCall, rows: One, net: Net, autocast: Autocast) -> Generator[TrainJob | EvalJob, Any, Counts]:
     """Evaluate clients' personal models, or copies fine-tuned on their training data."""
+    call = newly(call, net)
     method, federation, state, _, tuning, before = call
     server, places = state.server, [Row(federation, number) for number in rows.clients]
     draws, batch_size = (before.draws, before.local.batch_size) if before else (Draws(0, "adapt", state.round), 32)

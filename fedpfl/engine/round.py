@@ -11,12 +11,13 @@ from torch import Tensor
 from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine import stopping as early
+from fedpfl.engine.answers import asked, difference
 from fedpfl.engine.backend import Backend, Counts, Participation
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.sgd import Local
 from fedpfl.engine.state import State
 from fedpfl.engine.stopping import Stopping
-from fedpfl.errors import FedpflError
+from fedpfl.errors import Broken
 from fedpfl.methods import Method
 from fedpfl.tree import Tree
 
@@ -62,7 +63,8 @@ def play(
     number, cohort, device = state.round + 1, sorted(cohort), federation.x.device
     stopping = stopping if state.stopping else None
     sent, parts, order, kept = [], [], [], []
-    for turn in method.turns(state.round, cohort, federation.clients, generator(seed, "turns", number)):
+    hooks = method if state.round else asked(method, None, state.rows.initial["client"], state.server)
+    for turn in hooks.turns(state.round, cohort, federation.clients, generator(seed, "turns", number)):
         clients = turn.clients
         draws = Draws(seed, "gather" if turn.survey else "train", number)
         stops = stopping is not None and not turn.survey
@@ -74,9 +76,8 @@ def play(
         else:
             samples = federation.train_sizes[clients].double()
             weight = tree.send((samples / samples.sum()).float(), device)
-            server, own = method.aggregate(state.server, part.uploads, part.clients, weight)
-        _keep_form(method, "server", server, state.server)
-        _keep_form(method, "client", tree.take(own, 0), state.rows.initial["client"])
+            server, own = hooks.aggregate(state.server, part.uploads, part.clients, weight)
+        _keep_form(method, "turns (Turn.survey)" if turn.survey else "aggregate", server, own, state)
         state.rows.put_(clients, {"client": own})
         state = replace(state, server=server)
         if turn.survey:
@@ -132,17 +133,17 @@ def _mean_buffers(old: Tree, stacked: Tree, updated: Tree | None, weight: Tensor
     return tree.map(mean, old, stacked, updated or tree.full_like(stacked, True))
 
 
-def _keep_form(method: Method, whose: str, new: Tree, old: Tree) -> None:
-    """Raise FedpflError where a tree has lost or gained an entry, or one has another shape or dtype."""
-    now, then = tree.form(new), tree.form(old)
-    if now == then:
-        return
-    name = min(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
-    was, became = (f"{form[0]} {list(form[1])}" if form else "missing" for form in (then.get(name), now.get(name)))
-    raise FedpflError(
-        f"{type(method).__name__} gives back a {whose} state in another form than init's: {name or 'it'} was {was} "
-        f"and is {became}; keep its names, shapes and dtypes"
-    )
+def _keep_form(method: Method, hook: str, server: Tree, clients: dict[str, Tree], state: State) -> None:
+    """Raise Broken where a tree has lost or gained an entry, or one has another shape or dtype."""
+    for whose, new, old in (
+        ("server", server, state.server),
+        ("client", tree.take(clients, 0), state.rows.initial["client"]),
+    ):
+        if told := difference(new, old):
+            raise Broken(
+                f"{type(method).__name__}.{hook} returned a {whose} state in another form than init's, {told}; "
+                "keep its names, shapes and dtypes"
+            )
 
 
 def _finite(part: Participation) -> Tensor:

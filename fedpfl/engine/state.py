@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedpfl import tree
+from fedpfl.engine.answers import asked
 from fedpfl.engine.keys import cohorts, generator
 from fedpfl.engine.store import Rows, Store
 from fedpfl.methods import Method
@@ -67,7 +68,8 @@ def participants(
         drawn += len(cohort)
         if drawn > 10 * clients:  # all but 1 in 20,000 have been there
             return clients
-        for turn in method.turns(played, cohort, clients, generator(seed, "turns", played + 1)):
+        hooks = method if played else asked(method)
+        for turn in hooks.turns(played, cohort, clients, generator(seed, "turns", played + 1)):
             seen.update(turn.clients)
         if len(seen) == clients:
             break
@@ -91,7 +93,8 @@ def begin(
     mine: as in Rows.
     """
     params, buffers = tree.to(net.params, device), tree.to(net.buffers, device)
-    server, client = method.init(params, net.parts)
+    server, client = asked(method).init(params, net.parts)
+    method = asked(method, net, client)
     roles = method.buffers()
     most = torch.full((clients,), torch.finfo(torch.float32).max, device=device)
     local = {role: buffers for role, place in roles.items() if place == "local"}

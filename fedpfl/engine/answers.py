@@ -1,0 +1,345 @@
+"""What a method's hooks must answer: a rule for each, which is looked at when a process asks for the first time."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpfl import tree
+from fedpfl.engine.sgd import Local
+from fedpfl.errors import Broken
+from fedpfl.methods import Method, Phase, Turn
+from fedpfl.models import Net
+from fedpfl.tree import Tree
+
+Faults = Iterator[str]
+
+UNSEEN = ("vmap: It looks like", "dynamic shape", "Cannot access data pointer", "aten::equal", "torch.allclose isn't")
+"""What PyTorch says where a vectorised function asks for the values of a tensor."""
+INSTEAD = (
+    "looks at the values of a tensor (if, while, int(), .item(), x[mask]), but it is asked about many clients at once: "
+    "use torch.where, or find it out in before_training or after_training, which may look"
+)
+
+
+class About:
+    """Hold what answers are compared with, as far as it is known. keeps: whether the method's loss keeps something."""
+
+    def __init__(
+        self,
+        method: Method,
+        net: Net | None = None,
+        client: dict[str, Tree] | None = None,
+        server: Tree = None,
+        classes: int = 0,
+    ):
+        self.method, self.net, self.client, self.server, self.classes = method, net, client, server, classes
+        self.keeps = False
+
+    def default(self, *hooks: str) -> bool:
+        """Tell whether these hooks are FedAvg's."""
+        return all(getattr(type(self.method), hook) is getattr(Method, hook) for hook in hooks)
+
+
+class Rule(NamedTuple):
+    """Say what a hook must return; `faults(answer, about, *arguments)` gives what is wrong with an answer."""
+
+    must: str
+    faults: Callable[..., Faults]
+
+
+def asked(method: Method, *about: Any) -> Method:
+    """Return the method with hooks that raise Broken where they break their rule; type and equality are the same."""
+    same, known = copy.copy(method), About(method, *about)
+    for name, rule in RULES.items():
+        vars(same)[name] = Question(getattr(method, name), f"{type(method).__name__}.{name}", rule, known)
+    return same
+
+
+def unseen(error: BaseException) -> str:
+    """Return what to do about an error by which a vectorised hook looked at values; "" of other errors."""
+    return INSTEAD if isinstance(error, RuntimeError) and any(sign in str(error) for sign in UNSEEN) else ""
+
+
+def difference(new: Tree, old: Tree) -> str:
+    """Tell an entry in which a tree has another form than it had; "" if there is none."""
+    now, then = tree.form(new), tree.form(old)
+    if now == then:
+        return ""
+    name = min(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
+    was, became = (f"{form[0]} {list(form[1])}" if form else "missing" for form in (then.get(name), now.get(name)))
+    return f"{name or 'it'} was {was} and is {became}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """Ask a hook, and raise Broken where it changes its arguments, looks at values it may not, or breaks its rule."""
+
+    hook: Callable[..., Any]
+    name: str = field(compare=False)
+    rule: Rule = field(compare=False)
+    about: About = field(compare=False)
+
+    def __call__(self, *given: Any) -> Any:
+        """Return the hook's answer."""
+        before = self._shown(given)
+        try:
+            answer = self.hook(*given)
+        except RuntimeError as error:
+            if not (instead := unseen(error)):
+                raise
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            raise Broken(f"{self.name} {instead} ({last.filename}:{last.lineno})") from error
+        after = self._shown(given)
+        for name in (*before, *after):
+            if before.get(name) != after.get(name):
+                raise Broken(f"{self.name} changed its argument {name} in place; return new trees, leave those given")
+        for fault in self.rule.faults(answer, self.about, *given):
+            raise Broken(f"{self.name} returned {fault}; it must return {self.rule.must} (docs/design.md#a-method)")
+        return [self._functions(own) for own in answer] if self.rule.faults is _phases else answer
+
+    def _shown(self, given: tuple[Any, ...]) -> dict[str, tuple[int, int]]:
+        """Which tensors are shown, by name, and how often each was changed in place."""
+        names = inspect.signature(self.hook).parameters
+        trees = {name: own for name, own in zip(names, given, strict=False) if isinstance(own, dict | Tensor)}
+        return {name: (id(leaf), leaf._version) for name, leaf in tree.items(trees) if isinstance(leaf, Tensor)}
+
+    def _functions(self, phase: Phase) -> Phase:
+        """A phase whose own functions are asked in the same way."""
+        loss = Rule(*KEPT) if phase.keeps else RULES["loss"]
+        new: dict[str, Any] = {}
+        for name, rule in {"loss": loss, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
+            if hook := getattr(phase, name):
+                of = f"{type(self.about.method).__name__}.{getattr(hook, '__name__', 'phases')} (Phase.{name})"
+                new[name] = Question(hook, of, rule, self.about)
+        return phase._replace(**new)
+
+
+# ---- what is wrong with an answer
+
+
+def _kind(value: Any) -> str:
+    """What kind of thing it is."""
+    if value is None:
+        return "None (is a `return` missing?)"
+    if isinstance(value, Tensor):
+        return f"a tensor {value.dtype} {list(value.shape)}"
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
+
+
+def _tree(value: Any, about: About, *given: Any, at: str = "") -> Faults:
+    """A tree has tensors for leaves, and strings for names."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    if not isinstance(value, dict):
+        if not isinstance(value, Tensor):
+            yield f"{_kind(value)}{at and f' as entry {at}'}"
+        return
+    for name, own in value.items():
+        if not isinstance(name, str):
+            yield f"an entry named {name!r}, which is no string"
+        yield from _tree(own, about, at=f"{at}.{name}" if at else name)
+
+
+def _dict(value: Any, about: About, *given: Any) -> Faults:
+    if not isinstance(value, dict):
+        yield _kind(value)
+    yield from _tree(value, about)
+
+
+def _pair(value: Any) -> Faults:
+    if not isinstance(value, tuple | list) or hasattr(value, "_fields") or len(value) != 2:
+        yield _kind(value)
+
+
+def _model(value: Any, about: About, *given: Any) -> Faults:
+    """Where FedAvg's `predict` has it, a tree holds the whole network."""
+    yield from _tree(value, about)
+    if about.net is not None:
+        named = value if isinstance(value, dict) else {}
+        for name, leaf in about.net.params.items():
+            if name not in named:
+                yield f"a model without the network's {name}"
+            if named[name].shape != leaf.shape:
+                yield f"{name} of shape {list(named[name].shape)}, which the network has as {list(leaf.shape)}"
+
+
+def _start(value: Any, about: About, *given: Any) -> Faults:
+    yield from (_model if about.default("evaluated", "predict", "loss") else _tree)(value, about)
+
+
+def _judged(value: Any, about: About, *given: Any) -> Faults:
+    yield from (_model if about.default("predict") else _tree)(value, about)
+
+
+def _states(value: Any, about: About, *given: Any) -> Faults:
+    """The server's and a client's, or an upload and a client's."""
+    yield from _pair(value)
+    yield from _tree(value[0], about)
+    yield from _dict(value[1], about)
+
+
+def _finish(value: Any, about: About, *given: Any) -> Faults:
+    yield from _states(value, about)
+    if about.client is not None and (told := difference(value[1], about.client)):
+        yield f"a client state in another form than init's, {told}"
+
+
+def _aggregate(value: Any, about: About, *given: Any) -> Faults:
+    yield from _states(value, about)
+    cohort = len(given[3])
+    for name, leaf in tree.items(value[1]):
+        if leaf.dim() == 0 or len(leaf) != cohort:
+            yield f"the clients' {name} as a tensor {list(leaf.shape)} for a cohort of {cohort}"
+    if told := difference(value[0], about.server):
+        yield f"a server state in another form than init's, {told}"
+    if told := difference(tree.take(value[1], 0), about.client):
+        yield f"a client state in another form than init's, {told}"
+
+
+def _init_clients(value: Any, about: About, *given: Any) -> Faults:
+    yield from _dict(value, about)
+    known = dict(tree.items(about.client))
+    for name, leaf in tree.items(value):
+        if name not in known:
+            yield f"{name}, which init's client state does not have"
+        if leaf.shape != (given[1], *known[name].shape):
+            yield f"{name} of shape {list(leaf.shape)} for {given[1]} clients that have {list(known[name].shape)} each"
+
+
+def _buffers(value: Any, about: About, *given: Any) -> Faults:
+    if not isinstance(value, dict):
+        yield _kind(value)
+    if wrong := [where for where in value.values() if where not in ("aggregate", "local")]:
+        yield f"{wrong[0]!r}"
+
+
+def _turns(value: Any, about: About, played: int, cohort: list[int], clients: int, *given: Any) -> Faults:
+    if not isinstance(value, list):
+        yield _kind(value)
+    for turn in value:
+        if not isinstance(turn, Turn):
+            yield f"a list with {_kind(turn)} in it"
+        if wrong := [number for number in turn.clients if not isinstance(number, int) or not 0 <= number < clients]:
+            yield f"client {wrong[0]!r} of {clients}"
+
+
+def _phases(value: Any, about: About, *given: Any) -> Faults:
+    if not isinstance(value, list):
+        yield _kind(value)
+    params = next(own for own in (*given[2:3], given[0]) if isinstance(own, dict | Tensor))
+    for phase in value:
+        if not isinstance(phase, Phase):
+            yield f"a list with {_kind(phase)} in it"
+        yield from _mask(phase.mask, params)
+        if wrong := phase.sgd.keys() - {own.name for own in fields(Local)}:
+            yield f"a phase with sgd value {min(wrong)}, which `local` does not have"
+    about.keeps = any(phase.keeps and not phase.loss for phase in value)
+
+
+def _mask(mask: Tree, params: Tree) -> Faults:
+    try:
+        pairs = zip(tree.items(tree.expand(True if mask is None else mask, params)), tree.leaves(params), strict=True)
+    except KeyError as missing:
+        yield f"a phase whose mask lacks the entry {missing.args[0]}"
+        return
+    for (name, own), leaf in pairs:
+        if not isinstance(own, bool) and not (isinstance(own, Tensor) and own.dtype == torch.bool):
+            yield f"a phase whose mask has {_kind(own)} for {name}"
+        if isinstance(own, Tensor) and own.shape != leaf.shape:
+            yield f"a phase whose mask has shape {list(own.shape)} for {name}, which is {list(leaf.shape)}"
+
+
+def _scalar(value: Any) -> Faults:
+    if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
+        yield _kind(value)
+
+
+def _kept(value: Any, about: About, *given: Any) -> Faults:
+    yield from _pair(value)
+    yield from _scalar(value[0])
+    yield from _tree(value[1], about)
+
+
+def _loss(value: Any, about: About, *given: Any) -> Faults:
+    yield from _kept(value, about) if about.keeps else _scalar(value)
+
+
+def _step(value: Any, about: About, net: Any, params: Tree, *given: Any) -> Faults:
+    yield from _pair(value)
+    yield from _tree(value[0], about)
+    if told := difference(value[0], params):
+        yield f"a trained tree in another form, {told}"
+    yield from _scalar(value[1])
+
+
+def _after_gradient(value: Any, about: About, *given: Any) -> Faults:
+    yield from _dict(value, about)
+    if told := difference(value, given[-1]):
+        yield f"a client state in another form, {told}"
+
+
+def _updated(value: Any, about: About, *given: Any) -> Faults:
+    yield from _dict(value, about)
+    for role, own in value.items():
+        if role not in about.method.buffers():
+            yield f"statistics of {role}, which `buffers` does not name"
+        if wrong := [name for name, leaf in tree.items(own) if leaf.dtype != torch.bool]:
+            yield f"{role}.{wrong[0]}, which is not bool"
+        if about.net is not None and (wrong := sorted(dict(tree.items(own)).keys() ^ about.net.buffers.keys())):
+            yield f"{role}.{wrong[0]} too many or too few"
+
+
+def _predict(value: Any, about: About, net: Any, params: Tree, x: Tensor) -> Faults:
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != (len(x), about.classes):
+        yield f"{_kind(value)} for {len(x)} samples of {about.classes} classes"
+
+
+def _metrics(value: Any, about: About, *given: Any) -> Faults:
+    yield from _dict(value, about)
+    if wrong := [f"{_kind(leaf)} as {name}" for name, leaf in tree.items(value) if leaf.dim()]:
+        yield wrong[0]
+
+
+FOUND = Rule("a dict of trees, to be laid over the client's state", _dict)
+MODEL = Rule("a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name", _judged)
+PHASES = Rule("a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes", _phases)
+KEPT = ("the loss, a 0-dimensional tensor, and with Phase.keeps a tree beside it", _kept)
+STEP = Rule("two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step)
+AFTER_GRADIENT = Rule("the client's state, in the form in which it was given", _after_gradient)
+
+RULES = {
+    "init": Rule("two things: the server's tree and a client's state, a dict", _states),
+    "init_clients": Rule("a dict of entries of init's client state, stacked `[clients, ...]`", _init_clients),
+    "buffers": Rule("a dict of 'aggregate' or 'local' by model role", _buffers),
+    "turns": Rule("a list of Turn with numbers of clients", _turns),
+    "sample": FOUND,
+    "before_training": FOUND,
+    "prepare": Rule("the client's state, a dict of trees", _dict),
+    "download": Rule("a tree of tensors, `tree.Masked` or `tree.Agreed`", _tree),
+    "start": Rule("a tree of tensors; FedAvg's `loss` takes all the network's parameters by name", _start),
+    "phases": PHASES,
+    "loss": Rule(KEPT[0], _loss),
+    "after_training": FOUND,
+    "updated_buffers": Rule("by model role a tree of bools in the form of its statistics", _updated),
+    "finish": Rule("two things: the upload, a tree, and the client's state, a dict in the form of init's", _finish),
+    "aggregate": Rule(
+        "two things: the server's tree and the clients' states, stacked, in the form of init's", _aggregate
+    ),
+    "evaluated": MODEL,
+    "before_evaluation": FOUND,
+    "personal": MODEL,
+    "predict": Rule("logits `[batch, classes]`", _predict),
+    "finetuning": PHASES,
+    "metrics": Rule("a dict of 0-dimensional tensors", _metrics),
+}
+"""By hook."""
