@@ -43,6 +43,8 @@ from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
 from fedpfl.engine.keys import Draws
 from fedpfl.errors import FedpflError, printable
 from fedpfl.methods import METHODS, Method
+from fedpfl.methods.shared.cost import devices
+from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.needs import Needs, foresee, mib, tight
 from fedpfl.record.files import damaged
 
@@ -262,11 +264,13 @@ def _clients(run: config.Run, counts: torch.Tensor, measured: dict[str, list]) -
 
 def _facts(run: config.Run, cohort: int) -> dict[str, Any]:
     """What the summary says of a run from its first moment on."""
+    method, shape = run.method, run.federation.shape
     return {
         "seed": run.settings.seed,
         "read": run.read,
         "cohort": cohort,
         "parameters": tree.size(run.net.params),
+        **({"devices": devices(method, run.net, shape)} if isinstance(method, Submodel) else {}),
         "environment": record.describe(),
     }
 

@@ -1,4 +1,4 @@
-"""The FedOBP paper's figures from own runs; `python -m fedpfl.report paper figure4`."""
+"""The papers' figures from own runs; `python -m fedpfl.report paper figure4`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 
 from fedpfl.errors import FedpflError
-from fedpfl.report import published
+from fedpfl.report import costs, published
 from fedpfl.report.figures import accuracy_figure, by_setting, look, panels, told
 from fedpfl.report.load import METHODS, Group, Run
 from fedpfl.report.paper_tables import COMPARED, PLANS, Rule, one_each, own_score
@@ -27,16 +27,18 @@ Points = list[tuple[float, tuple[float, float]]]
 
 
 class Figure(NamedTuple):
-    """of: the groups it shows. paint: draws them."""
+    """of: the groups it shows. paint: draws them. experiment: that makes them, by default named like the figure."""
 
     of: Callable[[Sequence[Group]], list[Group]]
     paint: Callable[[list[Group], Path, Rule], list[Path]]
+    experiment: str = ""
 
     def draw(self, gathered: Sequence[Group], path: Path, rule: Rule) -> list[Path]:
         """Draw to `path` (the figure's name, without suffix) as PNG and PDF. Raises FedpflError where no run fits."""
         shown = self.of(gathered)
         if not shown:
-            raise FedpflError(f"no runs for {path.name}; run `python -m fedpfl.train experiment={path.name}`")
+            made = self.experiment or path.name
+            raise FedpflError(f"no runs for {path.name}; run `python -m fedpfl.train experiment={made}`")
         return self.paint(shown, path, rule)
 
 
@@ -230,6 +232,36 @@ def _alphas(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
     return panels({group.dataset: group.dataset for group in shown}, path, draw)
 
 
+# FedSPU
+
+
+def _of_widths(gathered: Sequence[Group]) -> list[Group]:
+    """Of FedSPU's runs that tell what widths come to, one for each network and batch on a data set."""
+    best: dict[Any, Group] = {}
+    for group in gathered:
+        run = group.runs[0]
+        if run.method_name == "fedspu" and not costs.known(run).empty:
+            best.setdefault((run.dataset, str(run.get("model")), run.get("local.batch_size")), group)
+    return list(best.values())
+
+
+def _memory(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+    """A panel per data set, network and batch, a line per way to train over the width of sub-models."""
+
+    def draw(ax: Axes, run: Run) -> None:
+        for number, (name, used) in enumerate(costs.memory(run).items()):
+            ax.plot(used.index, used / 2**20, label=told(str(name)), **look(number))
+        ax.set(xlabel="share of each layer's neurons", ylabel="memory (MiB)", ylim=(0, None))
+
+    titles = (
+        f"{group.dataset}\n{group.runs[0].get('model.name')}, batch {group.runs[0].get('local.batch_size')}"
+        for group in shown
+    )
+    return panels(dict(zip(titles, (group.runs[0] for group in shown), strict=True)), path, draw)
+
+
+OTHERS = {"fedspu_figure5": Figure(_of_widths, _memory, "fedspu_cifar10 method=fedspu")}
+"""Figures of other papers than FedOBP."""
 FIGURES = {
     "figure2": Figure(_converging("Dir(0.1)"), _convergence),
     "figure3": Figure(_converging("Dir(0.5)"), _convergence),
@@ -242,5 +274,5 @@ FIGURES = {
         _over_quantiles(lambda run: "FedOBP", tuned=True),
     ),
     "alpha_sweep": Figure(lambda every: _several(every, _usual, _alpha, 3, lambda group: group.dataset), _alphas),
-}
-"""All figures, named like the experiments that make their runs."""
+} | OTHERS
+"""All figures, FedOBP's named like the experiments that make their runs."""
