@@ -237,7 +237,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, tuple[Option, 
     "figures": (partial(_show, only="figures"), "Draw accuracy over rounds.", USUAL),
     "paper": (
         _paper,
-        "Show five papers' tables and FedOBP's figures from own runs; without a NAME, all of which there are runs.",
+        "Show five papers' tables and figures from own runs; without a NAME, all of which there are runs.",
         (
             _option("words", "table2, fedselect1, fedspu1, fedpurin1, figure2, ...", nargs="*", metavar="NAME|ROOT"),
             *(_option("--only", "of what there are runs", choices=("tables", "figures")), DATASET),

@@ -85,8 +85,8 @@ def memory(run: Run) -> pd.DataFrame:
     """Return the bytes that training takes by width: parameters, gradients and what layers make of a batch.
 
     Empty where the run does not tell. Layers count that have parameters, each number as 32 bits. FedSPU keeps all
-    parameters and the gradients of active ones; whether also what frozen neurons make, through which gradients pass
-    on to active ones, depends on how it is written: both are given.
+    parameters, the gradients of active ones and at least what active neurons make. Gradients pass on to these through
+    frozen neurons, so exact ones need most of what frozen neurons make too: at most all of it.
     """
     made = known(run)
     if made.empty:
@@ -96,8 +96,8 @@ def memory(run: Run) -> pd.DataFrame:
     kept = whole["entries"] + made["entries"]
     found = {
         "full network (Hermes, FedMP, PruneFL while ranking)": 2 * whole["entries"] + batch * whole["values"],
-        "FedSPU, values of all neurons": kept + batch * whole["values"],
-        "FedSPU, values of active neurons": kept + batch * made["values"],
+        "FedSPU, at most": kept + batch * whole["values"],
+        "FedSPU, at least": kept + batch * made["values"],
         "sub-model (FjORD, random dropout, others once ranked)": part + batch * made["values"],
     }
     return BYTES * pd.DataFrame(found, index=made.index)

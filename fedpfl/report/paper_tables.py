@@ -580,19 +580,21 @@ FEDPURIN_PLANS = {
 # SubFLOT
 
 
-def _subflot(dataset: str, setting: str, partition: str = "dirichlet", classes: int = 0, **more: Any) -> Place:
-    words = {"partition": "shards", "partition.classes_per_client": str(classes)} if classes else {}
-    where = {"partition.name": "shards" if classes else partition} | ({"clients": 20} if dataset != "har" else {})
-    return Place(
-        *(dataset, setting, where, (None,) if classes or partition != "dirichlet" else (0.1,)),
-        *(f"subflot_{dataset}", words),
-        **more,
-    )
+def _subflot(dataset: str, setting: str, partition: str = "dirichlet", clients: int = 20, **more: Any) -> Place:
+    where = {"partition.name": partition} | ({"clients": clients} if dataset != "har" else {})
+    words = {"partition": partition} if dataset in ("cifar10", "cifar100") else {}  # their experiments run both splits
+    words |= {"clients": str(clients)} if clients != 20 else {}
+    alphas = (0.1,) if partition == "dirichlet" else (None,)
+    return Place(dataset, setting, where, alphas, **{"experiment": f"subflot_{dataset}", "words": words, **more})
 
 
-def _without(label: str, part: str = "") -> Line:
+def _without(part: str = "") -> Line:
     where = {f"method.{part}": False} if part else {}
-    return Line(label, "subflot", where=where, usual={f"method.{name}": name != part for name in ("otp", "sar", "ota")})
+    usual = {f"method.{name}": name != part for name in ("otp", "sar", "ota")}
+    label = "SubFLOT" + f" w/o {part.upper()}" * bool(part)
+    return Line(
+        label, "subflot", where=where, usual=usual, words={"paper": "subflot" + f"_without_{part}" * bool(part)}
+    )
 
 
 _subflot_plan = partial(
@@ -606,7 +608,7 @@ _subflot_plan = partial(
         **{"method.alpha": 0.5, "method.lam": 1.0},
     },
 )
-_SUBFLOT = _without("SubFLOT")
+_SUBFLOT = dataclasses.replace(_without(), words={})
 _SHRUNK = (*(Line(METHODS[name], name) for name in ("heterofl", "flexfl")), _SUBFLOT)
 SUBFLOT_PLANS = {
     "subflot1": _subflot_plan(
@@ -614,8 +616,8 @@ SUBFLOT_PLANS = {
         "SubFLOT (CVPR 2026), main results, from public summaries",
         _SHRUNK[1:],
         (
-            _subflot("cifar100", "pathological", classes=10),
-            _subflot("tiny_imagenet", "pathological", classes=20),
+            _subflot("cifar100", "pathological", "shards"),
+            _subflot("tiny_imagenet", "pathological", "shards"),
             _subflot("cifar100", "practical"),
             _subflot("ag_news", "NLP"),
             _subflot("har", "real world", "groups"),
@@ -627,9 +629,9 @@ SUBFLOT_PLANS = {
         _SHRUNK,
         (
             # The split is not stated; CIFAR100's and Tiny-ImageNet's numbers are the main table's pathological ones.
-            _subflot("cifar10", "label skew or real world", classes=2),
-            _subflot("cifar100", "label skew or real world", classes=10),
-            _subflot("tiny_imagenet", "label skew or real world", classes=20),
+            _subflot("cifar10", "label skew or real world", "shards"),
+            _subflot("cifar100", "label skew or real world", "shards"),
+            _subflot("tiny_imagenet", "label skew or real world", "shards"),
             _subflot("ag_news", "label skew or real world"),
             _subflot("har", "label skew or real world", "groups"),
         ),
@@ -652,8 +654,12 @@ SUBFLOT_PLANS = {
     "subflot4": _subflot_plan(
         "SubFLOT's ablation",
         "SubFLOT (CVPR 2026), ablation, from public summaries",
-        (_SUBFLOT, *(_without(f"SubFLOT w/o {part.upper()}", part) for part in ("otp", "sar", "ota"))),
-        (_subflot("cifar10", "Dir(0.1)"), _subflot("digit5", "feature shift", "groups")),
+        tuple(map(_without, ("", "otp", "sar", "ota"))),
+        (
+            _subflot("cifar10", "Dir(0.1)", experiment="subflot_ablation", words={}),
+            _subflot("digit5", "feature shift", "groups", experiment="subflot_ablation_digit5"),
+        ),
+        swept=True,
         about="the paper's text is not at hand: neither is known when it judges (here right after the last local "
         "training, over all test samples of the clients) nor what takes the place of a part that is left out",
     ),
@@ -661,7 +667,10 @@ SUBFLOT_PLANS = {
         "SubFLOT with more clients",
         "SubFLOT (CVPR 2026), scalability, from a second public summary",
         (_SUBFLOT,),
-        tuple(Place("", setting, untold="the data set is not stated") for setting in ("10 clients", "100 clients")),
+        (
+            *(Place("", f"{count} clients", untold="the data set is not stated") for count in (10, 100)),
+            *(_subflot("cifar100", f"{count} clients", clients=count) for count in (10, 100)),
+        ),
     ),
 }
 
