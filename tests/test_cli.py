@@ -427,6 +427,7 @@ def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
     assert 2 <= played < 60
     assert (told["status"], told["rounds"], told["rounds_played"]) == ("finished", 60, played)
     assert told["last"]["round"] == played
+    assert [(row["width"], row["entries"]) for row in told["devices"]] == [(1.0, told["parameters"])]
     assert rows[-1]["accuracy"]
     assert state(tmp_path / "run")["stopping"]["stopped"].all()
     assert "already finished" in call(*overrides, cwd=tmp_path).out

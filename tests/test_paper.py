@@ -367,18 +367,19 @@ def test_where_the_last_ten_stop_at_once_the_round_after_has_fewer(tmp_path: Pat
 
 
 def test_hours_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One client, so that each of four rounds is its own: 5 epochs of 30 samples."""
+    """Two alike, so that each of four rounds takes either's time: 5 epochs of 30 samples. One stops after two."""
     for alpha in (0.1, 0.5, 1.0):
-        path = spu(tmp_path, f"a{alpha}", 50.0, alpha, widths=[1.0], assign="blocks", clients=1)
-        change(path, participants=[1, 1, 1, 1])
+        path = spu(tmp_path, f"a{alpha}", 50.0, alpha, early=True, widths=[1.0], assign="blocks", clients=2)
+        change(path, participants=[2, 2, 1, 1])
+        (path / "clients.csv").write_text("client,train,accuracy\n0,30,70\n1,30,70\n")
         made = {"width": 1.0, "entries": 100, "values": 5, "operations": 4000}
-        told = json.loads((path / "summary.json").read_text()) | {"devices": [made], "cohort": 1}
+        told = json.loads((path / "summary.json").read_text()) | {"devices": [made], "cohort": 2}
         (path / "summary.json").write_text(json.dumps(told))
     training, transfer = 4 * 5 * 30 * 3 * 4000 / 3600, 4 * 2 * 32 * 100 / 3600
-    hours = both(tmp_path, "fedspu3", "FedSPU (hours)", "CIFAR10", "500 rounds")
-    assert hours == (pytest.approx(training / 1e9 + transfer / 1e7), pytest.approx(training / 1e9), 25.05)
+    hours = both(tmp_path, "fedspu3", "FedSPU+ES (hours)", "CIFAR10", "500 rounds")
+    assert hours == (pytest.approx(training / 1e9 + transfer / 1e7), pytest.approx(training / 2 / 1e9), 8.9)
     assert main(["paper", "fedspu3", str(tmp_path), "--device", "1e6,1e4", "--format", "csv"]) == 0
-    (own,) = pd.read_csv(io.StringIO(capsys.readouterr().out)).query("row == 'FedSPU (hours)'")["own"].dropna()
+    (own,) = pd.read_csv(io.StringIO(capsys.readouterr().out)).query("row == 'FedSPU+ES (hours)'")["own"].dropna()
     assert own == pytest.approx(training / 1e6 + transfer / 1e4)
     for wrong in ("1e9", "0,1", "1,inf", "a,b"):
         with pytest.raises(SystemExit):

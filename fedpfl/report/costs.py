@@ -54,7 +54,7 @@ def hours(run: Run, device: Device = OURS, transfers: bool = True, until_few: bo
     transfers: add the bits of its trained entries down and up. until_few: count the rounds before the first with fewer
     clients than a cohort.
     """
-    widths, made, samples = run.get("method.widths"), known(run), run.clients.sort_values("client")["train"].tolist()
+    widths, made, samples = run.get("method.widths"), known(run), run.clients["train"].tolist()
     clients = run.get("clients")
     if made.empty or run.get("method.assign") != "blocks" or len(samples) != clients:
         return math.nan
