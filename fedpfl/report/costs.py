@@ -35,13 +35,14 @@ def known(run: Run) -> pd.DataFrame:
 
     Empty where it is not recorded, and of FjORD's original, whose clients train several widths.
     """
-    if run.get("method.ordered"):
+    widths = run.get("method.widths")
+    if not isinstance(widths, list) or run.get("method.ordered"):
         return pd.DataFrame()
     try:
         found = pd.DataFrame(run.summary["devices"], dtype=float).set_index("width")[[*COUNTED]]
     except (LookupError, TypeError, ValueError):
         return pd.DataFrame()
-    return found if {1.0, *run.get("method.widths")} <= {*found.index} else pd.DataFrame()
+    return found if widths and {1.0, *widths} <= {*found.index} else pd.DataFrame()
 
 
 def hours(run: Run, device: Device = OURS, transfers: bool = True, until_few: bool = False) -> float:
@@ -54,11 +55,10 @@ def hours(run: Run, device: Device = OURS, transfers: bool = True, until_few: bo
     transfers: add the bits of its trained entries down and up. until_few: count the rounds before the first with fewer
     clients than a cohort.
     """
-    widths, made, samples = run.get("method.widths"), known(run), run.clients["train"].tolist()
-    clients = run.get("clients")
-    if made.empty or run.get("method.assign") != "blocks" or len(samples) != clients:
+    made, widths, clients = known(run), run.get("method.widths"), run.get("clients")
+    if made.empty or run.get("method.assign") != "blocks" or len(run.clients) != clients:
         return math.nan
-    seconds = []
+    samples, seconds = run.clients["train"].tolist(), []
     for client, count in enumerate(samples):
         own = made.loc[widths[client * len(widths) // clients]]
         whole = made.iloc[-1] if run.method_name == FREEZING else own
