@@ -632,8 +632,8 @@ def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path)
         ("experiment=subflot_cifar10 method.otp=false", "experiment=subflot_cifar10 ++method.otp=false"),
         ("experiment=subflot_cifar10 method=subflot method.otp=false", None),
         (
-            "experiment=fedselect_cifar10_ablation method.personalise=most method.alpha=0.3,0.5",
-            "experiment=fedselect_cifar10_ablation method.personalise=choice(most) method.alpha=0.3,0.5",
+            "experiment=fedselect_ablation method.personalise=most method.alpha=0.3,0.5",
+            "experiment=fedselect_ablation method.personalise=choice(most) method.alpha=0.3,0.5",
         ),
         ("experiment=smokes method.otp=false =x method=[1, --cfg job", None),  # Hydra says what is wrong
     ],

@@ -123,7 +123,7 @@ def test_what_sweeps_needs_no_option(name: str):
     assert cfg.hydra.mode == (RunMode.MULTIRUN if several else None)
 
 
-SEEDS = {"table3": 4, "table4": 4, "figure2": 4, "figure3": 4, "fedpurin_cifar100": 3, "fedpurin_ablation": 3}
+SEEDS = {"table3": 4, "table4": 4, "figure2": 4, "figure3": 4, "fedpurin_cifar100": 3, "fedpurin_cifar10_ablation": 3}
 SEEDS |= {"fedspu_speech": 3, "fedspu_emnist_stopping": 3} | dict.fromkeys(QUICK, 1)
 
 

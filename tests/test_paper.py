@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import re
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from hydra.types import RunMode
 
 from fedpfl import config
 from fedpfl.errors import FedpflError
@@ -164,6 +166,12 @@ def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_
 # What is missing
 
 
+def fillable(plan: Any) -> list[tuple[int, int]]:
+    """Line and column of the cells that a run can fill."""
+    lines = [i for i, line in enumerate(plan.lines) if not line.untold]
+    return [(i, j) for i in lines for j, place in enumerate(plan.places) if not place.untold]
+
+
 def filled(commands: tuple[str, ...], plan: str) -> set[tuple[str, str, float]]:
     """Value, data set and alpha of every job of the commands."""
     jobs = set()
@@ -211,6 +219,33 @@ def test_plans_are_what_the_experiments_run(name: str) -> None:
             known = params.get(key, ["0.1"])
             assert own == known if key in ("dataset", "partition.alpha") else own[0] in known
     assert {line.method for line in PLANS["table3"].lines} == set(COMPARED)
+
+
+@pytest.mark.parametrize("name", ["fedselect2", "fedpurin2"])
+def test_the_whole_of_a_table_is_its_experiments(name: str) -> None:
+    """Nothing more, nothing less, but for seeds."""
+    plan, wanted = PLANS[name], Counter[Any]()
+    for i in range(len(plan.lines)):
+        for j, place in enumerate(plan.places):
+            wanted[frozenset({**plan.words(i, j, None), "partition.alpha": place.alphas[0]}.items())] += 1
+    commands = fill(name, []).commands
+    assert all(len(command.split()) == 4 for command in commands)
+    found = Counter[Any]()
+    for experiment in (command.split()[3] for command in commands):
+        own = swept(composed(experiment)) | {"experiment": [experiment.partition("=")[2]]}
+        own["partition.alpha"] = [*map(float, own["partition.alpha"])] if "partition.alpha" in own else [None]
+        own |= {key: [value.lower() for value in own[key]] for key in ("method.hessian",) if key in own}
+        own.pop("seed", None)
+        found.update(frozenset(zip(own, job, strict=True)) for job in itertools.product(*own.values()))
+    assert found == wanted
+    assert set(found.values()) == {1}
+
+
+def test_a_command_needs_no_multirun() -> None:
+    """What a table's command names as an experiment sweeps by itself."""
+    every = [PLANS[name].words(i, j, None) for name in PLANS for i, j in fillable(PLANS[name])]
+    for experiment in {words["experiment"] for words in every}:
+        assert composed(f"experiment={experiment}").hydra.mode == RunMode.MULTIRUN, experiment
 
 
 @pytest.mark.parametrize("name", sampled(sorted(PLANS.keys() - FEDOBP_PLANS.keys()), 3))
@@ -324,7 +359,7 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     mean = "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)"
     half = fill("fedspu1", groups(runs(tmp_path)))
     assert math.isnan(half.rows[-1][2].value)
-    told = "python -m fedpfl.train --multirun experiment=fedspu_cifar10 method=prunefl,fjord,hermes,fedmp"
+    told = "python -m fedpfl.train experiment=fedspu_cifar10 method=prunefl,fjord,hermes,fedmp"
     assert f"{told} stopping.early=false partition.alpha=0.1,0.5" in half.commands
     assert f"{told},fedspu stopping.early=false partition.alpha=1" in half.commands
     spu(tmp_path, "a1", 57.0, 1.0)
