@@ -244,7 +244,8 @@ def test_sharded_states_are_saved_together_and_any_number_of_processes_goes_on(t
         result = wait(torchrun(count, *RUN, *keys, cwd=tmp_path))
         assert result.code == 0, result.err
         assert_same(rows_by_client(tmp_path / "run"), whole)
-        assert (tmp_path / "run" / "clients.csv").read_bytes() == (alone / "clients.csv").read_bytes()
+        for name in ("clients.csv", "masks.json"):
+            assert (tmp_path / "run" / name).read_bytes() == (alone / name).read_bytes()
         rewrite_summary(tmp_path / "run", status="running")
 
 

@@ -34,21 +34,16 @@ def compared(method: Method, state: State) -> dict[str, Any] | None:
     clients = sorted(found)[:MOST]
     if not clients:
         return None
-    stacked = tree.map(lambda leaf: leaf.flatten(1), tree.stack([found[client] for client in clients]))
-    return {
-        "clients": clients,
-        "tensors": {
-            name: {
-                "entries": leaf.shape[1],
-                "held": leaf.sum(0).bincount(minlength=len(leaf) + 1).tolist(),
-                "both": _both(leaf).tolist(),
-            }
-            for name, leaf in stacked.items()
-        },
-    }
+    names = found[clients[0]]
+    tensors = {name: _told(torch.stack([found[client][name].flatten() for client in clients])) for name in names}
+    return {"clients": clients, "tensors": tensors}
 
 
-def _both(mask: Tensor) -> Tensor:
-    """Count the entries that rows of `[clients, entries]` share, `[clients, clients]`."""
-    parts = [part.float() for part in mask.split(max(1, EXACT // len(mask)), 1)]
-    return torch.stack([(part @ part.T).long() for part in parts]).sum(0)
+def _told(mask: Tensor) -> dict[str, Any]:
+    """Return what masks.json says of a tensor's masks, `[clients, entries]`."""
+    held, both = torch.zeros(len(mask) + 1, dtype=torch.int64), torch.zeros(len(mask), len(mask), dtype=torch.int64)
+    for part in mask.split(max(1, EXACT // len(mask)), 1):
+        numbers = part.float()
+        held += numbers.sum(0).long().bincount(minlength=len(held))
+        both += (numbers @ numbers.T).long()
+    return {"entries": mask.shape[1], "held": held.tolist(), "both": both.tolist()}

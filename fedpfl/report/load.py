@@ -163,8 +163,9 @@ class Run:
             for name, (entries, held, both) in found.items():
                 if held.shape != (count + 1,) or both.shape != (count, count):
                     raise ValueError(f"{clip(name)} is not of {count} clients")
-                sizes = np.minimum.outer(both.diagonal(), both.diagonal())
-                if not (held.min() >= 0 <= both.min() and held.sum() == entries and (both <= sizes).all()):
+                sizes, times = np.minimum.outer(both.diagonal(), both.diagonal()), np.arange(count + 1)
+                counted = held.sum() == entries and held @ times == both.trace()
+                if not (counted and held.min() >= 0 <= both.min() and (both <= sizes).all()):
                     raise ValueError(f"the numbers of {clip(name)} fit no masks")
         except _UNUSABLE as error:
             raise FedpflError(f"{self.path}: masks.json holds no usable value: {_one_line(error)}") from None
