@@ -30,7 +30,7 @@ TINY = (
 )
 FILES = {
     *("config.yaml", "rounds.csv", "clients.csv", "summary.json", "state.pt", "run.log"),
-    *("partition.npz", "partition.png", "masks.json"),
+    *("partition.npz", "partition.png"),
 }
 CLOCKED = ("seconds", "eval_seconds")
 
