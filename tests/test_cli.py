@@ -675,6 +675,7 @@ def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: Path) -> None:
     parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     result = wait(start("--multirun", *TINY, *parallel, "method=fedavg,local_only", "rounds=2,0", cwd=tmp_path))

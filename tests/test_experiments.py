@@ -70,7 +70,7 @@ def assert_fits(composed: DictConfig) -> None:
     assert cfg["dataset"]["name"] in datasets.SETS
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", sampled(EXPERIMENTS, 3))
 def test_an_experiment_composes(name):
     """The ends of its sweep."""
     assert_compose(jobs(name)[:: max(1, len(jobs(name)) - 1)])
@@ -182,7 +182,7 @@ def test_classifier_only_quantiles_personalise_as_many_entries():
             assert count == own, (name, alpha)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", sampled(QUICK, 2))
 def test_a_quick_twin_runs(name, tmp_path: Path):
     """A round of its first method."""
     first = jobs(name)[0]
