@@ -71,6 +71,20 @@ def test_only_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> N
         assert sum(told["held"]) == told["entries"]
 
 
+def test_of_what_processes_collect_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gives its own first ones, which together are more."""
+    method = METHODS["fedselect"]()
+    state = rounds(method, tiny(), federate(), COHORTS)[0][-1]
+    state.rows.mine = lambda client: True
+    given: list[Any] = []
+    monkeypatch.setattr(masks.ranks, "collect", lambda own: given.extend(own) or own)
+    whole = engine.compared(method, state)
+    monkeypatch.setattr(masks.ranks, "collect", lambda own: given[1::2] + given[::2])
+    assert engine.compared(method, state) == whole
+    monkeypatch.setattr(masks, "MOST", 3)
+    assert engine.compared(method, state)["clients"] == TOOK_PART[:3]
+
+
 def test_without_masks_or_clients_there_is_nothing_to_compare() -> None:
     net, federation = tiny(), federate()
     for name, cohorts in (("fedavg", COHORTS), ("fedselect", [])):
