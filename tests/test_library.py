@@ -96,6 +96,17 @@ def test_a_model_has_the_statistics_that_it_is_judged_with(tmp_path):
     run.network().load_state_dict(shared)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", ["fedobp", "fedspu"])
+def test_models_are_the_same_on_a_gpu(method, tmp_path):
+    play(tmp_path, *SMALL, f"method={method}", "device=cpu")
+    here, there = fedpfl.load(tmp_path, device="cpu"), fedpfl.load(tmp_path, device="cuda")
+    assert_same(here.mask(1), there.mask(1))
+    assert_same(here.personal(1), there.personal(1))
+    x = here.samples(1)[0]
+    torch.testing.assert_close(here.predict(1, x), there.predict(1, x), atol=1e-3, rtol=1e-3)
+
+
 def test_the_mask_is_where_the_personal_model_is_not_the_global_one(folder):
     """FedOBP's rule: theta_i where the mask holds, theta_g elsewhere."""
     run = fedpfl.load(folder)
