@@ -65,7 +65,7 @@ def run(
     finally:
         torch.set_num_threads(threads)  # an engine takes 1 and brings threads of its own
         logger.setLevel(level)
-        tidy.prune(path, otherwise=stop)
+        tidy.unmake(path, stop)
     return load(path)
 
 

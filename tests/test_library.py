@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.singleton import Singleton
@@ -19,6 +20,7 @@ from hydra.version import VersionBase
 
 import fedpfl
 from fedpfl import engine, export, overrides
+from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
 from fedpfl.record import rundir
 from tests.command import TINY, _drawn_once, call, play, rewrite_summary, state, summary, table
@@ -53,11 +55,14 @@ def copy(folder, tmp_path):
 
 
 def accuracies(run: fedpfl.Trained) -> list[float]:
-    """Of each client, by its own predictions on its own test samples."""
-    found = []
+    """Of each client, by its own predictions on its own test samples; their loss is the last round's."""
+    found, loss, total = [], 0.0, 0
     for client in range(len(run)):
         x, y = run.samples(client)
-        found.append(100 * int((run.predict(client, x.numpy()).argmax(1) == y).sum()) / len(y))
+        logits = run.predict(client, x.numpy())
+        found.append(100 * int((logits.argmax(1) == y).sum()) / len(y))
+        loss, total = loss + float(F.cross_entropy(logits, y, reduction="sum")), total + len(y)
+    assert loss / total == pytest.approx(run.rounds["loss"].iloc[-1], rel=1e-6)
     return found
 
 
@@ -65,7 +70,8 @@ def accuracies(run: fedpfl.Trained) -> list[float]:
     "method", [name if name in FIRST else pytest.param(name, marks=pytest.mark.full) for name in METHODS]
 )
 def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
-    play(tmp_path, *SMALL, f"method={method}")
+    adapted = ["method.adapt_steps=1"] if method == "per_fedavg" else []
+    play(tmp_path, *SMALL, f"method={method}", "local.batch_size=8", *adapted)
     run = fedpfl.load(tmp_path)
     assert accuracies(run) == run.clients["accuracy"].tolist()
     personal, network = run.personal(1), run.network()
@@ -118,6 +124,16 @@ def test_the_mask_is_where_the_personal_model_is_not_the_global_one(folder):
             assert torch.equal(personal[name][~own], shared[name][~own])
             some += int((personal[name] != shared[name])[own].sum())
     assert some
+
+
+def test_a_mask_that_is_drawn_is_that_of_the_next_round(tmp_path, monkeypatch):
+    play(tmp_path, *SMALL, "method=fedspu")
+    run, method, seen = fedpfl.load(tmp_path), METHODS["fedspu"], []
+    prepare = method.prepare
+    monkeypatch.setattr(method, "prepare", lambda *about: seen.append(about[2]["lot"]) or prepare(*about))
+    run.mask(1)
+    drawn = method().sample(Draws(42, "train", 3).server(1), state(tmp_path)["server"])
+    assert torch.equal(*seen, drawn["lot"])
 
 
 @pytest.mark.parametrize("method", ["fedspu", "fedselect"])
@@ -225,10 +241,23 @@ def test_mistakes_are_one_line_and_leave_nothing(settings, keys, line, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
+    def refuse(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rundir.files, "take_lock", refuse)
+    with pytest.raises(fedpfl.FedpflError, match="No space left on device"):
+        fedpfl.run(*SMALL)
+    assert not list(tmp_path.iterdir())
+
+
 def test_one_value_of_what_an_experiment_sweeps_over():
     """Its other jobs' values that are no sweep hold; others must be chosen."""
     cfg = overrides.composed_once(["experiment=demo", "method=fedper"])
     assert (cfg.method.name, cfg.rounds) == ("fedper", 50)
+    cfg = overrides.composed_once(["experiment=figure3", "dataset=fmnist", "method=fedper", "seed=1"])
+    assert (cfg.dataset.name, cfg.partition.alpha) == ("fmnist", 0.5)
     with pytest.raises(fedpfl.FedpflError, match=r"give partition\.alpha one value"):
         overrides.composed_once(["experiment=alpha_sweep_quick", "method=fedper"])
 
