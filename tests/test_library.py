@@ -20,7 +20,6 @@ from hydra.version import VersionBase
 
 import fedpfl
 from fedpfl import engine, export, overrides
-from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
 from fedpfl.record import rundir
 from tests.command import TINY, _drawn_once, call, play, rewrite_summary, state, summary, table
@@ -103,7 +102,7 @@ def test_a_model_has_the_statistics_that_it_is_judged_with(tmp_path):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("method", ["fedobp", "fedspu"])
+@pytest.mark.parametrize("method", ["fedobp", "fedpurin"])
 def test_models_are_the_same_on_a_gpu(method, tmp_path):
     play(tmp_path, *SMALL, f"method={method}", "device=cpu")
     here, there = fedpfl.load(tmp_path, device="cpu"), fedpfl.load(tmp_path, device="cuda")
@@ -126,28 +125,11 @@ def test_the_mask_is_where_the_personal_model_is_not_the_global_one(folder):
     assert some
 
 
-def test_a_mask_that_is_drawn_is_that_of_the_next_round(tmp_path, monkeypatch):
-    play(tmp_path, *SMALL, "method=fedspu")
-    run, method, seen = fedpfl.load(tmp_path), METHODS["fedspu"], []
-    prepare = method.prepare
-    monkeypatch.setattr(method, "prepare", lambda *about: seen.append(about[2]["lot"]) or prepare(*about))
-    run.mask(1)
-    drawn = method().sample(Draws(42, "train", 3).server(1), state(tmp_path)["server"])
-    assert torch.equal(*seen, drawn["lot"])
-
-
-@pytest.mark.parametrize("method", ["fedspu", "fedselect"])
-def test_masks_that_are_drawn_or_kept(method, tmp_path):
-    play(tmp_path, *SMALL, f"method={method}")
-    run = fedpfl.load(tmp_path)
-    shapes = {name: value.shape for name, value in run.network().named_parameters()}
-    masks = [run.mask(client) for client in range(len(run))]
-    assert masks[0].keys() <= shapes.keys()
-    assert all(own.shape == shapes[name] for mask in masks for name, own in mask.items())
-    assert_same(masks[0], run.mask(0))
-    if method == "fedspu":  # devices of a fifth to all of the neurons
-        shares = [sum(int(own.sum()) for own in mask.values()) for mask in masks]
-        assert shares[0] < shares[-1]
+def test_a_mask_that_is_kept(tmp_path):
+    play(tmp_path, *SMALL, "method=fedselect")
+    run, (block, *_) = fedpfl.load(tmp_path), state(tmp_path)["rows"]
+    for row, client in enumerate(block["who"]):
+        assert_same(run.mask(client), {name: own[row] for name, own in block["client"]["mask"].items()})
 
 
 def test_a_run_from_python_is_the_command_lines(tmp_path, monkeypatch, capfd):
