@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from fedpfl import config, engine, overrides, plugins, record, tidy, train, tree
 from fedpfl.config import Run
 from fedpfl.engine import ranks
-from fedpfl.engine.backend import EvalCall, TrainCall, arithmetic
+from fedpfl.engine.backend import EvalCall, arithmetic
 from fedpfl.engine.jobs import EvalJob
-from fedpfl.engine.keys import Draws
-from fedpfl.engine.participation import One, entering, evaluation
+from fedpfl.engine.participation import One, evaluation
 from fedpfl.engine.select import device as find_device
 from fedpfl.engine.shard import laid_out
 from fedpfl.errors import FedpflError
@@ -65,7 +64,7 @@ def run(
     finally:
         torch.set_num_threads(threads)  # an engine takes 1 and brings threads of its own
         logger.setLevel(level)
-        tidy.prune(path, otherwise=stop)
+        tidy.unmake(path, stop)
     return load(path)
 
 
@@ -143,18 +142,12 @@ class Trained:
         return _own(values)
 
     def mask(self, client: int) -> dict[str, Tensor]:
-        """Return which entries are personal (in methods with sub-models: trained) as the client enters its next round.
-
-        Bool tensors by names of parameters, of those tensors in which there is a choice.
-        """
-        run, state, client = self._run, self._state, self._number(client)
-        draws = Draws(run.settings.seed, "train", state.round + 1)
-        call = TrainCall(run.method, run.federation, state, [client], run.local, draws)
-        with arithmetic(run.device, run.engine.precision):
-            own, _ = entering(call, One(client), run.net, self._autocast)
-        if "mask" not in own:
+        """Return which entries are a client's own: bool tensors by names of parameters, of those that may be."""
+        run, client = self._run, self._number(client)
+        masks = run.method.masks(self._state.server, self._state.client(client))
+        if not masks:
             raise FedpflError(f"method={run.config['method']['name']} has no mask of single entries")
-        return _own(dict(tree.items(own["mask"])))
+        return _own(masks)
 
     def predict(self, client: int, samples: Any) -> Tensor:
         """Return the logits `[samples, classes]` of a client's personal model, float32 on the CPU.

@@ -43,6 +43,8 @@ from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
 from fedpfl.engine.keys import Draws
 from fedpfl.errors import Broken, FedpflError, printable
 from fedpfl.methods import Method
+from fedpfl.methods.shared.cost import devices
+from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.needs import Needs, foresee, mib, tight
 from fedpfl.overrides import CONF
 from fedpfl.record.files import damaged
@@ -157,6 +159,7 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: boo
                 directory.write_summary(status="diverged", error=str(error))
                 sinks.end("diverged", directory.summary)
                 raise
+            directory.write_masks(engine.compared(method, state))
             hours = (spent + time.monotonic() - started) / 3600
             directory.write_summary(status="finished", best=best, last=last, hours=hours, rounds_played=state.round)
             if not run.checkpoint.keep:
@@ -281,11 +284,13 @@ def _clients(run: config.Run, counts: torch.Tensor, measured: dict[str, list]) -
 
 def _facts(run: config.Run, cohort: int) -> dict[str, Any]:
     """What the summary says of a run from its first moment on."""
+    method, shape = run.method, run.federation.shape
     return {
         "seed": run.settings.seed,
         "read": run.read,
         "cohort": cohort,
         "parameters": tree.size(run.net.params),
+        **({"devices": devices(method, run.net, shape)} if isinstance(method, Submodel) else {}),
         "environment": record.describe(),
     }
 

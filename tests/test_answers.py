@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedpfl import plugins, tree
-from fedpfl.engine import Tuning, answers, begin, make, participants, play
+from fedpfl.engine import Tuning, answers, begin, compared, make, participants, play
 from fedpfl.engine.keys import Draws
 from fedpfl.errors import Broken
 from fedpfl.methods import METHODS, FedAvg, FedPAC, Phase, Turn
@@ -28,6 +28,7 @@ def whole(method, backend):
     state = begin(method, net, 3, CPU)
     runner = make(as_engine(backend), net, CPU)
     state, _ = play(runner, method, FEDERATION, state, COHORT, SHORT, 0)
+    compared(method, state)
     for tuning in (None, Tuning(SHORT, Draws(0, "finetune", 1))):
         runner.evaluate(method, FEDERATION, state, COHORT, tuning)
 
@@ -138,6 +139,7 @@ WRONG = {
         (lambda self, server, client: {"bias": server["fc.bias"]}, "returned a tensor torch.float32 [12] as bias"),
         (lambda self, server, client: {"one": 1.0}, "returned a float as entry one"),
     ],
+    "masks": [(lambda self, server, client: server, "returned a tensor torch.float32 [4, 1, 3, 3] as a mask")],
 }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.singleton import Singleton
@@ -53,11 +54,14 @@ def copy(folder, tmp_path):
 
 
 def accuracies(run: fedpfl.Trained) -> list[float]:
-    """Of each client, by its own predictions on its own test samples."""
-    found = []
+    """Of each client, by its own predictions on its own test samples; their loss is the last round's."""
+    found, loss, total = [], 0.0, 0
     for client in range(len(run)):
         x, y = run.samples(client)
-        found.append(100 * int((run.predict(client, x.numpy()).argmax(1) == y).sum()) / len(y))
+        logits = run.predict(client, x.numpy())
+        found.append(100 * int((logits.argmax(1) == y).sum()) / len(y))
+        loss, total = loss + float(F.cross_entropy(logits, y, reduction="sum")), total + len(y)
+    assert loss / total == pytest.approx(run.rounds["loss"].iloc[-1], rel=1e-6)
     return found
 
 
@@ -65,7 +69,8 @@ def accuracies(run: fedpfl.Trained) -> list[float]:
     "method", [name if name in FIRST else pytest.param(name, marks=pytest.mark.full) for name in METHODS]
 )
 def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
-    play(tmp_path, *SMALL, f"method={method}")
+    adapted = ["method.adapt_steps=1"] if method == "per_fedavg" else []
+    play(tmp_path, *SMALL, f"method={method}", "local.batch_size=8", *adapted)
     run = fedpfl.load(tmp_path)
     assert accuracies(run) == run.clients["accuracy"].tolist()
     personal, network = run.personal(1), run.network()
@@ -96,6 +101,17 @@ def test_a_model_has_the_statistics_that_it_is_judged_with(tmp_path):
     run.network().load_state_dict(shared)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", ["fedobp", "fedpurin"])
+def test_models_are_the_same_on_a_gpu(method, tmp_path):
+    play(tmp_path, *SMALL, f"method={method}", "device=cpu")
+    here, there = fedpfl.load(tmp_path, device="cpu"), fedpfl.load(tmp_path, device="cuda")
+    assert_same(here.mask(1), there.mask(1))
+    assert_same(here.personal(1), there.personal(1))
+    x = here.samples(1)[0]
+    torch.testing.assert_close(here.predict(1, x), there.predict(1, x), atol=1e-3, rtol=1e-3)
+
+
 def test_the_mask_is_where_the_personal_model_is_not_the_global_one(folder):
     """FedOBP's rule: theta_i where the mask holds, theta_g elsewhere."""
     run = fedpfl.load(folder)
@@ -109,18 +125,11 @@ def test_the_mask_is_where_the_personal_model_is_not_the_global_one(folder):
     assert some
 
 
-@pytest.mark.parametrize("method", ["fedspu", "fedselect"])
-def test_masks_that_are_drawn_or_kept(method, tmp_path):
-    play(tmp_path, *SMALL, f"method={method}")
-    run = fedpfl.load(tmp_path)
-    shapes = {name: value.shape for name, value in run.network().named_parameters()}
-    masks = [run.mask(client) for client in range(len(run))]
-    assert masks[0].keys() <= shapes.keys()
-    assert all(own.shape == shapes[name] for mask in masks for name, own in mask.items())
-    assert_same(masks[0], run.mask(0))
-    if method == "fedspu":  # devices of a fifth to all of the neurons
-        shares = [sum(int(own.sum()) for own in mask.values()) for mask in masks]
-        assert shares[0] < shares[-1]
+def test_a_mask_that_is_kept(tmp_path):
+    play(tmp_path, *SMALL, "method=fedselect")
+    run, (block, *_) = fedpfl.load(tmp_path), state(tmp_path)["rows"]
+    for row, client in enumerate(block["who"]):
+        assert_same(run.mask(client), {name: own[row] for name, own in block["client"]["mask"].items()})
 
 
 def test_a_run_from_python_is_the_command_lines(tmp_path, monkeypatch, capfd):
@@ -214,10 +223,23 @@ def test_mistakes_are_one_line_and_leave_nothing(settings, keys, line, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
+    def refuse(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rundir.files, "take_lock", refuse)
+    with pytest.raises(fedpfl.FedpflError, match="No space left on device"):
+        fedpfl.run(*SMALL)
+    assert not list(tmp_path.iterdir())
+
+
 def test_one_value_of_what_an_experiment_sweeps_over():
     """Its other jobs' values that are no sweep hold; others must be chosen."""
     cfg = overrides.composed_once(["experiment=demo", "method=fedper"])
     assert (cfg.method.name, cfg.rounds) == ("fedper", 50)
+    cfg = overrides.composed_once(["experiment=figure3", "dataset=fmnist", "method=fedper", "seed=1"])
+    assert (cfg.dataset.name, cfg.partition.alpha) == ("fmnist", 0.5)
     with pytest.raises(fedpfl.FedpflError, match=r"give partition\.alpha one value"):
         overrides.composed_once(["experiment=alpha_sweep_quick", "method=fedper"])
 

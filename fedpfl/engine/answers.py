@@ -310,6 +310,13 @@ def _metrics(value: Any, about: About, *given: Any) -> Faults:
         yield wrong[0]
 
 
+def _masks(value: Any, about: About, *given: Any) -> Faults:
+    if not isinstance(value, dict):
+        yield _kind(value)
+    if wrong := [own for own in value.values() if not isinstance(own, Tensor) or own.dtype != torch.bool]:
+        yield f"{_kind(wrong[0])} as a mask"
+
+
 FOUND = Rule("a dict of trees, to be laid over the client's state", _dict)
 MODEL = Rule("a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name", _judged)
 PHASES = Rule("a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes", _phases)
@@ -341,5 +348,6 @@ RULES = {
     "predict": Rule("logits `[batch, classes]`", _predict),
     "finetuning": PHASES,
     "metrics": Rule("a dict of 0-dimensional tensors", _metrics),
+    "masks": Rule("a dict of bool tensors", _masks),
 }
 """By hook."""

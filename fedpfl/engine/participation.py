@@ -122,10 +122,14 @@ def newly(call: AnyCall, net: Net) -> AnyCall:
     return call._replace(method=asked(method, net, state.rows.initial["client"], state.server, federation.classes))
 
 
-def entering(call: TrainCall, rows: One, net: Net, autocast: Autocast) -> tuple[dict[str, Tree], dict[str, Tree]]:
-    """Return clients' states as they enter a round (drawn for, found out, prepared) and their buffers."""
-    method, federation, state, _, local, draws, _ = call
+def participation(
+    call: TrainCall, rows: One, net: Net, autocast: Autocast
+) -> Generator[TrainJob | EvalJob, Any, Participation]:
+    """Take clients through a round in the order of the Method's hooks."""
+    call = newly(call, net)
+    method, federation, state, _, local, draws, stopping = call
     server, device = state.server, federation.x.device
+    places = [Row(federation, number) for number in rows.clients]
 
     def sample(number: int) -> dict[str, Tree]:
         return tree.map(lambda leaf: tree.send(leaf, device), method.sample(draws.server(number), server))
@@ -134,20 +138,6 @@ def entering(call: TrainCall, rows: One, net: Net, autocast: Autocast) -> tuple[
         shard = training_shard(federation, number, local.batch_size, draws)
         with autocast():
             return method.before_training(net.bind(buffers, training=True), shard, server, client)
-
-    client, buffers = rows.states(state)
-    client |= rows.one_by_one(sample)
-    client |= rows.one_by_one(before_training, client, buffers)
-    return rows.each(partial(method.prepare, server), client), buffers
-
-
-def participation(
-    call: TrainCall, rows: One, net: Net, autocast: Autocast
-) -> Generator[TrainJob | EvalJob, Any, Participation]:
-    """Take clients through a round in the order of the Method's hooks."""
-    call = newly(call, net)
-    method, federation, state, _, local, draws, stopping = call
-    server, places = state.server, [Row(federation, number) for number in rows.clients]
 
     def after_training(
         number: int, client: dict[str, Tree], buffers: dict[str, Tree], params: Tree, kept: Tree
@@ -161,7 +151,10 @@ def participation(
 
     evaluated = partial(method.evaluated, server)
 
-    client, buffers = entering(call, rows, net, autocast)
+    client, buffers = rows.states(state)
+    client |= rows.one_by_one(sample)
+    client |= rows.one_by_one(before_training, client, buffers)
+    client = rows.each(partial(method.prepare, server), client)
     start = rows.each(partial(method.start, server), client)
     down = rows.each(lambda own: traffic.count(method.download(server, own)), client)
     metrics = rows.each(partial(method.metrics, server), client)
