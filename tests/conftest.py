@@ -1,6 +1,5 @@
 """Small federations, tiny smooth networks, trajectories, and comparisons bit for bit."""
 
-import copy
 import dataclasses
 import gc
 import os
@@ -12,26 +11,36 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import settings
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedpfl import tree
+from fedpfl import contract, tree
+from fedpfl.contract import (  # noqa: F401
+    BACKENDS,
+    CLASSES,
+    CPU,
+    LOCAL,
+    LOOP,
+    Tiny,
+    as_engine,
+    differing,
+    flatten,
+    participate,
+    row,
+    state_trees,
+    tiny,
+)
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Engine, Local, Outcome, State, Stopping, begin, make, pick, play
-from fedpfl.engine.keys import Draws
+from fedpfl.engine import Local, Outcome, State
 from fedpfl.engine.store import Rows
 from fedpfl.methods import METHODS, Method
 from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
-from fedpfl.models.norm import BatchNorm2d
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ["FEDPFL_TEST_DATA"]) if "FEDPFL_TEST_DATA" in os.environ else None
 """A folder of public data sets as they are downloaded, for the tests that look at them; None: those are skipped."""
 
-CPU = torch.device("cpu")
-CLASSES = 5
 
 # Ragged on purpose: remainders of one sample (33, 65), clients of one batch, of one sample, without test samples.
 TRAIN = (40, 33, 65, 7, 90, 3, 50, 64, 2, 1)
@@ -41,7 +50,6 @@ COHORTS = [
     [1, 2, 4, 6, 8],
     [0, 1, 5, 7, 9],
 ]  # client 7 is unseen for two rounds, 2 trains twice in a row
-LOCAL = Local(epochs=2, batch_size=32, lr=0.05, momentum=0.7, weight_decay=1e-4)
 PLAIN = Local(epochs=1, batch_size=512, lr=0.05)  # one full-batch step without momentum
 
 torch.set_num_threads(1)  # as the loop backend does; workers of the test run share the cores
@@ -49,9 +57,7 @@ torch.set_num_threads(1)  # as the loop backend does; workers of the test run sh
 settings.register_profile("fedpfl", deadline=None, derandomize=True)  # a shared machine stalls now and then
 settings.load_profile("fedpfl")
 
-BACKENDS = ("loop", "batched")
 ENGINES = ("loop", "batched", "loop-bf16", "batched-bf16")
-LOOP = Engine("loop", workers=2)
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "apfl": [{}, {"mixing": "param", "alpha_lr": 1.0, "cold_start": "global"}],
@@ -115,27 +121,32 @@ _turns: dict[str, count] = defaultdict(count)
 
 
 def every_method(*engines: str, also: tuple[str, ...] = ()) -> Callable[[Callable], Callable]:
-    """Ask a test of every method: of `name` and `values`, and of a `backend` if engines are named.
+    """Ask a test of every method: of `name` and `values`, and of a `backend` if engines are named (`product`)."""
+
+    def ask(test: Callable) -> Callable:
+        names = ("name", "values", "backend") if engines else ("name", "values")
+        return pytest.mark.parametrize(names, product(test.__module__, engines, also))(test)
+
+    return ask
+
+
+def product(module: str, engines: tuple[str, ...], also: tuple[str, ...] = ()) -> list[Any]:
+    """Parameters for a test of every method, with an engine each if there are any.
 
     Each method is asked in one of its settings on one of the engines, in others by the file's next such tests, so that
     all are met in a file of enough of them. The rest of the product is marked `full`, and so are the engines in `also`,
     on which each method runs in its first setting.
     """
-
-    def ask(test: Callable) -> Callable:
-        turn, parameters = next(_turns[test.__module__]), []
-        for number, name in enumerate(METHODS):
-            own = [case for case in CASES if case.values[0] == name]
-            asked = own[turn % len(own)], engines[(turn // 2 + number) % len(engines)] if engines else None
-            for place, case in enumerate(own):
-                for engine in (*(engines or (None,)), *(also if place == 0 else ())):
-                    values, suffix = (case.values, "") if engine is None else ((*case.values, engine), f"-{engine}")
-                    marks = [] if (case, engine) == asked else [pytest.mark.full]
-                    parameters.append(pytest.param(*values, id=case.id + suffix, marks=marks))
-        names = ("name", "values", "backend") if engines else ("name", "values")
-        return pytest.mark.parametrize(names, parameters)(test)
-
-    return ask
+    turn, parameters = next(_turns[module]), []
+    for number, name in enumerate(METHODS):
+        own = [case for case in CASES if case.values[0] == name]
+        asked = own[turn % len(own)], engines[(turn // 2 + number) % len(engines)] if engines else None
+        for place, case in enumerate(own):
+            for engine in (*(engines or (None,)), *(also if place == 0 else ())):
+                values, suffix = (case.values, "") if engine is None else ((*case.values, engine), f"-{engine}")
+                marks = [] if (case, engine) == asked else [pytest.mark.full]
+                parameters.append(pytest.param(*values, id=case.id + suffix, marks=marks))
+    return parameters
 
 
 def sampled(cases: Iterable[Any], every: int) -> list[Any]:
@@ -159,97 +170,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
-class Tiny(nn.Module):
-    """549 parameters for [1, 8, 8]; smooth, so that no kink amplifies rounding. `norm` adds BatchNorm."""
-
-    def __init__(self, norm: bool = False):
-        super().__init__()
-        self.conv = nn.Conv2d(1, 4, 3)
-        self.norm = BatchNorm2d(4) if norm else nn.Identity()
-        self.fc = nn.Linear(36, 12)
-        self.classifier = nn.Linear(12, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.avg_pool2d(torch.tanh(self.norm(self.conv(x))), 2)
-        return self.classifier(torch.tanh(self.fc(x.flatten(1))))
-
-
 HEAD = ("classifier.weight", "classifier.bias")
-
-
-def tiny(norm: bool = False, seed: int = 1) -> Net:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Net(Tiny(norm))
 
 
 def federate(train: tuple[int, ...] = TRAIN, test: tuple[int, ...] = TEST, seed: int = 0) -> Federation:
     """Images of five noisy patterns, label-skewed over the clients."""
-    g = torch.Generator().manual_seed(seed)
-    total = sum(train) + sum(test)
-    y = torch.empty(total, dtype=torch.int64)
-    own_train, own_test, at = [], [], 0
-    for n_train, n_test in zip(train, test, strict=True):
-        share = torch.rand(CLASSES, generator=g) ** 3 + 0.01
-        n = n_train + n_test
-        y[at : at + n] = torch.multinomial(share, max(n, 1), replacement=True, generator=g)[:n]
-        index = torch.arange(at, at + n)
-        own_train.append(index[:n_train])
-        own_test.append(index[n_train:])
-        at += n
-    pattern = torch.rand(CLASSES, 1, 8, 8, generator=g)
-    x = 0.5 * pattern[y] + 0.5 * torch.rand(total, 1, 8, 8, generator=g)
-    return Federation(
-        "toy", (255 * x).to(torch.uint8), y, CLASSES, (0.4,), (0.3,), train=tuple(own_train), test=tuple(own_test)
-    )
-
-
-def as_engine(name: Engine | str) -> Engine:
-    """`loop`, `batched-bf16`, ..., or an Engine as it is."""
-    if isinstance(name, Engine):
-        return name
-    backend, _, precision = name.partition("-")
-    return Engine(backend, precision=precision or "fp32")
+    return contract.federate(train, test, seed)
 
 
 def rounds(
-    method: Method,
-    net: Net,
-    federation: Federation,
-    cohorts: list[list[int]] = COHORTS,
-    *,
-    engine: Engine | str = LOOP,
-    local: Local = LOCAL,
-    seed: int = 0,
-    stopping: Stopping | None = None,
+    method: Method, net: Net, federation: Federation, cohorts: list[list[int]] = COHORTS, **more: Any
 ) -> tuple[list[State], list[Outcome]]:
     """Copies of the states before round 1 and after every round, and the outcomes."""
-    backend = make(as_engine(engine), net, CPU)
-    state = begin(method, net, federation.clients, CPU, seed=seed, stopping=stopping is not None)
-    states, outcomes = [copy.deepcopy(state)], []
-    for planned in cohorts:
-        cohort = pick(state, planned, seed)
-        if not cohort:
-            break
-        state, outcome = play(backend, method, federation, state, cohort, local, seed, stopping)
-        states.append(copy.deepcopy(state))
-        outcomes.append(outcome)
-    return states, outcomes
+    return contract.rounds(method, net, federation, cohorts, **more)
 
 
 def trajectory(*args: Any, **kwargs: Any) -> list[State]:
     """The states of `rounds`."""
     return rounds(*args, **kwargs)[0]
-
-
-def participate(
-    method: Method, net: Net, federation: Federation, state: State, cohort: list[int], **kwargs: Any
-) -> Any:
-    """What the cohort brings back from the round after `state`, which is left as it is."""
-    engine, local, seed = kwargs.get("engine", LOOP), kwargs.get("local", LOCAL), kwargs.get("seed", 0)
-    engine = as_engine(engine)
-    draws = Draws(seed, "train", state.round + 1)
-    return make(engine, net, CPU).participate(method, federation, state, cohort, local, draws)
 
 
 def between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -258,42 +196,12 @@ def between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**neurons.entries(plan, chosen, net.params), **neurons.statistics(plan, chosen)}
 
 
-def row(stacked: Any, client: int) -> Any:
-    """One client's tree."""
-    return {k: row(v, client) for k, v in stacked.items()} if isinstance(stacked, dict) else stacked[client]
-
-
 def given(state: State, client: dict[str, Any] | None = None, buffers: dict[str, Any] | None = None) -> State:
     """The state where all clients hold these entries, stacked, or these statistics, beside what they have."""
     stacked = {"client": {**state.clients, **(client or {})}, "buffers": {**state.client_buffers, **(buffers or {})}}
     rows = Rows(tree.take(stacked, 0), {}, state.rows.clients, CPU)
     rows.put_(range(rows.clients), stacked)
     return dataclasses.replace(state, rows=rows)
-
-
-def state_trees(state: State) -> dict[str, Any]:
-    parts = ("server", "clients", "server_buffers", "client_buffers", "stopping")
-    return {part: getattr(state, part) for part in parts}
-
-
-def flatten(tree: Any, path: str = "") -> dict[str, Tensor]:
-    """Leaves by path, for trees of dicts, named tuples and lists."""
-    if isinstance(tree, State):
-        tree = state_trees(tree)
-    if hasattr(tree, "_asdict"):
-        tree = tree._asdict()
-    if isinstance(tree, list | tuple):
-        tree = dict(enumerate(tree))
-    if isinstance(tree, dict):
-        return {k: leaf for key, part in tree.items() for k, leaf in flatten(part, f"{path}/{key}").items()}
-    return {path: tree}
-
-
-def differing(a: Any, b: Any) -> list[str]:
-    """Paths of leaves that are not bit-identical (dtype and shape included)."""
-    a, b = flatten(a), flatten(b)
-    assert a.keys() == b.keys(), set(a) ^ set(b)
-    return [k for k in a if a[k].dtype != b[k].dtype or a[k].shape != b[k].shape or not torch.equal(a[k], b[k])]
 
 
 def assert_same(a: Any, b: Any) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import torch
 
+from fedpfl import contract
 from fedpfl.engine import Engine, Stopping, Tuning, make, ranks, select
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.ranks import deal
 from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS
-from tests import conftest
 from tests.command import TINY, Result, _environment, _heed_interrupts, call, rewrite_summary, state, summary, wait
 from tests.conftest import CASES, CPU, LOCAL, assert_close, assert_same, federate, flatten, rounds, tiny
 from tests.test_resume import TOOLS, assert_ends_alike, rows_by_client
@@ -132,7 +132,7 @@ def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
         states, outcomes = rounds(method, net, federation, COHORTS, engine=told, stopping=Stopping(early=True))
         last, adapt = states[-1], Tuning(LOCAL, Draws(0, "adapt", 2))
         about = (method, federation, last, list(range(6)))
-        backend = conftest.make(told, net, CPU)
+        backend = contract.make(told, net, CPU)
         tuned = backend.evaluate(*about, Tuning(LOCAL, Draws(0, "finetune", 2)), adapt)
         counts = [backend.evaluate(*about, before=adapt), tuned]
         found[name] = [states, [vars(outcome) for outcome in outcomes], counts]
@@ -148,13 +148,13 @@ import sys
 from functools import partial
 import torch
 from fedpfl.engine import make, ranks
-from tests import conftest
+from fedpfl import contract
 from tests.test_ranks import played
 ranks.join()
-conftest.make = lambda engine, net, device: ranks.over(make(engine, net, device), device)
+contract.make = lambda engine, net, device: ranks.over(make(engine, net, device), device)
 for states in ("whole", "sharded"):
     torch.save(played(sys.argv[2:], sys.argv[1]), f"{states}{ranks.dist.get_rank()}.pt")
-    conftest.begin = partial(conftest.begin, mine=ranks.mine)
+    contract.begin = partial(contract.begin, mine=ranks.mine)
 ranks.part()
 """
 
