@@ -11,6 +11,7 @@ from fedpfl.errors import near
 
 COMMANDS = {
     "train": "train, resume or sweep: fedpfl train method=fedobp dataset=digits",
+    "check": "try your own methods on what every method must keep to",
     "report": "tables, figures and pages of runs; fedpfl report ls lists them",
     "export": "write the personal models of a run, a state_dict for each client",
 }

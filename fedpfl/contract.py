@@ -259,9 +259,11 @@ def _none(what: str, far: list[str], a: dict[str, Tensor], b: dict[str, Tensor])
     one, other = a[far[0]], b[far[0]]
     by = f"of shape {list(one.shape)} and {list(other.shape)}"
     if one.shape == other.shape:
-        by = f"up to {float((one.double() - other.double()).abs().max()):.2g} apart"
-    name = far[0].strip("/").replace("/", ".") or "it"
-    raise Unkept(f"{what}: {name} {by}{f', and {len(far) - 1} others' if far[1:] else ''}")
+        most = float((one.double() - other.double()).abs().max())
+        by = f"up to {most:.2g} apart" if most == most else "not finite"
+    name = far[0].strip("/").replace("/", ".")
+    more = f"; {len(far)} entries differ" if far[1:] else ""
+    raise Unkept(f"{what}: {name and name + ' '}{by}{more}")
 
 
 def agree(what: str, one: tuple[State, Outcome], other: tuple[State, Outcome], atol: float, rtol: float) -> None:
@@ -284,18 +286,18 @@ def agree(what: str, one: tuple[State, Outcome], other: tuple[State, Outcome], a
 
 
 STATEFUL = (
-    "something outlives a hook's call: a list, a counter or a cache on the class or in the module, or torch.rand and "
+    "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the module, or torch.rand and "
     "other global random numbers; keep it in the client's state, and draw in `sample`"
 )
 PADDED = (
-    "`loss`, `predict` or a Phase's function averages over a batch by itself: short batches are padded on the batched "
-    "backend, so use batch.mean, batch.sum and batch.cross_entropy"
+    "perhaps `loss`, `predict` or a Phase's function mixes the samples of a batch: short batches are padded on the "
+    "batched backend, so use batch.mean, batch.sum and batch.cross_entropy"
 )
 
 
 @promise(
     "hooks answer in the right form and change no argument",
-    "the line names the hook",
+    "",
     engines=BACKENDS,
 )
 def keeps_form(trial: Trial, engine: str) -> None:
@@ -334,6 +336,34 @@ def is_frozen(trial: Trial) -> None:
         raise Unkept("two methods of equal hyperparameters are not equal, or not hashable; use @dataclass(frozen=True)")
 
 
+@promise("a run is the same bit for bit again, however often it is evaluated", STATEFUL, engines=BACKENDS)
+def runs_repeat(trial: Trial, engine: str) -> None:
+    """Evaluations before each round change nothing that follows."""
+    runner, state = make(as_engine(engine), tiny(), CPU), begin(trial.method, tiny(), small().clients, CPU)
+    for t, cohort in enumerate(COHORTS):
+        for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", state.round))):
+            runner.evaluate(trial.method, small(), state, EVERYONE, tuning)
+        state, outcome = play(runner, trial.method, small(), state, cohort, LOCAL, 0)
+        known, told = trial.result(engine, t)
+        told_again = {"state": state, "loss": outcome.loss, "after": outcome.after}
+        same(f"round {t + 1} again", told_again, {"state": known, "loss": told.loss, "after": told.after})
+
+
+@promise("participation and evaluation change no state, and an evaluation repeats itself", STATEFUL, engines=BACKENDS)
+def asking_changes_nothing(trial: Trial, engine: str) -> None:
+    """The engine keeps what comes back, or does not; the network stays as it is."""
+    method, net = trial.method, tiny(norm=True)
+    middle, end = (copy.deepcopy(trial.played(engine, norm=True)[0][t]) for t in (1, -1))
+    kept, runner = copy.deepcopy((middle, end)), make(as_engine(engine), net, CPU)
+    participate(method, net, small(), middle, COHORTS[1], engine=engine)
+    for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 2))):
+        once, twice = (runner.evaluate(method, small(), end, EVERYONE, tuning) for _ in range(2))
+        same("evaluated again", once, twice)
+    same("the state of a round", middle, kept[0])
+    same("the state of a round", end, kept[1])
+    same("the network", net.params | net.buffers, tiny(norm=True).params | tiny(norm=True).buffers)
+
+
 @promise("both backends agree", PADDED)
 def backends_agree(trial: Trial) -> None:
     """A round on the batched backend is that on the loop backend."""
@@ -349,7 +379,7 @@ def backends_agree_with_norm(trial: Trial) -> None:
         agree(f"after round {t + 1}", one, other, atol=1e-5, rtol=1e-3)
 
 
-@promise("both backends agree in evaluating all clients", "`personal`, `predict` or `finetuning`: " + PADDED)
+@promise("both backends agree in evaluating all clients", PADDED)
 def backends_agree_in_evaluation(trial: Trial) -> None:
     """Personal models, and copies fine-tuned, have the same test results."""
     state, net = trial.played("loop")[0][-1], tiny()
@@ -409,33 +439,6 @@ def clients_are_apart(trial: Trial) -> None:
                 same(what, a, b)
             else:
                 close(what, a._replace(before={}, after={}), b._replace(before={}, after={}), **AGREE)
-
-
-@promise("participation and evaluation change no state, and an evaluation repeats itself", STATEFUL, engines=BACKENDS)
-def asking_changes_nothing(trial: Trial, engine: str) -> None:
-    """The engine keeps what comes back, or does not; the network stays as it is."""
-    method, net = trial.method, tiny(norm=True)
-    middle, end = (copy.deepcopy(trial.played(engine, norm=True)[0][t]) for t in (1, -1))
-    kept, runner = copy.deepcopy((middle, end)), make(as_engine(engine), net, CPU)
-    participate(method, net, small(), middle, COHORTS[1], engine=engine)
-    for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 2))):
-        once, twice = (runner.evaluate(method, small(), end, EVERYONE, tuning) for _ in range(2))
-        same("evaluated again", once, twice)
-    same("the state", (middle, end), kept)
-    same("the network", (net.params, net.buffers), (tiny(norm=True).params, tiny(norm=True).buffers))
-
-
-@promise("a run is the same bit for bit again, however often it is evaluated", STATEFUL, engines=BACKENDS)
-def runs_repeat(trial: Trial, engine: str) -> None:
-    """Evaluations before each round change nothing that follows."""
-    runner, state = make(as_engine(engine), tiny(), CPU), begin(trial.method, tiny(), small().clients, CPU)
-    for t, cohort in enumerate(COHORTS):
-        for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", state.round))):
-            runner.evaluate(trial.method, small(), state, EVERYONE, tuning)
-        state, outcome = play(runner, trial.method, small(), state, cohort, LOCAL, 0)
-        known, told = trial.result(engine, t)
-        what = f"round {t + 1} again"
-        same(what, (state, outcome.loss, outcome.after), (known, told.loss, told.after))
 
 
 @promise(

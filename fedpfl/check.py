@@ -1,0 +1,112 @@
+"""Check methods of your own: `fedpfl check my_method.py` tries on a tiny federation what every method must keep to.
+
+Exit status: 0 all is kept, 1 something is not, 2 the command or the file is to be mended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import Any
+
+import torch
+import yaml
+
+from fedpfl import plugins
+from fedpfl.contract import PADDED, PROMISES, STATEFUL, Promise, Trial, Unkept
+from fedpfl.engine import ranks
+from fedpfl.errors import Broken, FedpflError, near, printable
+from fedpfl.methods import METHODS, Method
+
+NUMBERS = {PADDED, STATEFUL}
+
+
+def main(words: list[str] | None = None) -> int:
+    """Print, for each method of a file, a line for each promise; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="fedpfl check",
+        description="Try your own methods on a tiny federation, on both backends, for what every method must keep to. "
+        "A line for each: ok, or what is wrong, by how much, and what to do.",
+    )
+    parser.add_argument("file", help="a Python file with a dictionary METHODS (docs/own.md)")
+    parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help="hyperparameters in place of the defaults")
+    parser.add_argument("--quick", action="store_true", help="try each promise on one of the backends")
+    chosen, threads = parser.parse_intermixed_args(words), torch.get_num_threads()
+    try:
+        plugins.load([])
+        before = set(METHODS)
+        plugins.load([chosen.file])
+        own = [name for name in METHODS if name not in before]
+        if not own:
+            raise FedpflError(f"{chosen.file} has no methods; it needs a dictionary METHODS of names and classes")
+        made = {name: _made(name, chosen.values) for name in own}
+        return int(sum(_told(name, method, chosen.quick) for name, method in made.items()) > 0)
+    except FedpflError as error:
+        print(f"fedpfl: {error}", file=sys.stderr)
+        return 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _made(name: str, values: list[str]) -> Method:
+    """The method by values such as `share=0.5`, and its defaults."""
+    known = {own.name: own for own in dataclasses.fields(METHODS[name])}
+    given: dict[str, Any] = {}
+    for word in values:
+        key, _, text = word.partition("=")
+        if key not in known:
+            raise FedpflError(f"method={name} has no hyperparameter {key}{near(key, known)}")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise FedpflError(f"{word}: its value cannot be read") from None
+        given[key] = tuple(value) if isinstance(value, list) else value
+    for key, own in known.items():
+        if key not in given and own.default is own.default_factory is dataclasses.MISSING:
+            raise FedpflError(f"method={name}: {key} has no default; add {key}=VALUE")
+    try:
+        return METHODS[name](**given)
+    except (ValueError, TypeError) as error:
+        raise FedpflError(f"method={name}: {error}") from None
+
+
+def _told(name: str, method: Method, quick: bool) -> int:
+    """Print what the method keeps and what not; return how much it does not."""
+    print(f"method={name}")
+    trial, wrong, told = Trial(method), 0, set[str]()
+    for promise in PROMISES:
+        first, engines = promise is PROMISES[0], promise.engines or ("",)
+        tried = engines if first or not quick else engines[-1:]
+        faults = {engine: fault for engine in tried if (fault := _fault(trial, promise, engine))}
+        word = "ok" if not faults else "WRONG" if promise.binding else "note"
+        print(f"  {word:6}{promise.words}", flush=True)
+        for engine, fault in faults.items():
+            print(f"        {engine and engine + ': '}{printable(fault)}")
+        wrong += bool(faults) and promise.binding
+        if faults and first:
+            print("        the rest is tried once this is mended")
+            break
+        if faults and not (promise.mend in NUMBERS and told & NUMBERS):  # what else differs follows from the first
+            print(f"        -> {promise.mend}")
+            told.add(promise.mend)
+    print(f"  {wrong} of {len(PROMISES)} not kept" if wrong else "  all is kept")
+    return wrong
+
+
+def _fault(trial: Trial, promise: Promise, engine: str) -> str:
+    """What is wrong, and what to do; "" if nothing is."""
+    try:
+        promise.check(trial, *([engine] if engine else []))
+    except (Unkept, Broken) as fault:
+        return str(fault)
+    except Exception as error:
+        files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in type(trial.method).__mro__}
+        calls = [(hook, f" ({file}:{line})") for file, hook, line in ranks.frames(error) if file in files]
+        (hook, _), (_, place) = (calls[0], calls[-1]) if calls else ((type(trial.method).__name__, ""), ("", ""))
+        return f"{hook} raised {type(error).__name__}: {' '.join(str(error).split())}{place}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
