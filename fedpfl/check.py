@@ -81,8 +81,9 @@ def _told(name: str, method: Method, quick: bool) -> int:
         faults = {engine: fault for engine in tried if (fault := _fault(trial, promise, engine))}
         word = "ok" if not faults else "WRONG" if promise.binding else "note"
         print(f"  {word:6}{promise.words}", flush=True)
-        for engine, fault in faults.items():
-            print(f"        {engine and engine + ': '}{printable(fault)}")
+        alike = list(faults) == list(tried) and len(set(faults.values())) == 1
+        for engine, fault in list(faults.items())[: 1 if alike else None]:
+            print(f"        {'' if alike else engine + ': '}{printable(fault)}")
         wrong += bool(faults) and promise.binding
         if faults and first:
             print("        the rest is tried once this is mended")

@@ -286,8 +286,8 @@ def agree(what: str, one: tuple[State, Outcome], other: tuple[State, Outcome], a
 
 
 STATEFUL = (
-    "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the module, or torch.rand and "
-    "other global random numbers; keep it in the client's state, and draw in `sample`"
+    "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the module, or global "
+    "random numbers (torch.rand); keep it in the client's state, and draw in `sample`"
 )
 PADDED = (
     "perhaps `loss`, `predict` or a Phase's function mixes the samples of a batch: short batches are padded on the "

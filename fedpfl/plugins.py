@@ -122,8 +122,12 @@ def _check(file: Path, kind: Kind, name: Any, value: Any) -> None:
         raise FedpflError(f"plugins: {file}: {kind.group}={name} exists already; choose another name")
     if kind.group == "method" and not (inspect.isclass(value) and issubclass(value, Method)):
         raise FedpflError(f"plugins: {file}: method={name} must be a subclass of fedpfl.methods.Method")
-    if not callable(value):
-        raise FedpflError(f"plugins: {file}: {kind.group}={name} must be a class or a function, got {value!r}")
+    try:
+        inspect.signature(value)
+    except (TypeError, ValueError):  # no function, or one that does not tell its arguments
+        raise FedpflError(
+            f"plugins: {file}: {kind.group}={name} must be a class or a function, got {value!r}"
+        ) from None
 
 
 def _defaults(kind: Kind, value: Any) -> dict[str, Any]:

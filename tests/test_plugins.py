@@ -97,6 +97,7 @@ def test_changed_text_is_read_anew_and_a_resumed_run_tells(folder: Path) -> None
         ("def f(:", "plugins: {}:1: SyntaxError: invalid syntax"),
         ("METHODS = {'mine': int}", "plugins: {}: method=mine must be a subclass of fedpfl.methods.Method"),
         ("MODELS = {'mine': 3}", "plugins: {}: model=mine must be a class or a function, got 3"),
+        ("MODELS = {'mine': int}", "plugins: {}: model=mine must be a class or a function, got <class 'int'>"),
         ("MODELS = {'a b': int}", "plugins: {}: model 'a b' must be a name of letters, digits and _"),
         ("MODELS = {'cnn4': int}", "plugins: {}: model=cnn4 exists already; choose another name"),
         (
