@@ -84,6 +84,9 @@ def test_completion_in_bash(tmp_path):
     assert answer == "method=fedobp"
 
 
+AGAIN = ("fedpfl.train", "fedpfl.check")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
@@ -95,6 +98,7 @@ def test_completion_in_bash(tmp_path):
         (("-sc", "install=tcsh"), 2, "fedpfl: -sc takes one of install=bash"),
         (("-sc", "install=fish"), 0, "complete -c fedpfl "),
         (("report", "ls", "nowhere"), 2, "no such directory: nowhere"),
+        (("check", "nowhere.py"), 2, "nowhere.py: No such file or directory"),
         (("train", "local.lrr=1"), 2, "fedpfl: local.lrr is not a key here; did you mean local.lr?"),
         (("train", "--cfg", "job", "method=ditto", "rounds=77"), 0, "rounds: 77"),
     ],
@@ -103,7 +107,7 @@ def test_the_command(words, code, text, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["fedpfl", *words])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    for name in [name for name in sys.modules if name == "fedpfl.train" or name.startswith("fedpfl.report")]:
+    for name in [name for name in sys.modules if name in AGAIN or name.startswith("fedpfl.report")]:
         monkeypatch.delitem(sys.modules, name)  # as in a process of its own
     status = 0
     try:
@@ -173,6 +177,7 @@ def test_the_wheel_works_from_any_folder(installed, tmp_path):
     run(program, "report", "html", cwd=tmp_path)
     assert [*tmp_path.glob("outputs/report/*.html")]
     run(program, "export", path, "models", cwd=tmp_path)
+    assert "  all is kept" in run(program, "check", ROOT / "docs/mine.py", "--quick", cwd=tmp_path)
     assert len([*tmp_path.glob("models/client*.pt")]) == 4
     code = f"import fedpfl; print(fedpfl.run('method=fedobp', {', '.join(map(repr, TINY))}, progress=False).status)"
     assert run(installed / "python", "-c", code, cwd=tmp_path).splitlines()[-1] == "finished"
