@@ -30,7 +30,10 @@ INSTEAD = (
 
 
 class About:
-    """Hold what answers are compared with, as far as it is known. keeps: whether the method's loss keeps something."""
+    """Hold what answers are compared with, as far as it is known.
+
+    keeps: whether the method's loss keeps something. seen: which of the hooks that every step asks have answered.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class About:
         classes: int = 0,
     ):
         self.method, self.net, self.client, self.server, self.classes = method, net, client, server, classes
-        self.keeps = False
+        self.keeps, self.seen = False, set[str]()
 
     def default(self, *hooks: str) -> bool:
         """Tell whether these hooks are FedAvg's."""
@@ -49,10 +52,14 @@ class About:
 
 
 class Rule(NamedTuple):
-    """Say what a hook must return; `faults(answer, about, *arguments)` gives what is wrong with an answer."""
+    """Say what a hook must return; `faults(answer, about, *arguments)` gives what is wrong with an answer.
+
+    often: whether every step asks it, and the first answer stands for all.
+    """
 
     must: str
     faults: Callable[..., Faults]
+    often: bool = False
 
 
 def asked(method: Method, *about: Any) -> Method:
@@ -89,6 +96,9 @@ class Question:
 
     def __call__(self, *given: Any) -> Any:
         """Return the hook's answer."""
+        if self.rule.often and self.name in self.about.seen:
+            return self.hook(*given)
+        self.about.seen.add(self.name)
         before = self._shown(given)
         try:
             answer = self.hook(*given)
@@ -113,7 +123,7 @@ class Question:
 
     def _functions(self, phase: Phase) -> Phase:
         """A phase whose own functions are asked in the same way."""
-        loss = Rule(*KEPT) if phase.keeps else RULES["loss"]
+        loss = KEPT if phase.keeps else RULES["loss"]._replace(faults=_alone)
         new: dict[str, Any] = {}
         for name, rule in {"loss": loss, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
             if hook := getattr(phase, name):
@@ -270,8 +280,12 @@ def _kept(value: Any, about: About, *given: Any) -> Faults:
     yield from _tree(value[1], about)
 
 
+def _alone(value: Any, about: About, *given: Any) -> Faults:
+    yield from _scalar(value)
+
+
 def _loss(value: Any, about: About, *given: Any) -> Faults:
-    yield from _kept(value, about) if about.keeps else _scalar(value)
+    yield from (_kept if about.keeps else _alone)(value, about)
 
 
 def _step(value: Any, about: About, net: Any, params: Tree, *given: Any) -> Faults:
@@ -320,9 +334,9 @@ def _masks(value: Any, about: About, *given: Any) -> Faults:
 FOUND = Rule("a dict of trees, to be laid over the client's state", _dict)
 MODEL = Rule("a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name", _judged)
 PHASES = Rule("a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes", _phases)
-KEPT = ("the loss, a 0-dimensional tensor, and with Phase.keeps a tree beside it", _kept)
-STEP = Rule("two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step)
-AFTER_GRADIENT = Rule("the client's state, in the form in which it was given", _after_gradient)
+KEPT = Rule("the loss, a 0-dimensional tensor, and with Phase.keeps a tree beside it", _kept, often=True)
+STEP = Rule("two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step, often=True)
+AFTER_GRADIENT = Rule("the client's state, in the form in which it was given", _after_gradient, often=True)
 
 RULES = {
     "init": Rule("two things: the server's tree and a client's state, a dict", _states),
@@ -335,7 +349,7 @@ RULES = {
     "download": Rule("a tree of tensors, `tree.Masked` or `tree.Agreed`", _tree),
     "start": Rule("a tree of tensors; FedAvg's `loss` takes all the network's parameters by name", _start),
     "phases": PHASES,
-    "loss": Rule(KEPT[0], _loss),
+    "loss": KEPT._replace(faults=_loss),
     "after_training": FOUND,
     "updated_buffers": Rule("by model role a tree of bools in the form of its statistics", _updated),
     "finish": Rule("two things: the upload, a tree, and the client's state, a dict in the form of init's", _finish),
@@ -345,7 +359,7 @@ RULES = {
     "evaluated": MODEL,
     "before_evaluation": FOUND,
     "personal": MODEL,
-    "predict": Rule("logits `[batch, classes]`", _predict),
+    "predict": Rule("logits `[batch, classes]`", _predict, often=True),
     "finetuning": PHASES,
     "metrics": Rule("a dict of 0-dimensional tensors", _metrics),
     "masks": Rule("a dict of bool tensors", _masks),
