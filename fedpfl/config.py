@@ -173,6 +173,8 @@ def _plan(config: dict[str, Any]) -> Plan:
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
     if getattr(method, "clients", settings.clients) != settings.clients:
         raise FedpflError(f"method.clients is the run's clients={settings.clients} and cannot be set; leave it out")
+    if method.own_steps and not local.plain:
+        raise FedpflError(engine.own_steps(f"method={config['method']['name']}", local))
     _held(config["logger"], "logger")  # the others are held against their schemas
     for options in (_model, _partition, _source):
         options(config)

@@ -115,8 +115,9 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
                 while cohort:
                     row: dict[str, Any] = {"round": state.round + 1, **dict.fromkeys(COLUMNS)}
                     before = time.monotonic()
+                    local = run.local.at(state.round + 1, settings.rounds)
                     state, outcome = engine.play(
-                        backend, method, federation, state, cohort, run.local, settings.seed, run.stopping
+                        backend, method, federation, state, cohort, local, settings.seed, run.stopping
                     )
                     row |= _row(outcome, cohort, time.monotonic() - before)
                     cohort = _next(run, state, cohorts)
@@ -232,7 +233,7 @@ def _evaluate(
     row, clients = accuracies(counts), {"accuracy": per_client(counts)}
     if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or last):
         draws = Draws(seed, "finetune", state.round)
-        local = replace(run.local, epochs=run.eval.finetune_epochs)
+        local = replace(run.local, epochs=run.eval.finetune_epochs, steps=None)
         tuning = engine.Tuning(local, draws, run.eval.finetune_part)
         tuned = backend.evaluate(run.method, run.federation, state, everyone, tuning, before)
         clients["ft_accuracy"] = per_client(tuned)
