@@ -93,6 +93,16 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Deal:
+    """What every partition may have: a seed of its own in place of the run's; see docs/data.md."""
+
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(0 <= (self.seed or 0) < 2**32, "seed", "from 0 to 4294967295, or null", self.seed)
+
+
+@dataclass(frozen=True)
 class Start:
     """What every network may start from; see docs/run.md."""
 
@@ -207,9 +217,11 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
         return replace(samples, x=samples.x.to(device)), data.fingerprint(samples)
 
     samples, read = share(("samples", device, settings.data_dir, repr(source)), load)
-    scheme = partition.SCHEMES[config["partition"]["name"]]
-    split = partition.deal(scheme, samples, settings.clients, settings.seed, **_partition(config))
-    federation = data.build(samples, split, settings.validation, settings.seed, plan.augment)
+    scheme, dealing = partition.SCHEMES[config["partition"]["name"]], _partition(config)
+    own = dealing.pop("seed", None)
+    seed = settings.seed if own is None else own
+    split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
+    federation = data.build(samples, split, settings.validation, seed, plan.augment)
     if options.get("weights"):
         options["weights"] = weights.read(Path(settings.data_dir) / options["weights"])  # absolute paths stay
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
@@ -231,9 +243,12 @@ def _model(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The scheme's own options."""
+    """The scheme's own options, and the seed if it is not the run's."""
     scheme = _named("partition", config["partition"], partition.SCHEMES)
-    return _checked(scheme, _rest(config["partition"]), "partition", given=partition.GIVEN)
+    given = tuple(key for key in partition.GIVEN if key != "seed")
+    options = _checked((scheme, Deal), _rest(config["partition"]), "partition", given=given)
+    typed(Deal, {"seed": options.get("seed")}, "partition")
+    return options
 
 
 def _source(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ LATER: dict[str, Any] = {
     "stopping": {"early": False, "lam": 0.7},
     "validation": 0.0,
     "model": {"weights": None},
+    "partition": {"seed": None},
     "method": {"statistics": "aggregate"},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
 }
