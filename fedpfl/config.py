@@ -83,6 +83,8 @@ class Settings:
     data_dir: str
     device: str
     restart: bool
+    extend: str
+    name: str
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**32, "seed", "from 0 to 4294967295", self.seed)
@@ -170,7 +172,7 @@ def _plan(config: dict[str, Any]) -> Plan:
         if key not in (*SETTINGS, *GROUPS):
             raise FedpflError(f"{key} is not a key here; known keys: {', '.join((*SETTINGS, *GROUPS))}")
     settings = typed(Settings, {key: config[key] for key in SETTINGS}, "")
-    config["restart"] = False  # is for this command, not for whoever repeats the run by its configuration
+    config |= {"restart": False, "extend": ""}  # for this command, not for whoever repeats the run by its configuration
     local = typed(Local, config["local"], "local")
     judging, checkpoint = typed(Eval, config["eval"], "eval"), typed(Checkpoint, config["checkpoint"], "checkpoint")
     stopping = typed(Stopping, config["stopping"], "stopping")
@@ -223,7 +225,7 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
     federation = data.build(samples, split, settings.validation, seed, plan.augment)
     if options.get("weights"):
-        options["weights"] = weights.read(Path(settings.data_dir) / options["weights"])  # absolute paths stay
+        options["weights"] = _weights(Path(settings.data_dir), options["weights"])
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
     plan.method.init(net.params, net.parts)  # refuses what this network does not have, while nothing is written
     splits = federation.train, federation.test, federation.validation
@@ -234,6 +236,21 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
         read=data.fingerprint(read, options.get("weights")),
         fingerprint=data.fingerprint(read, splits, options.get("weights")),
     )
+
+
+def _weights(folder: Path, given: Path) -> dict[str, torch.Tensor]:
+    """The initial values in a file, or the model at the server of a finished run. Raises FedpflError."""
+    place = folder / given  # absolute paths stay
+    if not place.exists() and given.exists():
+        place = given
+    if not place.is_dir():
+        return weights.read(place)
+    state = record.ended(place)[1]
+    server = state["server"].get("model", state["server"].get("body", state["server"]))
+    values = {**server, **state["server_buffers"].get("main", {})}
+    if not values or not all(isinstance(value, torch.Tensor) for value in values.values()):
+        raise FedpflError(f"model.weights: the method of the run in {place} has no single model at the server")
+    return values
 
 
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 WITHOUT = frozenset(
     {
-        *("seed", "logger", "device", "state", "data_dir", "checkpoint", "restart"),
+        *("seed", "logger", "device", "state", "data_dir", "checkpoint", "restart", "extend", "name"),
         *("quantile", "norm", "score", "hydra", "experiment"),
     }
 )

@@ -159,7 +159,7 @@ def test_the_papers_quantile_is_an_error_where_the_table_is_silent(overrides: st
         *("engine.workers=1", "engine=loop", "engine.width=3", "dataset.download=false"),
         *("quantile.q=0.999", "norm.name=global"),  # what the defaults resolve to
         *("local.lr=1e-2", "local.weight_decay=0", "method.ema=0"),  # another spelling of the same number
-        "validation=0",
+        *("validation=0", "name=mine", "extend=elsewhere", "restart=true"),
     ],
 )
 def test_where_and_how_it_runs_leaves_the_identity(overrides: str) -> None:

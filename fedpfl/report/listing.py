@@ -20,6 +20,7 @@ from fedpfl.report.table import Cell, Column, Table
 COLUMNS = {
     "words": Column("status"),
     "experiment": Column("experiment", spare=True),
+    "name": Column("name", spare=True),
     "label": Column("method"),
     "dataset": Column("data set"),
     "partition": Column("partition"),
@@ -130,6 +131,7 @@ def _record(found: State, label: str) -> dict[str, Any]:
         "round": run.reached if run else None,
         "rounds": run.planned if run else None,
         "experiment": _experiment(found) or None,
+        "name": (run.get("name") or None) if run else None,
         "method": run.method_name if run else None,
         "label": label or None,
         "dataset": run.dataset if run else None,
