@@ -56,7 +56,7 @@ def identity(*overrides: str) -> str:
 
 
 def test_the_groups_are_the_designs() -> None:
-    expected = "augment dataset engine experiment logger method model norm paper partition quantile score"
+    expected = "augment dataset debug engine experiment logger method model norm paper partition quantile score"
     assert expected.split() == GROUPS
 
 
