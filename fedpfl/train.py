@@ -149,6 +149,7 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
                 directory.write_summary(status="diverged", error=str(error))
                 sinks.end("diverged", directory.summary)
                 raise
+            directory.write_masks(engine.compared(method, state))
             hours = (spent + time.monotonic() - started) / 3600
             directory.write_summary(status="finished", best=best, last=last, hours=hours, rounds_played=state.round)
             if not run.checkpoint.keep:

@@ -117,19 +117,20 @@ _turns: dict[str, count] = defaultdict(count)
 def every_method(*engines: str, also: tuple[str, ...] = ()) -> Callable[[Callable], Callable]:
     """Ask a test of every method: of `name` and `values`, and of a `backend` if engines are named.
 
-    Each method is asked in one of its settings, another one by the file's next such test, so that all are met in a file
-    of enough of them. The rest of the product is marked `full`, and so are the engines in `also`, on which each method
-    runs in its first setting.
+    Each method is asked in one of its settings on one of the engines, in others by the file's next such tests, so that
+    all are met in a file of enough of them. The rest of the product is marked `full`, and so are the engines in `also`,
+    on which each method runs in its first setting.
     """
 
     def ask(test: Callable) -> Callable:
         turn, parameters = next(_turns[test.__module__]), []
-        for name in METHODS:
+        for number, name in enumerate(METHODS):
             own = [case for case in CASES if case.values[0] == name]
+            asked = own[turn % len(own)], engines[(turn // 2 + number) % len(engines)] if engines else None
             for place, case in enumerate(own):
                 for engine in (*(engines or (None,)), *(also if place == 0 else ())):
                     values, suffix = (case.values, "") if engine is None else ((*case.values, engine), f"-{engine}")
-                    marks = [pytest.mark.full] if engine in also or place != turn % len(own) else []
+                    marks = [] if (case, engine) == asked else [pytest.mark.full]
                     parameters.append(pytest.param(*values, id=case.id + suffix, marks=marks))
         names = ("name", "values", "backend") if engines else ("name", "values")
         return pytest.mark.parametrize(names, parameters)(test)

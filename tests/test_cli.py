@@ -16,7 +16,7 @@ import yaml
 
 from fedpfl import config, overrides, record, train
 from fedpfl.errors import FedpflError
-from fedpfl.methods import METHODS, FedAvg
+from fedpfl.methods import METHODS, FedAvg, Method
 from fedpfl.models import MODELS, Parts
 from fedpfl.tree import Tree
 from tests.command import FILES, TINY, call, snapshot, start, state, summary, table, wait
@@ -386,7 +386,8 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
     result = call(*TINY, *tuning, "model=lenet5", f"method={method}", cwd=tmp_path)
     assert result.code == 0, result
     (folder,) = (tmp_path / "outputs" / "digits" / method).glob("*/seed42")
-    assert {path.name for path in folder.iterdir()} - {"run.lock"} == FILES
+    masks = {"masks.json"} if METHODS[method].masks is not Method.masks else set()
+    assert {path.name for path in folder.iterdir()} - {"run.lock"} == FILES | masks
 
     with (folder / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -462,7 +463,7 @@ def test_a_run_without_test_samples_finishes_and_is_recognised(tmp_path: Path) -
 
 def test_hydra_run_dir_puts_the_run_anywhere(tmp_path: Path) -> None:
     assert call(*TINY, f"hydra.run.dir={tmp_path}/some/where", cwd=tmp_path).code == 0
-    assert set(snapshot(tmp_path)) == {"some", "some/where", *(f"some/where/{name}" for name in FILES)}
+    assert set(snapshot(tmp_path)) == {"some", "some/where", *(f"some/where/{name}" for name in (*FILES, "masks.json"))}
 
 
 def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
@@ -632,8 +633,8 @@ def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path)
         ("experiment=subflot_cifar10 method.otp=false", "experiment=subflot_cifar10 ++method.otp=false"),
         ("experiment=subflot_cifar10 method=subflot method.otp=false", None),
         (
-            "experiment=fedselect_cifar10_ablation method.personalise=most method.alpha=0.3,0.5",
-            "experiment=fedselect_cifar10_ablation method.personalise=choice(most) method.alpha=0.3,0.5",
+            "experiment=fedselect_ablation method.personalise=most method.alpha=0.3,0.5",
+            "experiment=fedselect_ablation method.personalise=choice(most) method.alpha=0.3,0.5",
         ),
         ("experiment=smokes method.otp=false =x method=[1, --cfg job", None),  # Hydra says what is wrong
     ],
@@ -674,6 +675,7 @@ def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: Path) -> None:
     parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     result = wait(start("--multirun", *TINY, *parallel, "method=fedavg,local_only", "rounds=2,0", cwd=tmp_path))

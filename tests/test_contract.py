@@ -466,6 +466,8 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
         start = ask(method.start, server, client)
         assert flatten(count(ask(method.download, server, client)))
         ask(method.metrics, server, client)
+        masks = ask(method.masks, server, row(state.clients, number))
+        assert all((leaf.dtype, leaf.shape) == (torch.bool, net.params[name].shape) for name, leaf in masks.items())
         evaluated = ask(method.evaluated, server, client, start)
         assert flatten(evaluated).keys() == flatten(personal).keys()
         kept = {}

@@ -21,7 +21,7 @@ from tests.conftest import sampled
 from tests.test_damage import assert_ends_as, refusal
 
 RUN = (*TINY, "rounds=6", "eval.every=2", "method=ditto", "model=mlp", "model.hidden=[8]")
-KILLS = (16, 60)  # by SIGKILL, half of them at a random call to the file system, half at a random moment
+KILLS = (8, 60)  # by SIGKILL, half of them at a random call to the file system, half at a random moment
 FAULTS = (3, 8)  # refusals of each kind, at a random call to the file system
 LIMITS = (0, 1, 100, 300, 700, 2000, 10_000, 40_000)  # bytes above which no file may grow
 

@@ -173,6 +173,7 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
     assert "loop in lockstep on cpu" in result.err
 
 
+@pytest.mark.full
 def test_jobs_one_by_one_end_the_same(tmp_path):
     assert call(*SWEEP, *SMALL, "hydra.launcher.jobs=1", "seed=1,2", cwd=tmp_path).code == 0
     same_runs(tmp_path, (*SMALL, "seed=1,2"))
@@ -216,6 +217,7 @@ def test_killed_and_started_again_each_job_resumes(tmp_path):
     assert again.out.count("already finished") == 3
 
 
+@pytest.mark.full
 def test_interrupted_every_job_says_so_and_keeps_its_checkpoint(tmp_path):
     process = start(*SWEEP, *SMALL, "rounds=3000", "seed=1,2", cwd=tmp_path)
     while len(list(tmp_path.rglob("state.pt"))) < 2:
@@ -246,6 +248,7 @@ def test_what_cannot_work_is_one_line(tmp_path, argument, message):
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.full
 def test_wandb_keeps_the_jobs_apart(tmp_path):
     pytest.importorskip("wandb")
     result = wait(start(*SWEEP, "logger=wandb", "logger.mode=offline", "seed=1,2", *SMALL, cwd=tmp_path))

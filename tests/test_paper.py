@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import json
 import math
 import re
 from collections import Counter
@@ -14,10 +16,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from hydra.types import RunMode
+from matplotlib.figure import Figure as MatplotlibFigure
 
 from fedpfl import config
 from fedpfl.errors import FedpflError
-from fedpfl.report import groups, published, runs
+from fedpfl.report import groups, paper_figures, published, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.filling import fill
 from fedpfl.report.load import DATASETS, begun
@@ -164,6 +168,12 @@ def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_
 # What is missing
 
 
+def fillable(plan: Any) -> list[tuple[int, int]]:
+    """Line and column of the cells that a run can fill."""
+    lines = [i for i, line in enumerate(plan.lines) if not line.untold]
+    return [(i, j) for i in lines for j, place in enumerate(plan.places) if not place.untold]
+
+
 def filled(commands: tuple[str, ...], plan: str) -> set[tuple[str, str, float]]:
     """Value, data set and alpha of every job of the commands."""
     jobs = set()
@@ -211,6 +221,33 @@ def test_plans_are_what_the_experiments_run(name: str) -> None:
             known = params.get(key, ["0.1"])
             assert own == known if key in ("dataset", "partition.alpha") else own[0] in known
     assert {line.method for line in PLANS["table3"].lines} == set(COMPARED)
+
+
+@pytest.mark.parametrize("name", ["fedselect2", "fedpurin2"])
+def test_the_whole_of_a_table_is_its_experiments(name: str) -> None:
+    """Nothing more, nothing less, but for seeds."""
+    plan, wanted = PLANS[name], Counter[Any]()
+    for i in range(len(plan.lines)):
+        for j, place in enumerate(plan.places):
+            wanted[frozenset({**plan.words(i, j, None), "partition.alpha": place.alphas[0]}.items())] += 1
+    commands = fill(name, []).commands
+    assert all(len(command.split()) == 4 for command in commands)
+    found = Counter[Any]()
+    for experiment in (command.split()[3] for command in commands):
+        own = swept(composed(experiment)) | {"experiment": [experiment.partition("=")[2]]}
+        own["partition.alpha"] = [*map(float, own["partition.alpha"])] if "partition.alpha" in own else [None]
+        own |= {key: [value.lower() for value in own[key]] for key in ("method.hessian",) if key in own}
+        own.pop("seed", None)
+        found.update(frozenset(zip(own, job, strict=True)) for job in itertools.product(*own.values()))
+    assert found == wanted
+    assert set(found.values()) == {1}
+
+
+def test_a_command_needs_no_multirun() -> None:
+    """What a table's command names as an experiment sweeps by itself."""
+    every = [PLANS[name].words(i, j, None) for name in PLANS for i, j in fillable(PLANS[name])]
+    for experiment in {words["experiment"] for words in every}:
+        assert composed(f"experiment={experiment}").hydra.mode == RunMode.MULTIRUN, experiment
 
 
 @pytest.mark.parametrize("name", sampled(sorted(PLANS.keys() - FEDOBP_PLANS.keys()), 3))
@@ -324,7 +361,7 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     mean = "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)"
     half = fill("fedspu1", groups(runs(tmp_path)))
     assert math.isnan(half.rows[-1][2].value)
-    told = "python -m fedpfl.train --multirun experiment=fedspu_cifar10 method=prunefl,fjord,hermes,fedmp"
+    told = "python -m fedpfl.train experiment=fedspu_cifar10 method=prunefl,fjord,hermes,fedmp"
     assert f"{told} stopping.early=false partition.alpha=0.1,0.5" in half.commands
     assert f"{told},fedspu stopping.early=false partition.alpha=1" in half.commands
     spu(tmp_path, "a1", 57.0, 1.0)
@@ -471,9 +508,84 @@ def sweep(root: Path) -> Path:
     return root
 
 
+def masked(root: Path, name: str, seed: int = 1, **method: Any) -> None:
+    """A run of three clients that recorded masks: a tensor in which all hold the same half, one with a single pair."""
+    clients = {"dataset": {"name": "mini_imagenet"}, "clients": 3}
+    path = add(root, f"{name}{seed}{method}", 70.0, {"name": name, **method}, seed=seed, **clients)
+    change(path, personal_share=[0, 0.25, 0.4375, 0.4375])
+    one = {"entries": 8, "held": [4, 0, 0, 4], "both": [[4, 4, 4]] * 3}
+    other = {
+        "entries": 10,
+        "held": [9 - 2 * seed, 2 * seed, 1, 0],
+        "both": [[2, 1, 0], [1, 2, 0], [0, 0, 2 * seed - 2]],
+    }
+    told = {"clients": [0, 1, 2], "tensors": {"conv.weight": one, "fc.weight": other}}
+    (path / "masks.json").write_text(json.dumps(told))
+
+
+def drawn(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """What a figure's panels hold: by heading, values by label, where there are none by place."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def panels(shown: Any, path: Path, draw: Any, *more: Any) -> list[Path]:
+        for heading, members in shown.items():
+            ax = MatplotlibFigure().subplots()
+            draw(ax, members)
+            bars = {bar.get_label(): bar.lines[0] for bar in ax.containers}
+            lines = {line.get_label(): line for line in ax.lines if line not in bars.values()} | bars
+            found[heading] = {label: list(line.get_ydata()) for label, line in lines.items() if len(line.get_ydata())}
+        return []
+
+    monkeypatch.setattr(paper_figures, "panels", panels)
+    FIGURES[name].draw(groups(runs(root)), root / name, Rule())
+    return found
+
+
+def test_overlap_of_masks_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedSelect's Figure 4; the third client holds nothing with the first seed, two entries of its own with the second.
+
+    Of the pairs one has 1 of 3 in common, two have nothing of 2 or of 4. By chance it would be 4 / 10 of 3.6.
+    """
+    for seed in (1, 2):
+        masked(tmp_path, "fedselect", seed, alpha=0.3)
+    [lines] = drawn("fedselect_figure4", tmp_path, monkeypatch).values()
+    [label] = [label for label in lines if not label.startswith("_")]
+    assert label.startswith("FedSelect")
+    assert lines[label] == [1, pytest.approx(1 / 9)]
+    [thin] = [values for label, values in lines.items() if label.startswith("_child") and len(values) == 2][-1:]
+    even = 0.4 / 3.6
+    assert thin == [pytest.approx(2 / 6), pytest.approx((even / 3 + even) / 2)]
+
+
+def test_sizes_and_frequencies_of_masks_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in (1, 2):
+        masked(tmp_path, "fedpurin", seed)
+    masked(tmp_path, "fedselect", alpha=0.3)
+    masked(tmp_path, "fedselect", alpha=0.8)
+    [lines] = drawn("fedselect_figure3", tmp_path, monkeypatch).values()
+    assert list(lines.values()) == [[0, 0.25, 0.4375, 0.4375]] * 2
+    [lines] = drawn("fedpurin_masks", tmp_path, monkeypatch).values()
+    assert lines == {"conv.weight": [50, 0, 0, 50], "fc.weight": [60, 30, 10, 0]}
+
+
+def test_a_figure_of_masks_says_which_experiment_records_them(tmp_path: Path) -> None:
+    add(tmp_path, "old", 70.0, {"name": "fedselect", "alpha": 0.3})
+    with pytest.raises(FedpflError, match=r"no runs for fedselect_figure4; run .* experiment=fedselect_alpha`"):
+        FIGURES["fedselect_figure4"].draw(groups(runs(tmp_path)), tmp_path / "fedselect_figure4", Rule())
+
+
+def test_figures_of_masks_are_among_all_there_are_runs_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On data sets that FedOBP's paper lacks, too."""
+    masked(tmp_path, "fedselect", alpha=0.3)
+    assert main(["paper", str(tmp_path), "--only", "figures"]) == 0
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"fedselect_figure3", "fedselect_figure4"}
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     out = tmp_path_factory.mktemp("figures")
+    masked(root, "fedselect", alpha=0.3)
+    masked(root, "fedpurin")
     add(root, "cifar", 70.0, {"name": "fedavg"}, dataset={"name": "cifar10"})
     written = FIGURES[name].draw(groups(runs(sweep(root))), out / name, Rule())
     assert [path.name for path in written] == [f"{name}.png", f"{name}.pdf"]

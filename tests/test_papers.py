@@ -22,14 +22,19 @@ FEDOBP = (
 )
 BASELINES = "table3 table4"
 FEDSELECT = (
-    "fedselect_cifar10 fedselect_cifar10_alpha fedselect_cifar10_ablation fedselect_cifar10c "
+    "fedselect_cifar10 fedselect_alpha fedselect_ablation fedselect_cifar10c "
     "fedselect_mini_imagenet fedselect_office_home"
 )
-SELECTING = "fedselect_cifar10 fedselect_cifar10_alpha fedselect_cifar10_ablation fedselect_cifar10c"
+SELECTING = "fedselect_cifar10 fedselect_alpha fedselect_ablation fedselect_cifar10c"
 FEDSPU = "fedspu_emnist fedspu_cifar10 fedspu_speech"
 STOPPING = "fedspu_emnist_stopping fedspu_cifar10_stopping fedspu_speech_stopping"
-SMALL = "fedpurin_fmnist fedpurin_cifar10 fedpurin_ablation"
-FEDPURIN = f"{SMALL} fedpurin_cifar100"
+PURIN_FMNIST, PURIN_CIFAR10, PURIN_CIFAR100 = (
+    f"fedpurin_{name} fedpurin_{name}_ablation" for name in ("fmnist", "cifar10", "cifar100")
+)
+SMALL = f"{PURIN_FMNIST} {PURIN_CIFAR10}"
+FEDPURIN = f"{SMALL} {PURIN_CIFAR100}"
+VARIANTS = "fedpurin_fmnist_ablation fedpurin_cifar10_ablation fedpurin_cifar100_ablation"
+COMPARING = "fedpurin_fmnist fedpurin_cifar10 fedpurin_cifar100"
 LABELS = "subflot_cifar10 subflot_cifar100 subflot_tiny_imagenet subflot_ag_news subflot_ablation"
 SUBFLOT = f"{LABELS} subflot_har subflot_digit5 subflot_pacs"
 EIGHT = "cifar10,cifar100,emnist,svhn,mnist,fmnist,organamnist,organcmnist"
@@ -173,38 +178,44 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (SELECTING, "augment.flip", True, "official code, utils/train_utils.py"),
     (SELECTING, "augment.crop", 4, "official code, utils/train_utils.py"),
     ("fedselect_office_home", "model.weights", "resnet18-f37072fd.pth", "experimental setup: ImageNet's weights"),
-    (f"{FEDSELECT} -fedselect_cifar10_alpha", "fedselect: method.p", 0.25, f"{OPTIONS} prune_percent"),
+    (f"{FEDSELECT} -fedselect_alpha", "fedselect: method.p", 0.25, f"{OPTIONS} prune_percent"),
     (
-        "fedselect_cifar10 fedselect_cifar10_ablation fedselect_office_home",
+        "fedselect_cifar10 fedselect_ablation fedselect_office_home",
         "fedselect: method.alpha",
         0.3,
         "Table 2: best",
     ),
     ("fedselect_cifar10c fedselect_mini_imagenet", "fedselect: method.alpha", 0.5, "Table 2: best"),
-    ("fedselect_cifar10_alpha", "method.alpha", "0.05,0.3,0.5,0.8", "Table 2"),
+    ("fedselect_alpha", "method.alpha", "0.05,0.3,0.5,0.8", "Table 2"),
     (
-        "fedselect_cifar10_ablation",
+        "fedselect_alpha fedselect_ablation",
+        "paper",
+        "fedselect_cifar10,fedselect_cifar10c,fedselect_mini_imagenet,fedselect_office_home",
+        "Tables 2 and 3",
+    ),
+    (
+        "fedselect_ablation",
         "method.personalise",
         "least,random,0,5,10,15",
         "Table 3; which layers is not stated",
     ),
-    (f"{FEDSELECT} -fedselect_cifar10_alpha", "fedselect: method.delta", "round", "Algorithm GradSelect"),
-    (f"{FEDSELECT} -fedselect_cifar10_alpha", "fedselect: method.strict", True, "Algorithm GradSelect"),
-    (f"{FEDSELECT} -fedselect_cifar10_alpha", "fedselect: method.scope", "tensor", "official code, lottery_ticket.py"),
+    (f"{FEDSELECT} -fedselect_alpha", "fedselect: method.delta", "round", "Algorithm GradSelect"),
+    (f"{FEDSELECT} -fedselect_alpha", "fedselect: method.strict", True, "Algorithm GradSelect"),
+    (f"{FEDSELECT} -fedselect_alpha", "fedselect: method.scope", "tensor", "official code, lottery_ticket.py"),
     (
-        f"{FEDSELECT} -fedselect_cifar10_alpha -fedselect_cifar10_ablation",
+        f"{FEDSELECT} -fedselect_alpha -fedselect_ablation",
         "fedpac: method.head_epochs",
         1,
         "FedPAC, arXiv:2306.11867",
     ),
     (
-        f"{FEDSELECT} -fedselect_cifar10_alpha -fedselect_cifar10_ablation",
+        f"{FEDSELECT} -fedselect_alpha -fedselect_ablation",
         "fedpac: method.body_epochs",
         2,
         "three local epochs, one of the head",
     ),
     (
-        f"{FEDSELECT} -fedselect_cifar10_alpha -fedselect_cifar10_ablation",
+        f"{FEDSELECT} -fedselect_alpha -fedselect_ablation",
         "fedrep: method.body_epochs",
         1,
         "three local epochs",
@@ -246,7 +257,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
     ),
     # FedPURIN, arXiv:2510.16065
     (SMALL, "rounds", 200, "experimental setup"),
-    ("fedpurin_cifar100", "rounds", 300, "experimental setup"),
+    (PURIN_CIFAR100, "rounds", 300, "experimental setup"),
     (FEDPURIN, "clients", 20, "experimental setup"),
     (FEDPURIN, "participation", 1.0, "experimental setup"),
     (FEDPURIN, "local.epochs", 5, f"{FLING} local_eps"),
@@ -260,40 +271,40 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (FEDPURIN, "partition.train_samples", 500, f"{FLING} train_num"),
     (FEDPURIN, "partition.test_samples", 100, f"{FLING} test_num"),
     (SMALL, "partition.alpha", "0.1,0.5,1.0", "Table 1"),
-    ("fedpurin_cifar100", "partition.alpha", "0.01,0.1,0.5", "Table 1"),
+    (PURIN_CIFAR100, "partition.alpha", "0.01,0.1,0.5", "Table 1"),
     (SMALL, "model.name", "resnet8", "experimental setup"),
-    ("fedpurin_cifar100", "model.name", "resnet10", "experimental setup"),
-    ("fedpurin_fmnist", "dataset.name", "fmnist", "Table 1"),
-    ("fedpurin_cifar10 fedpurin_ablation", "dataset.name", "cifar10", "Tables 1 and 2"),
-    ("fedpurin_cifar100", "dataset.name", "cifar100", "Table 1"),
-    ("fedpurin_fmnist", "dataset.mean", [0.0], "official code: scaled to [0, 1]"),
-    ("fedpurin_fmnist", "dataset.std", [1.0], "official code: scaled to [0, 1]"),
-    ("fedpurin_cifar10 fedpurin_ablation", "dataset.mean", [0.0] * 3, "official code: scaled to [0, 1]"),
-    ("fedpurin_cifar10 fedpurin_ablation", "dataset.std", [1.0] * 3, "official code: scaled to [0, 1]"),
+    (PURIN_CIFAR100, "model.name", "resnet10", "experimental setup"),
+    (PURIN_FMNIST, "dataset.name", "fmnist", "Table 1"),
+    (PURIN_CIFAR10, "dataset.name", "cifar10", "Tables 1 and 2"),
+    (PURIN_CIFAR100, "dataset.name", "cifar100", "Table 1"),
+    (PURIN_FMNIST, "dataset.mean", [0.0], "official code: scaled to [0, 1]"),
+    (PURIN_FMNIST, "dataset.std", [1.0], "official code: scaled to [0, 1]"),
+    (PURIN_CIFAR10, "dataset.mean", [0.0] * 3, "official code: scaled to [0, 1]"),
+    (PURIN_CIFAR10, "dataset.std", [1.0] * 3, "official code: scaled to [0, 1]"),
     (SMALL, "augment.flip", False, "official code"),
-    ("fedpurin_cifar100", "augment.flip", True, "official code"),
-    ("fedpurin_cifar100", "augment.rotate", 15, "official code"),
-    ("fedpurin_cifar100", "augment.crop", 4, "official code"),
+    (PURIN_CIFAR100, "augment.flip", True, "official code"),
+    (PURIN_CIFAR100, "augment.rotate", 15, "official code"),
+    (PURIN_CIFAR100, "augment.crop", 4, "official code"),
     (
-        f"{FEDPURIN} -fedpurin_ablation",
+        COMPARING,
         "method",
         "fedpurin,fedcac,pfedsd,fedbn,fedper,fedavg,local_only",
         "Tables 1 and 3",
     ),
     (SMALL, "fedpurin: method.beta", 100, "experimental setup"),
     ("fedpurin_fmnist fedpurin_cifar10", "fedcac: method.beta", 100, "experimental setup"),
-    ("fedpurin_cifar100", "fedpurin: method.beta", 170, "experimental setup"),
+    (PURIN_CIFAR100, "fedpurin: method.beta", 170, "experimental setup"),
     ("fedpurin_cifar100", "fedcac: method.beta", 170, "experimental setup"),
     (FEDPURIN, "fedpurin: method.tau", 0.5, "experimental setup"),
-    (f"{FEDPURIN} -fedpurin_ablation", "fedcac: method.tau", 0.5, "experimental setup"),
-    (f"{FEDPURIN} -fedpurin_ablation", "fedpurin: method.score", "gradient", "Table 1"),
-    (f"{FEDPURIN} -fedpurin_ablation", "fedpurin: method.hessian", False, "Table 1"),
+    (COMPARING, "fedcac: method.tau", 0.5, "experimental setup"),
+    (COMPARING, "fedpurin: method.score", "gradient", "Table 1"),
+    (COMPARING, "fedpurin: method.hessian", False, "Table 1"),
     (FEDPURIN, "fedpurin: method.include_norm", False, "official code, experiment_purin.sh"),
     (FEDPURIN, "fedpurin: method.judge", "sparse", "official code"),
-    (f"{FEDPURIN} -fedpurin_ablation", "fedavg: method.statistics", "local", f"{FLING} include_non_param=False"),
-    (f"{FEDPURIN} -fedpurin_ablation", "fedper: method.statistics", "local", f"{FLING} include_non_param=False"),
-    ("fedpurin_ablation", "method.score", "gradient,delta", "Table 2"),
-    ("fedpurin_ablation", "method.hessian", "false,true", "Table 2"),
+    (COMPARING, "fedavg: method.statistics", "local", f"{FLING} include_non_param=False"),
+    (COMPARING, "fedper: method.statistics", "local", f"{FLING} include_non_param=False"),
+    (VARIANTS, "method.score", "gradient,delta", "Table 2"),
+    (VARIANTS, "method.hessian", "false,true", "Table 2"),
     # SubFLOT, arXiv:2604.06631, from public descriptions
     (SUBFLOT, "rounds", 200, "experimental setup"),
     (f"{SUBFLOT} -subflot_har", "clients", 20, "experimental setup"),
@@ -451,8 +462,10 @@ def test_figure_6_has_as_many_personal_entries_as_its_code_divides_by() -> None:
 
 QUOTED = {
     "fedselect_cifar10": "82.25 77.65 77.20 75.45 75.40 75.30 74.60 72.75 67.60 27.70",  # Table 1
-    "fedselect_cifar10_alpha": "80.10 82.25 82.20 81.40",  # Table 2
-    "fedselect_cifar10_ablation": "79.87 79.73 79.96 78.36 79.24 78.08 82.25",  # Table 3
+    "fedselect_alpha": "80.10 82.25 82.20 81.40 68.30 70.60 72.05 71.40 37.60 37.84 38.69 34.51 "
+    "78.46 80.51 76.08 76.65",  # Table 2
+    "fedselect_ablation": "79.87 79.73 79.96 78.36 79.24 78.08 64.20 61.12 65.76 62.81 64.82 62.50 "
+    "35.65 33.28 35.43 32.74 33.33 34.91 78.23 76.33 77.06 79.08 79.64 79.11",  # Table 3
     "fedselect_cifar10c": "72.05 69.50 69.50 68.55 66.65 21.35",
     "fedselect_mini_imagenet": "38.69 37.72 36.68 34.98 30.78 8.06",
     "fedselect_office_home": "80.51 80.07 78.75 77.99 75.60 74.35",
@@ -463,7 +476,9 @@ QUOTED = {
     "fedpurin_cifar10": "85.90 71.53 65.50 86.48 71.10 63.23 85.52 69.47 62.62 84.75 67.38 61.97 81.97 60.78 52.42",
     "fedpurin_cifar100": "83.07 54.23 34.92 82.87 52.47 33.73 82.63 54.98 34.78 82.07 52.93 31.55 83.60 51.47 33.67 "
     "81.32 46.93 23.43",
-    "fedpurin_ablation": "85.27 85.90 85.62 86.27",  # Table 2
+    "fedpurin_fmnist_ablation": "96.50 92.08 89.27 96.55 92.15 89.50 96.48 92.30 89.60 96.57 92.27 89.62",  # Table 2
+    "fedpurin_cifar10_ablation": "85.27 72.13 65.08 85.90 71.53 65.50 85.62 70.77 65.27 86.27 71.45 65.63",
+    "fedpurin_cifar100_ablation": "82.33 53.48 33.05 83.07 54.23 34.92 82.25 53.42 32.58 82.55 54.03 34.87",
     "subflot_cifar10": "86.89 85.13 84.54 83.78",
     "subflot_cifar100": "44.88 35.27 58.37 49.21 40.95",
     "subflot_tiny_imagenet": "29.30 22.23 19.68",

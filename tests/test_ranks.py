@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,20 +152,27 @@ from tests import conftest
 from tests.test_ranks import played
 ranks.join()
 conftest.make = lambda engine, net, device: ranks.over(make(engine, net, device), device)
-if sys.argv[2] == "sharded":
+for states in ("whole", "sharded"):
+    torch.save(played(sys.argv[2:], sys.argv[1]), f"{states}{ranks.dist.get_rank()}.pt")
     conftest.begin = partial(conftest.begin, mine=ranks.mine)
-torch.save(played(sys.argv[3:], sys.argv[1]), f"{ranks.dist.get_rank()}.pt")
 ranks.part()
 """
 
 
-def together(
-    count: int, names: list[str], engine: str, cwd: Path, states: str = "whole"
-) -> list[dict[str, torch.Tensor]]:
-    """What each process has seen."""
-    for result in processes(count, PLAY, engine, states, *names, cwd=cwd):
-        assert (result.code, result.err) == (0, ""), result
-    return [torch.load(cwd / f"{rank}.pt") for rank in range(count)]
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, list[dict[str, torch.Tensor]]]]:
+    """What each of so many processes has seen, with whole and with sharded states."""
+
+    @cache
+    def see(count: int, engine: str, *names: str) -> dict[str, list[dict[str, torch.Tensor]]]:
+        cwd = tmp_path_factory.mktemp("together")
+        for result in processes(count, PLAY, engine, *names, cwd=cwd):
+            assert (result.code, result.err) == (0, ""), result
+        return {
+            states: [torch.load(cwd / f"{states}{rank}.pt") for rank in range(count)] for states in ("whole", "sharded")
+        }
+
+    return see
 
 
 @pytest.mark.parametrize(
@@ -173,19 +182,19 @@ def together(
         *(pytest.param(count, METHODS, id=f"{count}-all", marks=pytest.mark.full) for count in (2, 3)),
     ],
 )
-def test_every_process_sees_what_one_alone_would_bit_for_bit(count, names, tmp_path):
+def test_every_process_sees_what_one_alone_would_bit_for_bit(count, names, together):
     alone = played(list(names))
     assert len(alone) > 50 * len(names)
-    for own in together(count, list(names), "loop", tmp_path):
+    for own in together(count, "loop", *names)["whole"]:
         assert_same(own, alone)
 
 
 @pytest.mark.parametrize(
     "names", [pytest.param(FEW, id="some"), pytest.param(METHODS, id="all", marks=pytest.mark.full)]
 )
-def test_with_sharded_states_each_process_stores_its_own_clients(names, tmp_path):
+def test_with_sharded_states_each_process_stores_its_own_clients(names, together):
     alone, clients = played(list(names)), torch.arange(6)
-    for rank, own in enumerate(together(2, list(names), "loop", tmp_path, "sharded")):
+    for rank, own in enumerate(together(2, "loop", *names)["sharded"]):
         assert own.keys() == alone.keys()
         stored, others = clients[clients % 2 == rank], clients[clients % 2 != rank]
         changed = False
@@ -202,9 +211,9 @@ def test_with_sharded_states_each_process_stores_its_own_clients(names, tmp_path
 
 
 @pytest.mark.full
-def test_on_the_batched_backend_processes_agree_and_one_alone_is_within_rounding(tmp_path):
+def test_on_the_batched_backend_processes_agree_and_one_alone_is_within_rounding(together):
     alone = played(["fedobp"], "batched")
-    one, other = together(2, ["fedobp"], "batched", tmp_path)
+    one, other = together(2, "batched", "fedobp")["whole"]
     assert_same(one, other)
     assert_close(one, alone, atol=1e-4, rtol=1e-4)
 
@@ -244,7 +253,8 @@ def test_sharded_states_are_saved_together_and_any_number_of_processes_goes_on(t
         result = wait(torchrun(count, *RUN, *keys, cwd=tmp_path))
         assert result.code == 0, result.err
         assert_same(rows_by_client(tmp_path / "run"), whole)
-        assert (tmp_path / "run" / "clients.csv").read_bytes() == (alone / "clients.csv").read_bytes()
+        for name in ("clients.csv", "masks.json"):
+            assert (tmp_path / "run" / name).read_bytes() == (alone / name).read_bytes()
         rewrite_summary(tmp_path / "run", status="running")
 
 
@@ -404,7 +414,12 @@ OTHER = "import os, sys\nif os.environ['RANK'] == '1': sys.argv.append('{}')\nfr
 @pytest.mark.parametrize(
     ("script", "arguments", "line"),
     [
-        (OTHER.format("rounds=2"), (*RUN, "seed=1"), "fedpfl: process 1 has configuration "),
+        pytest.param(
+            OTHER.format("rounds=2"),
+            (*RUN, "seed=1"),
+            "fedpfl: process 1 has configuration ",
+            marks=pytest.mark.full,
+        ),
         pytest.param(ALONE, RUN, "fedpfl: no data here", marks=pytest.mark.full),
         pytest.param(
             OTHER.format("dataset.download=false"),

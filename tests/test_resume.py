@@ -113,6 +113,8 @@ def assert_ends_alike(folder: Path, whole: Path) -> None:
     assert_same(state(folder), state(whole))
     assert table(folder / "rounds.csv") == table(whole / "rounds.csv")
     assert (folder / "clients.csv").read_bytes() == (whole / "clients.csv").read_bytes()
+    mine, theirs = ([path.read_bytes() for path in place.glob("masks.json")] for place in (folder, whole))
+    assert mine == theirs
     mine, theirs = summary(folder), summary(whole)
     assert mine["status"] == theirs["status"] == "finished"
     for row in ("best", "last"):

@@ -4,6 +4,7 @@ from fedpfl.engine.backend import Backend, Counts, Engine, Participation
 from fedpfl.engine.choose import choose
 from fedpfl.engine.evaluate import accuracies
 from fedpfl.engine.keys import cohorts
+from fedpfl.engine.masks import compared
 from fedpfl.engine.round import Outcome, play
 from fedpfl.engine.select import check, make, slow
 from fedpfl.engine.sgd import Local, Tuning, own_steps
@@ -28,6 +29,7 @@ __all__ = [
     "check",
     "choose",
     "cohorts",
+    "compared",
     "make",
     "own_steps",
     "participants",

@@ -89,6 +89,11 @@ class Rows:
         return len(self._places)
 
     @property
+    def written(self) -> list[int]:
+        """The clients that have written a row here, ascending."""
+        return sorted(self._places)
+
+    @property
     def trees(self) -> list[dict[str, Tree]]:
         """All that is kept: blocks, the initial tree, and in what clients differ from it."""
         return [*(block.rows for block in self._blocks), self.initial, {"client": self._own}]

@@ -19,9 +19,12 @@ from fedpfl.errors import FedpflError
 from fedpfl.record import checkpoint, files
 from fedpfl.record.picture import partition_picture
 
-_REPLACED = ("config.yaml", "rounds.csv", "clients.csv", "summary.json", "state.pt", "partition.npz", "partition.png")
+_REPLACED = (
+    *("config.yaml", "rounds.csv", "clients.csv", "summary.json", "state.pt", "partition.npz", "partition.png"),
+    "masks.json",
+)
 _BESIDE = ("rounds.csv", "clients.csv")  # what a checkpoint holds a copy of
-_KEPT = (*_BESIDE, "config.yaml", "partition.npz")  # by what a finished run is checked
+_KEPT = (*_BESIDE, "config.yaml", "partition.npz", "masks.json")  # by what a finished run is checked
 
 
 class RunDirectory:
@@ -209,6 +212,11 @@ class RunDirectory:
         if not (self.path / "partition.png").exists():
             partition_picture(label_counts, picture, title)
             self._write("partition.png", picture.getvalue())
+
+    def write_masks(self, found: Mapping[str, Any] | None) -> None:
+        """Replace masks.json; None: there are none."""
+        if found is not None:
+            self._write("masks.json", f"{json.dumps(found)}\n".encode())
 
     def write_summary(self, **fields: Any) -> None:
         """Merge the fields into summary.json; numbers that are not finite become null.

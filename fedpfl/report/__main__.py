@@ -87,7 +87,7 @@ def _paper(options: Namespace) -> None:
 
 def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path], found: Sequence[Run]) -> None:
     from fedpfl.report.filling import fill
-    from fedpfl.report.paper_figures import FIGURES
+    from fedpfl.report.paper_figures import FEDOBP_FIGURES, FIGURES
     from fedpfl.report.paper_tables import LARGE, PLANS, POOLED, SHOWN, SMALL, Rule, one_each
 
     own_rule = options.select == AS_PUBLISHED
@@ -103,7 +103,7 @@ def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path],
         """Whether there is something to show of what was not asked for by name."""
         if name in PLANS:
             return bool(shown) and bool(fill(name, shown).frame["seeds"].any())
-        return bool(FIGURES[name].of(own) if name in FIGURES else own)
+        return bool(FIGURES[name].of(own if name in FEDOBP_FIGURES else shown) if name in FIGURES else own)
 
     chosen = names or [name for name in (*PLANS, EVERY, *FIGURES) if has_runs(name)]
     if options.only:

@@ -23,7 +23,7 @@ USUAL = ("failed", "diverged", "broken")
 # In the order in which they are removed: to the end the directory says whose it was, and is held.
 FILES = (
     *("state.pt", "rounds.csv", "clients.csv", "partition.npz", "partition.png", "run.log", "config.yaml"),
-    *("summary.json", "run.lock"),
+    *("masks.json", "summary.json", "run.lock"),
 )
 _TEMPORARY = frozenset(f".{name}.tmp" for name in FILES)
 _WANDB = ("run-", "offline-run-", "latest-run", "debug", "settings", "logs")

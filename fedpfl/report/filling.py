@@ -222,6 +222,5 @@ def _missing(plan: Plan, whole: Plan, empty: Sequence[Part]) -> tuple[str, ...]:
                 for key, values in zip(keys[1:], chosen, strict=True)
                 if {*values} != swept.get((experiment, key))
             ]
-            sweep = "" if whole.swept else "--multirun "
-            commands.append(" ".join([f"python -m fedpfl.train {sweep}experiment={experiment}", *told]))
+            commands.append(" ".join([f"python -m fedpfl.train experiment={experiment}", *told]))
     return tuple(commands)

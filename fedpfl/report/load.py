@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -58,6 +58,29 @@ DATASETS = _named(
     "Mini-ImageNet, OfficeHome, PACS, Digit5, Speech Commands, AG News, HAR",
     OfficeHome="office_home",
 )
+
+
+class Mask(NamedTuple):
+    """How the masks of several clients lie to each other in a tensor.
+
+    entries: of the tensor. held: how many of them 0, 1, ... clients hold. both: how many clients i and j both hold,
+    `[clients, clients]`; at i = j those of i.
+    """
+
+    entries: float
+    held: np.ndarray
+    both: np.ndarray
+
+    def overlaps(self, chance: bool = False) -> np.ndarray:
+        """Return intersection over union of every two clients, nan where both hold nothing.
+
+        chance: what it would be about if masks of these sizes were independent.
+        """
+        first, second = np.triu_indices(len(self.both), 1)
+        sizes = self.both.diagonal()
+        both = sizes[first] * sizes[second] / max(self.entries, 1) if chance else self.both[first, second]
+        union = sizes[first] + sizes[second] - both
+        return np.divide(both, union, out=np.full(len(both), math.nan), where=union > 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +147,30 @@ class Run:
         """Personalised entries of all clients that took part, by round and tensor."""
         found = self.rounds.set_index("round").filter(regex="^personal/")
         return found.rename(columns=lambda name: name.removeprefix("personal/"))
+
+    @cached_property
+    def masks(self) -> dict[str, Mask]:
+        """Clients' masks in the end, by tensor; {} where there are none. Raises FedpflError where they are damaged."""
+        path = self.path / "masks.json"
+        if not os.path.lexists(path):
+            return {}
+        told = _parsed(path, json.loads)
+        try:
+            count = len(told["clients"])
+            found = {
+                name: Mask(float(own["entries"]), np.array(own["held"], float), np.array(own["both"], float))
+                for name, own in told["tensors"].items()
+            }
+            for name, (entries, held, both) in found.items():
+                if held.shape != (count + 1,) or both.shape != (count, count):
+                    raise ValueError(f"{clip(name)} is not of {count} clients")
+                sizes, times = np.minimum.outer(both.diagonal(), both.diagonal()), np.arange(count + 1)
+                counted = held.sum() == entries and held @ times == both.trace()
+                if not (counted and held.min() >= 0 <= both.min() and (both <= sizes).all()):
+                    raise ValueError(f"the numbers of {clip(name)} fit no masks")
+        except _UNUSABLE as error:
+            raise FedpflError(f"{self.path}: masks.json holds no usable value: {_one_line(error)}") from None
+        return found
 
     @property
     def called(self) -> str:

@@ -1,4 +1,4 @@
-"""The FedOBP paper's figures from own runs; `python -m fedpfl.report paper figure4`."""
+"""The papers' figures from own runs; `python -m fedpfl.report paper figure4`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from fedpfl.errors import FedpflError
 from fedpfl.report import published
-from fedpfl.report.figures import accuracy_figure, by_setting, look, panels, told
-from fedpfl.report.load import METHODS, Group, Run
+from fedpfl.report.figures import THIN, accuracy_figure, by_setting, draw_line, look, panels, told
+from fedpfl.report.load import METHODS, Group, Mask, Run
 from fedpfl.report.paper_tables import COMPARED, PLANS, Rule, one_each, own_score
 from fedpfl.report.table import over_seeds
 from fedpfl.report.tables import METRICS, judged
@@ -27,16 +28,18 @@ Points = list[tuple[float, tuple[float, float]]]
 
 
 class Figure(NamedTuple):
-    """of: the groups it shows. paint: draws them."""
+    """of: the groups it shows. paint: draws them. experiment: that makes its runs, if not its namesake."""
 
     of: Callable[[Sequence[Group]], list[Group]]
     paint: Callable[[list[Group], Path, Rule], list[Path]]
+    experiment: str = ""
 
     def draw(self, gathered: Sequence[Group], path: Path, rule: Rule) -> list[Path]:
         """Draw to `path` (the figure's name, without suffix) as PNG and PDF. Raises FedpflError where no run fits."""
         shown = self.of(gathered)
         if not shown:
-            raise FedpflError(f"no runs for {path.name}; run `python -m fedpfl.train experiment={path.name}`")
+            experiment = self.experiment or path.name
+            raise FedpflError(f"no runs for {path.name}; run `python -m fedpfl.train experiment={experiment}`")
         return self.paint(shown, path, rule)
 
 
@@ -230,7 +233,74 @@ def _alphas(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
     return panels({group.dataset: group.dataset for group in shown}, path, draw)
 
 
-FIGURES = {
+# Masks: FedSelect's Figures 3 and 4, FedPURIN's 3 to 6
+
+
+def _of(method: str, recorded: Callable[[Group], Any]) -> Callable[[Sequence[Group]], list[Group]]:
+    """The method's runs that recorded it."""
+    return lambda every: [group for group in every if group.runs[0].method_name == method and recorded(group)]
+
+
+def masks(group: Group) -> list[dict[str, Mask]]:
+    """Return the masks of each seed that recorded them, by tensor."""
+    return [run.masks for run in group.used if run.masks]
+
+
+def _has_sizes(group: Group) -> bool:
+    return any("personal_share" in run.rounds for run in group.used)
+
+
+def _sizes(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+    """A panel per data set and partition, a line per configuration: its personal share over rounds."""
+
+    def draw(ax: Axes, members: list[Group]) -> None:
+        for number, group in enumerate(members):
+            draw_line(ax, group, "personal_share", group.method, number)
+        ax.set(xlabel="round", ylabel="personal share of the model", xlim=(0, None), ylim=(0, 1))
+
+    return panels(by_setting(shown), path, draw)
+
+
+def _overlaps(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+    """A panel per data set and partition, a line per configuration: overlap of two clients' masks, by tensor."""
+
+    def draw(ax: Axes, members: list[Group]) -> None:
+        tensors = list(dict.fromkeys(name for group in members for own in masks(group) for name in own))
+        for number, group in enumerate(members):
+            for chance in (False, True):
+                points = []
+                for place, name in enumerate(tensors):
+                    pairs = [own[name].overlaps(chance) for own in masks(group) if name in own]
+                    if known := [float(np.nanmean(one)) for one in pairs if not np.isnan(one).all()]:
+                        points.append((float(place), over_seeds(known)))
+                if chance:
+                    thin = {"color": look(number)["color"], "linewidth": THIN, "alpha": 0.6}
+                    ax.plot([x for x, _ in points], [mean for _, (mean, _) in points], **thin)
+                elif points:
+                    _line(ax, points, group.method, number)
+        ax.set_xticks(range(len(tensors)), list(map(told, tensors)), rotation=90, fontsize=6)
+        ax.set(ylabel="intersection over union", ylim=(0, 1))
+
+    return panels(by_setting(shown), path, draw, "thin: independent masks of the same sizes", (7.2, 3.6))
+
+
+def _frequencies(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+    """A panel per configuration, a line per tensor: which share of its entries so many of the clients hold."""
+
+    def draw(ax: Axes, group: Group) -> None:
+        every = masks(group)
+        for number, name in enumerate(every[0]):
+            # Seeds may have other numbers of clients, as cohorts are drawn.
+            alike = [own[name] for own in every if name in own and len(own[name].held) == len(every[0][name].held)]
+            held = np.mean([100 * one.held / max(one.entries, 1) for one in alike], axis=0)
+            across = 100 * np.arange(len(held)) / max(1, len(held) - 1)
+            ax.plot(across, held, label=told(name), **look(number), markevery=max(1, len(held) // 10))
+        ax.set(xlabel="clients that hold an entry (%)", ylabel="entries of the tensor (%)", ylim=(0, None))
+
+    return panels({f"{group.setting}\n{group.method}": group for group in shown}, path, draw)
+
+
+FEDOBP_FIGURES = {
     "figure2": Figure(_converging("Dir(0.1)"), _convergence),
     "figure3": Figure(_converging("Dir(0.5)"), _convergence),
     "figure4": Figure(_over_q(_of_scores), _over_quantiles(_score, tuned=False)),
@@ -243,4 +313,10 @@ FIGURES = {
     ),
     "alpha_sweep": Figure(lambda every: _several(every, _usual, _alpha, 3, lambda group: group.dataset), _alphas),
 }
-"""All figures, named like the experiments that make their runs."""
+"""FedOBP's figures, named like the experiments that make their runs."""
+
+FIGURES = FEDOBP_FIGURES | {
+    "fedselect_figure3": Figure(_of("fedselect", _has_sizes), _sizes, "fedselect_alpha"),
+    "fedselect_figure4": Figure(_of("fedselect", masks), _overlaps, "fedselect_alpha"),
+    "fedpurin_masks": Figure(_of("fedpurin", masks), _frequencies, "fedpurin_cifar10"),
+}

@@ -324,25 +324,25 @@ FEDOBP_PLANS = {
 # FedSelect
 
 
-def _dealt(dataset: str, clients: int, classes: int, **setup: Any) -> Place:
+def _dealt(dataset: str, short: str, clients: int, classes: int, **setup: Any) -> Place:
     where = {"partition.name": "shuffled_shards"}
     setting = f"{clients} clients, {classes} classes each"
     setup |= {"clients": clients, "partition.classes_per_client": classes}
-    return Place(dataset, setting, where, experiment=f"fedselect_{dataset}", setup=setup)
+    return Place(dataset, setting, where, experiment=f"fedselect_{short}", setup=setup)
 
 
 _SELECT = (
-    _dealt("cifar10", 10, 2, **{"partition.samples_per_client": 100}),
-    dataclasses.replace(
-        _dealt("cifar10_c", 10, 2, **{"partition.samples_per_client": 100}), experiment="fedselect_cifar10c"
-    ),
-    _dealt("mini_imagenet", 20, 10),
+    _dealt("cifar10", "cifar10", 10, 2, **{"partition.samples_per_client": 100}),
+    _dealt("cifar10_c", "cifar10c", 10, 2, **{"partition.samples_per_client": 100}),
+    _dealt("mini_imagenet", "mini_imagenet", 20, 10),
     Place(
         *("office_home", "4 clients = 4 domains", {"partition.name": "groups"}),
         experiment="fedselect_office_home",
         setup={"clients": 4, "rounds": 30},
     ),
 )
+# As one experiment of all four data sets has them.
+_SELECT_TOGETHER = tuple(dataclasses.replace(place, words={"paper": place.experiment}) for place in _SELECT)
 
 
 # The limits that Table 1's numbers are of.
@@ -352,7 +352,11 @@ _MOST = {"method.personalise": "most", "method.layer": (None,)}
 
 def _limits(*alphas: float) -> tuple[Line, ...]:
     return tuple(
-        Line(f"FedSelect (alpha={alpha:.2f})", "fedselect", where={"method.alpha": alpha}, usual=_MOST)
+        Line(
+            *(f"FedSelect (alpha={alpha:.2f})", "fedselect", "fedselect_alpha"),
+            where={"method.alpha": alpha},
+            usual=_MOST,
+        )
         for alpha in alphas
     )
 
@@ -384,18 +388,19 @@ FEDSELECT_PLANS = {
         "FedSelect's Table 2: the limit of the personal share",
         "FedSelect (CVPR 2024) Table 2",
         _limits(0.05, 0.3, 0.5, 0.8),
-        _SELECT,
+        _SELECT_TOGETHER,
+        swept=True,
     ),
     "fedselect3": _fedselect_plan(
         "FedSelect's Table 3: what becomes personal",
         "FedSelect (CVPR 2024) Table 3",
         (
-            Line("Personalize Least", "fedselect", where={"method.personalise": "least"}),
+            Line("Personalize Least", "fedselect", "fedselect_ablation", where={"method.personalise": "least"}),
             *(Line(f"Layer {name}", untold="which layers the paper means is not stated") for name in "ABCD"),
-            Line("Random", "fedselect", where={"method.personalise": "random"}),
+            Line("Random", "fedselect", "fedselect_ablation", where={"method.personalise": "random"}),
             *_limits(0.3, 0.5),
         ),
-        _SELECT,
+        _SELECT_TOGETHER,
     ),
 }
 
@@ -537,12 +542,16 @@ FEDPURIN_PLANS = {
         "FedPURIN's Table 2: change of the weights or exact gradient, without and with the Hessian term",
         "FedPURIN (arXiv:2510.16065) Table 2",
         tuple(
-            Line(f"FedPURIN ({label}, {'Hessian' if hessian else 'no Hessian'})", "fedpurin", where=variant)
+            Line(
+                *(f"FedPURIN ({label}, {'Hessian' if hessian else 'no Hessian'})", "fedpurin", "{}_ablation"),
+                where=variant,
+            )
             for hessian in (False, True)
             for label, score in (("delta theta", "delta"), ("exact gradient", "gradient"))
             for variant in (_variants(score, hessian),)
         ),
         _fedpurin(_THREE),
+        swept=True,
     ),
     "fedpurin3": _fedpurin_plan(
         "FedPURIN's Table 3: MiB per client and round, until round beta and after it",

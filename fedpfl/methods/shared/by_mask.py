@@ -22,6 +22,10 @@ class ByMask(Method):
         mask = client["mask"]
         return {**server, **tree.where(mask, client[self._key], tree.named(server, mask))}
 
+    def masks(self, server, client):
+        """Return the mask that the client would enter the next round with."""
+        return self.prepare(server, client)["mask"]
+
     def metrics(self, server, client):
         """Count the personal entries of each tensor, and return their share of all entries."""
         counts = {f"personal/{name}": leaf.sum() for name, leaf in client["mask"].items()}

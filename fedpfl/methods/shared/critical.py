@@ -82,6 +82,10 @@ class Critical(Method, ABC):
         """Return the model as it was after the client's last training."""
         return client["model"]
 
+    def masks(self, server, client):
+        """Return the critical entries."""
+        return client["mask"]
+
     def metrics(self, server, client):
         """Return the share of critical entries and the number of collaborators after the last participation."""
         return {"critical_share": tree.flat(client["mask"]).double().mean(), "collaborators": client["partners"]}

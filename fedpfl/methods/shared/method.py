@@ -200,6 +200,13 @@ class Method:
         """Return scalars of one client worth a column each, averaged over the cohort; sees the prepared state."""
         return {}
 
+    def masks(self, server: Tree, client: dict[str, Tree]) -> Tree:
+        """Return which entries are a client's own between rounds, a bool for each, for masks.json; {} without masks.
+
+        Called client by client, once a run has ended.
+        """
+        return {}
+
 
 def hooks() -> list[str]:
     """Return the names of all hooks."""
