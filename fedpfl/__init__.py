@@ -1,3 +1,24 @@
-"""fedpfl: an experiment runner for personalized federated learning."""
+"""fedpfl: an experiment runner for personalized federated learning; docs/library.md shows it from Python."""
 
+from typing import TYPE_CHECKING, Any
+
+from fedpfl.errors import FedpflError
+
+if TYPE_CHECKING:
+    from fedpfl.library import Trained, load, run
+
+__all__ = ["FedpflError", "Trained", "load", "run"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import the library when it is first asked for: it loads torch, which takes seconds."""
+    if name in __all__:
+        from fedpfl import library
+
+        return getattr(library, name)
+    raise AttributeError(f"module 'fedpfl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

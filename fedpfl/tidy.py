@@ -32,9 +32,13 @@ def prune(path: Path | None = None, otherwise: Path | None = None) -> None:
     otherwise: where to stop in a worker process of a sweep, which has not seen its beginning.
     """
     made, kept = _footprints or (path, otherwise)
-    if made is None or kept is None:
-        return
-    path, stop = (path or made).resolve(), kept.resolve()
+    if made is not None and kept is not None:
+        unmake(path or made, kept)
+
+
+def unmake(path: Path, stop: Path) -> None:
+    """Remove `path` and its ancestors below `stop` as far as they are empty."""
+    path, stop = path.resolve(), stop.resolve()
     with contextlib.suppress(OSError):
         while path != stop and stop in path.parents:
             if os.path.isdir(path):  # else it was never made, but its parent may have been
@@ -46,10 +50,10 @@ def _note(config: DictConfig, key: str) -> None:
     _footprints.clear()
     with contextlib.suppress(OmegaConfBaseException):  # which Hydra will tell
         made = Path(OmegaConf.select(config, key))
-        _footprints[:] = made, _nearest(made)
+        _footprints[:] = made, nearest(made)
 
 
-def _nearest(path: Path) -> Path:
-    """The deepest directory of `path` that exists."""
+def nearest(path: Path) -> Path:
+    """Return the deepest directory of `path` that exists."""
     path = path.absolute()
     return next((place for place in (path, *path.parents) if os.path.isdir(place)), Path("/"))

@@ -45,7 +45,10 @@ from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
 from fedpfl.engine.keys import Draws
 from fedpfl.errors import FedpflError, printable
 from fedpfl.methods import METHODS, Method
+from fedpfl.methods.shared.cost import devices
+from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.needs import Needs, foresee, mib, tight
+from fedpfl.overrides import CONF
 from fedpfl.record.files import damaged
 
 STATE = ("server", "server_buffers", "stopping")
@@ -61,9 +64,6 @@ COLUMNS = (
 
 CHOSEN = ("backend", "graphs", "width")
 """What engine=auto finds out, of the engine's keys."""
-
-CONF = str(Path(__file__).parents[1] / "conf")
-
 
 _begun: list[bool] = []  # whether a job was reached
 _full: list[bool] = []  # whether the user asked for tracebacks
@@ -84,8 +84,25 @@ STATUS: dict[type[Exception], int] = {Broken: 1, Diverged: 3}
 """The exit status by the kind of error; 2 for the others."""
 
 
-def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[str, Any]:
-    """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; returns the summary."""
+def attempt(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: bool = False) -> dict[str, Any]:
+    """Do as `train`, and raise FedpflError for whatever a user or the method's author can mend."""
+    started = time.time()
+    try:
+        return train(cfg, path, experiment, quiet)
+    except FedpflError:
+        raise
+    except Exception as error:
+        fault = _fault(error, cfg, path / "run.log", started)
+        if fault is None:
+            raise
+        raise fault from error
+
+
+def train(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: bool = False) -> dict[str, Any]:
+    """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; returns the summary.
+
+    quiet: nothing on the terminal.
+    """
     started = time.monotonic()
     stage = lockstep.stage.get()
     path = Path(ranks.share(str(path)))
@@ -99,15 +116,15 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None) -> dict[st
     opened: Any = record.RunDirectory.open if ranks.leads() else record.Absent
     with opened(path, text, identity, run.fingerprint, code, settings.restart) as directory:
         if ranks.share(directory.status) == "finished":
-            return _told(directory) if ranks.leads() else {}
-        state, best, last, spent, used = _begin(run, directory, earlier)
+            return _told(directory, quiet) if ranks.leads() else {}
+        state, best, last, spent, used = begin(run, directory.restore(earlier) or {}, directory.path)
         backend = _backend(run, stage, used)
         draws = settings.seed, settings.clients, settings.participation
         cohorts = islice(engine.cohorts(*draws, settings.rounds), state.round, None)
         counts = federation.label_counts()
         size = len(next(engine.cohorts(*draws, 1)))
         directory.write_summary(status="running", rounds=settings.rounds, **_facts(run, size))
-        with _sinks(run, directory, experiment or federation.name, backend, state, counts, needs) as sinks:
+        with _sinks(run, directory, experiment or federation.name, backend, state, counts, needs, quiet) as sinks:
             title = f"{federation.name}, {federation.clients} clients, {config.described(run.config['partition'])}"
             splits = (federation.train, federation.test, federation.validation)
             owned = [[own.numpy() for own in split] for split in splits]
@@ -202,14 +219,14 @@ def _number(cell: str) -> float | None:
     return (int(cell) if cell.lstrip("-").isdigit() else float(cell)) if cell else None
 
 
-def _begin(
-    run: config.Run, directory: record.RunDirectory, earlier: dict[str, Any] | None
-) -> tuple[engine.State, dict, dict, float, dict]:
-    """The state, the best and the last evaluated row, the seconds spent, what was `_used`: as saved last, or fresh."""
-    past, settings = directory.restore(earlier) or {}, run.settings
-    place = run.federation.clients, run.device, run.store, directory.path
+def begin(run: config.Run, past: dict[str, Any], path: Path) -> tuple[engine.State, dict, dict, float, dict]:
+    """Return the state, the best and the last evaluated row, the seconds spent, what was `_used`.
+
+    past: of a checkpoint, or {} for a fresh state. path: the run directory.
+    """
+    place = run.federation.clients, run.device, run.store, path
     mine = ranks.mine if run.store.sharded else None
-    state = engine.begin(run.method, run.net, *place, settings.seed, run.stopping.early, mine)
+    state = engine.begin(run.method, run.net, *place, run.settings.seed, run.stopping.early, mine)
     if "clients" in past:  # of an older version: of all clients, whether they have trained or not
         old = {"client": past.pop("clients"), "buffers": past.pop("client_buffers")}
         past["rows"] = [{"who": torch.arange(state.rows.clients), **old}]
@@ -219,7 +236,7 @@ def _begin(
     for block in ranks.share_each(blocks):
         if tree.form(tree.take(tree.without(block, ["who"]), 0)) != tree.form(state.rows.initial):
             how = "holds client states of another form than the method now has"
-            raise damaged(directory.path / "state.pt", how)
+            raise damaged(path / "state.pt", how)
         state.rows.load_([block])
     trees = {part: tree.clone(tree.to(past.get(part, {}), run.device)) for part in STATE}
     state = replace(state, round=past["round"], **trees)
@@ -275,9 +292,8 @@ def _evaluate(
     run: config.Run, backend: engine.Backend, state: engine.State, sinks: record.Sinks, last: bool
 ) -> tuple[dict[str, float], dict[str, list]]:
     """All clients' accuracies, as row columns and per client; after fine-tuning too where it is due."""
-    everyone = list(range(run.federation.clients))
+    everyone, before = list(range(run.federation.clients)), looking(run, state)
     seed = run.settings.seed
-    before = engine.Tuning(run.local, Draws(seed, "adapt", state.round))
     counts = backend.evaluate(run.method, run.federation, state, everyone, before=before)
     if lost := unsound(counts):
         raise Diverged(f"training diverged: the model of client {lost[0]} is not finite; lower local.lr")
@@ -294,6 +310,11 @@ def _evaluate(
         else:
             row |= {f"ft_{name}": value for name, value in accuracies(tuned).items()}
     return row, clients
+
+
+def looking(run: config.Run, state: engine.State) -> engine.Tuning:
+    """Return how methods look at training data in `before_evaluation`."""
+    return engine.Tuning(run.local, Draws(run.settings.seed, "adapt", state.round))
 
 
 def _clients(run: config.Run, counts: torch.Tensor, measured: dict[str, list]) -> list[dict[str, Any]]:
@@ -314,11 +335,13 @@ def _clients(run: config.Run, counts: torch.Tensor, measured: dict[str, list]) -
 
 def _facts(run: config.Run, cohort: int) -> dict[str, Any]:
     """What the summary says of a run from its first moment on."""
+    method, shape = run.method, run.federation.shape
     return {
         "seed": run.settings.seed,
         "read": run.read,
         "cohort": cohort,
         "parameters": tree.size(run.net.params),
+        **({"devices": devices(method, run.net, shape)} if isinstance(method, Submodel) else {}),
         "environment": record.describe(),
     }
 
@@ -331,6 +354,7 @@ def _sinks(
     state: engine.State,
     counts: torch.Tensor,
     needs: Needs,
+    quiet: bool,
 ) -> Any:
     """Open the sinks; the lines that they are told are the first thing a user sees."""
     if not ranks.leads():
@@ -379,17 +403,18 @@ def _sinks(
         lines=lines,
         facts=directory.summary,
     )
-    return record.open_sinks(run.config["logger"], info)
+    return record.open_sinks(run.config["logger"], info, quiet)
 
 
-def _told(directory: record.RunDirectory) -> dict[str, Any]:
+def _told(directory: record.RunDirectory, quiet: bool) -> dict[str, Any]:
     """Says that the run is finished already; its summary."""
     last = directory.summary.get("last", {})
     words = {"accuracy": "mean over clients", "accuracy_pooled": "pooled", "ft_accuracy": "after fine-tuning"}
     final = ", ".join(f"{last[name]:.2f} % {what}" for name, what in words.items() if last.get(name) is not None)
-    print(f"already finished: {directory.path} ({final or 'no test samples'}); restart=true runs it again")
+    line = f"already finished: {directory.path} ({final or 'no test samples'}); restart=true runs it again"
+    if not quiet:
+        print(line, *directory.notes, sep="\n")
     for note in directory.notes:
-        print(note)
         record.add_to_log(directory.path, note)
     return directory.summary
 
@@ -398,23 +423,22 @@ def _told(directory: record.RunDirectory) -> dict[str, Any]:
 def job(cfg: DictConfig) -> None:
     """One job of a single run or of a sweep."""
     _begun.append(True)
-    hydra_cfg, started = HydraConfig.get(), time.time()
+    hydra_cfg = HydraConfig.get()
     path = Path(hydra_cfg.runtime.output_dir)
     try:
         if hydra_cfg.job.chdir and ranks.launched():
             raise FedpflError("hydra.job.chdir must be false under torchrun: one process alone has the run directory")
-        train(cfg, path, hydra_cfg.runtime.choices.get("experiment"))
-    except Exception as error:
-        fault = error if isinstance(error, FedpflError) else _fault(error, cfg, path / "run.log", started)
-        if fault is None:
-            if ranks.tells():
-                raise
-            sys.exit(1)
+        attempt(cfg, path, hydra_cfg.runtime.choices.get("experiment"))
+    except FedpflError as fault:
         if hydra_cfg.mode == RunMode.RUN:
             _give_up(fault)
         # In a sweep the others go on, and Hydra raises the first failure again after the last job.
         _tell(f"job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {fault}")
         raise fault from None
+    except Exception:
+        if ranks.tells():
+            raise
+        sys.exit(1)
     finally:
         tidy.prune(path, otherwise=Path(hydra_cfg.sweep.dir))
 
@@ -467,7 +491,7 @@ def main() -> None:
             words = overrides.options_first(sys.argv[1:])
         except FedpflError as error:
             _give_up(error)
-        words = overrides.for_sweeps(words, CONF, config.GROUPS)
+        words = overrides.for_sweeps(words, config.GROUPS)
         sys.argv[1:] = words if ranks.leads() else overrides.unwritten(words)
         job()
         ranks.part()

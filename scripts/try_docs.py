@@ -37,7 +37,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 TRAIN = "python -m fedpfl.train"
 PARTS = ("conf", "fedpfl", "hydra_plugins", "scripts", "Makefile", "pyproject.toml", "constraints.txt")
-PROGRAMS = (TRAIN, "torchrun ", "python -m fedpfl.report", "python scripts/", "make ", "pip ", "wandb ")
+PROGRAMS = (TRAIN, "torchrun ", "python -m fedpfl.", "python scripts/", "make ", "pip ", "wandb ")
 
 SMALL = ("rounds=2", "participation=0.5", "local.epochs=1", "eval.every=1", "checkpoint.seconds=0")
 SMALL_PARTITION = {"samples_per_client": 40, "train_samples": 8, "test_samples": 2, "test_samples_per_client": 10}
@@ -101,7 +101,8 @@ def commands() -> list[Command]:
         text = page.read_text()
         lines = [line for _, block in BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()]
         lines += re.findall(r"`((?:python|make) [^`]+)`", BLOCK.sub("", text))
-        found += [Command(page.name, " ".join(line.split("  #")[0].split())) for line in lines]
+        plain = (re.sub(r"^fedpfl (?=[a-z])", "python -m fedpfl.", line) for line in lines)  # the same command
+        found += [Command(page.name, " ".join(line.split("  #")[0].split())) for line in plain]
     for path in sorted((ROOT / "conf/experiment").glob("*.yaml")):
         for line in re.findall(r"^# (?:Run|and): (.+)$", path.read_text(), re.MULTILINE):
             found += [Command(path.name, part.split("   ")[0].strip()) for part in line.split("   then:")]
@@ -119,7 +120,7 @@ def words(text: str) -> list[str]:
 
 def base(text: str) -> tuple[list, DictConfig]:
     """The overrides, sweeps included, and the configuration as Hydra composes it before the jobs."""
-    parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words(text), CONF, config.GROUPS))
+    parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words(text), config.GROUPS))
     config.register()
     with initialize_config_dir(CONF, version_base="1.3"):
         lines = [override.input_line for override in parsed if not override.is_sweep_override()]

@@ -428,6 +428,7 @@ def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
     assert 2 <= played < 60
     assert (told["status"], told["rounds"], told["rounds_played"]) == ("finished", 60, played)
     assert told["last"]["round"] == played
+    assert [(row["width"], row["entries"]) for row in told["devices"]] == [(1.0, told["parameters"])]
     assert rows[-1]["accuracy"]
     assert state(tmp_path / "run")["stopping"]["stopped"].all()
     assert "already finished" in call(*overrides, cwd=tmp_path).out
@@ -641,7 +642,7 @@ def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path)
 )
 def test_values_inside_a_group_that_is_swept_over(words: str, wanted: str | None) -> None:
     given = shlex.split(words)
-    assert overrides.for_sweeps(given, train.CONF, config.GROUPS) == (shlex.split(wanted) if wanted else given)
+    assert overrides.for_sweeps(given, config.GROUPS) == (shlex.split(wanted) if wanted else given)
 
 
 def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:

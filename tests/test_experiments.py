@@ -114,6 +114,9 @@ def test_every_paper_has_its_experiments_and_every_own_setting_its_method():
     assert papers == used
     for path in (ROOT / "conf/paper/own").glob("*.yaml"):
         assert path.stem in {f"{paper}_{method}" for paper in papers for method in METHODS}
+    for path in (ROOT / "conf/paper/split").glob("*.yaml"):
+        dealt = itertools.product(papers, datasets.SETS, partition.SCHEMES)
+        assert path.stem in {"_".join(names) for names in dealt}
 
 
 @pytest.mark.parametrize("name", sampled(EXPERIMENTS, 3))

@@ -342,16 +342,19 @@ def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
 GROWN = "what is described there, a pruned model that grows, is another method than its authors'."
 
 
-def spu(root: Path, name: str, accuracy: float, alpha: float, early: bool = False) -> Path:
+def spu(
+    root: Path, name: str, accuracy: float, alpha: float, early: bool = False, clients: int = 100, **own: Any
+) -> Path:
     return add(
         root,
         name,
         accuracy,
-        {"name": "fedspu"},
+        {"name": "fedspu", **own},
         dataset={"name": "cifar10"},
         model={"name": "fedspu_cifar10"},
         partition={"name": "dirichlet", "alpha": alpha},
         stopping={"early": early},
+        clients=clients,
     )
 
 
@@ -371,7 +374,10 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     # Down 10,000 values and three times 6,000, up four times 10,000: 68,000.
     volume = both(tmp_path, "fedspu3", "FedSPU (volume)", "CIFAR10", "500 rounds")
     assert volume == (pytest.approx(68_000 * 4 / 1e9), pytest.approx(68_000 * 32 / 1e9), 18.04)
-    assert "the paper's devices' hours of local training are not recorded." in fill("fedspu3", []).notes[1]
+    assert fill("fedspu3", []).notes[0] == (
+        "Hours are reckoned (docs/report.md), for clients of 1e+09 operations and 1e+07 bits a second, ours, not the "
+        "paper's."
+    )
     assert fill("fedspu1", []).notes == ("Without own values: FedSelect; " + GROWN,)
 
 
@@ -384,6 +390,37 @@ def test_fedspu_with_early_stopping(tmp_path: Path) -> None:
     assert both(tmp_path, "fedspu4", "FedSPU+ES", "CIFAR10", "Dir(0.5)") == (3.0, 3.0, 216.0)
     spu(tmp_path, "whole", 40.0, 0.5)
     assert both(tmp_path, "fedspu4", "FedSPU", "CIFAR10", "Dir(0.5)") == (4.0, 4.0, 500.0)
+    # In all rounds 68,000 values; before the third, where the published count ends, 36,000.
+    volume = both(tmp_path, "fedspu3", "FedSPU+ES (volume)", "CIFAR10", "500 rounds")
+    assert volume == (pytest.approx(68_000 * 4 / 1e9), pytest.approx(36_000 * 32 / 1e9), 6.37)
+
+
+def test_where_the_last_ten_stop_at_once_the_round_after_has_fewer(tmp_path: Path) -> None:
+    path = spu(tmp_path, "a", 40.0, 0.5, early=True)
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("rounds: 4", "rounds: 9"))
+    assert both(tmp_path, "fedspu4", "FedSPU+ES", "CIFAR10", "Dir(0.5)") == (5.0, 5.0, 216.0)
+
+
+def test_hours_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two alike, so that each of four rounds takes either's time: 5 epochs of 30 samples. One stops after two."""
+    for alpha in (0.1, 0.5, 1.0):
+        path = spu(tmp_path, f"a{alpha}", 50.0, alpha, early=True, widths=[1.0], assign="blocks", clients=2)
+        change(path, participants=[2, 2, 1, 1])
+        (path / "clients.csv").write_text("client,train,accuracy\n0,30,70\n1,30,70\n")
+        made = {"width": 1.0, "entries": 100, "values": 5, "operations": 4000}
+        told = json.loads((path / "summary.json").read_text()) | {"devices": [made], "cohort": 2}
+        (path / "summary.json").write_text(json.dumps(told))
+    training, transfer = 4 * 5 * 30 * 3 * 4000 / 3600, 4 * 2 * 32 * 100 / 3600
+    hours = both(tmp_path, "fedspu3", "FedSPU+ES (hours)", "CIFAR10", "500 rounds")
+    assert hours == (pytest.approx(training / 1e9 + transfer / 1e7), pytest.approx(training / 2 / 1e9), 8.9)
+    assert main(["paper", "fedspu3", str(tmp_path), "--device", "1e6,1e4", "--format", "csv"]) == 0
+    (own,) = pd.read_csv(io.StringIO(capsys.readouterr().out)).query("row == 'FedSPU+ES (hours)'")["own"].dropna()
+    assert own == pytest.approx(training / 1e6 + transfer / 1e4)
+    for wrong in ("1e9", "0,1", "1,inf", "a,b"):
+        with pytest.raises(SystemExit):
+            main(["paper", "fedspu3", str(tmp_path), "--device", wrong])
+        assert f"{wrong!r} is not two positive numbers, such as 1e9,1e7" in capsys.readouterr().err
 
 
 def test_fedpurin_by_the_best_round_before_averaging(tmp_path: Path) -> None:
@@ -430,6 +467,15 @@ def test_subflot_after_training_and_by_domain(tmp_path: Path) -> None:
     assert both(tmp_path, "subflot3", "SubFLOT", "PACS", "Art") == (2.0, 2.0, 28.73)
     assert both(tmp_path, "subflot3", "SubFLOT", "PACS", "Avg") == (40.0, 40.0, 41.58)
     assert "Without own values: 10 clients, 100 clients; the data set is not stated." in fill("subflot5", []).notes
+    few = twenty | {"clients": 10}
+    add(tmp_path, "few", 47.0, whole, dataset={"name": "cifar100"}, **few)
+    shown = fill("subflot5", groups(runs(tmp_path))).frame
+    assert shown[["dataset", "setting", "own"]].dropna().to_numpy().tolist() == [
+        ["CIFAR100", "10 clients", 47.0],
+        ["CIFAR100", "100 clients", 99.0],
+    ]
+    assert shown["published"].dropna().tolist() == [39.2, 32.61]  # of a data set that is not stated
+    assert shown["difference"].isna().all()
 
 
 def test_the_papers_own_rule_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -587,6 +633,9 @@ def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.T
     masked(root, "fedselect", alpha=0.3)
     masked(root, "fedpurin")
     add(root, "cifar", 70.0, {"name": "fedavg"}, dataset={"name": "cifar10"})
+    made = {"width": 1.0, "entries": 100, "values": 5, "operations": 4000}
+    told = {"status": "finished", "devices": [made | {"width": 0.5, "entries": 40}, made]}
+    (spu(root, "spu", 50.0, 0.1, widths=[0.5, 1.0]) / "summary.json").write_text(json.dumps(told))
     written = FIGURES[name].draw(groups(runs(sweep(root))), out / name, Rule())
     assert [path.name for path in written] == [f"{name}.png", f"{name}.pdf"]
     assert written[0].read_bytes().startswith(b"\x89PNG")

@@ -36,7 +36,9 @@ FEDPURIN = f"{SMALL} {PURIN_CIFAR100}"
 VARIANTS = "fedpurin_fmnist_ablation fedpurin_cifar10_ablation fedpurin_cifar100_ablation"
 COMPARING = "fedpurin_fmnist fedpurin_cifar10 fedpurin_cifar100"
 LABELS = "subflot_cifar10 subflot_cifar100 subflot_tiny_imagenet subflot_ag_news subflot_ablation"
-SUBFLOT = f"{LABELS} subflot_har subflot_digit5 subflot_pacs"
+ABLATION = "subflot_ablation subflot_ablation_digit5"
+SUBFLOT = f"{LABELS} subflot_har subflot_digit5 subflot_pacs subflot_ablation_digit5"
+WHOLE = f"{SUBFLOT} -subflot_ablation -subflot_ablation_digit5"
 EIGHT = "cifar10,cifar100,emnist,svhn,mnist,fmnist,organamnist,organcmnist"
 GRID = (
     "0,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,0.99,0.991,0.992,0.993,0.994,0.995,0.996,0.997,0.998,0.999,0.9991,0.9993,"
@@ -319,10 +321,13 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (SUBFLOT, "seed", 42, f"{UNSAID} one run"),
     (f"{LABELS} -subflot_tiny_imagenet", "partition.name", "dirichlet", "experimental setup: practical label shift"),
     (f"{LABELS} -subflot_tiny_imagenet", "partition.alpha", 0.1, "experimental setup: beta"),
+    ("subflot_cifar10 subflot_cifar100", "partition", "dirichlet,shards", "experimental setup: both label shifts"),
+    ("subflot_ablation", "partition", "dirichlet", "ablation table"),
+    ("subflot_ablation_digit5", "partition", "groups", "ablation table: feature shift"),
     ("subflot_tiny_imagenet", "partition.name", "shards", "experimental setup: pathological label shift"),
     ("subflot_tiny_imagenet", "partition.classes_per_client", 20, f"{UNSAID} 20 of 200"),
     (
-        "subflot_har subflot_digit5 subflot_pacs",
+        "subflot_har subflot_digit5 subflot_pacs subflot_ablation_digit5",
         "partition.name",
         "groups",
         "experimental setup: feature shift, real world",
@@ -334,21 +339,23 @@ TABLE: list[tuple[str, str, Any, str]] = [
     *((f"subflot_{name}", "dataset.name", name, "tables") for name in ("cifar10", "cifar100", "tiny_imagenet")),
     *((f"subflot_{name}", "dataset.name", name, "tables") for name in ("ag_news", "har", "digit5", "pacs")),
     ("subflot_ablation", "dataset.name", "cifar10", "ablation table"),
-    (f"{SUBFLOT} -subflot_ablation", "method", "subflot,flexfl,heterofl,fedrolex", "tables: among its baselines"),
+    ("subflot_ablation_digit5", "dataset.name", "digit5", "ablation table"),
+    (ABLATION, "method.positions", "first", f"{UNSAID} the first neurons"),
+    (WHOLE, "method", "subflot,flexfl,heterofl,fedrolex", "tables: among its baselines"),
     (SUBFLOT, "subflot: method.rates", [0.0, 0.25, 0.5, 0.75], "experimental setup: rho, uniform"),
     (SUBFLOT, "subflot: method.assign", "random", "experimental setup: rho, uniform"),
     (SUBFLOT, "subflot: method.alpha", 0.5, "experimental setup"),
     (SUBFLOT, "subflot: method.lam", 1.0, "experimental setup"),
-    (f"{SUBFLOT} -subflot_ablation", "flexfl: method.levels", [0.25, 0.5, 0.75, 1.0], "experimental setup: rates"),
-    (f"{SUBFLOT} -subflot_ablation", "flexfl: method.devices", [1, 1, 1, 1], "experimental setup: uniform"),
-    (f"{SUBFLOT} -subflot_ablation", "flexfl: method.assign", "random", "experimental setup: uniform"),
+    (WHOLE, "flexfl: method.levels", [0.25, 0.5, 0.75, 1.0], "experimental setup: rates"),
+    (WHOLE, "flexfl: method.devices", [1, 1, 1, 1], "experimental setup: uniform"),
+    (WHOLE, "flexfl: method.assign", "random", "experimental setup: uniform"),
     *(
-        (f"{SUBFLOT} -subflot_ablation", f"{method}: method.{key}", value, "experimental setup: rates, uniform")
+        (WHOLE, f"{method}: method.{key}", value, "experimental setup: rates, uniform")
         for method in ("heterofl", "fedrolex")
         for key, value in (("widths", [1.0, 0.75, 0.5, 0.25]), ("assign", "random"))
     ),
     (
-        "subflot_ablation",
+        ABLATION,
         "paper",
         "subflot,subflot_without_otp,subflot_without_sar,subflot_without_ota",
         "ablation table",
@@ -423,6 +430,14 @@ def test_every_row_is_of_an_experiment() -> None:
     assert len(set(pairs)) == len(pairs)
 
 
+def test_subflots_pathological_split() -> None:
+    """How many classes a client has is not stated; here a tenth of them, of CIFAR10's a fifth."""
+    for name, classes in (("cifar10", 2), ("cifar100", 10), ("tiny_imagenet", 20)):
+        for method in sweep(f"subflot_{name}")["method"]:
+            split = composed(f"experiment=subflot_{name}", "partition=shards", f"method={method}").partition
+            assert (split.name, split.classes_per_client) == ("shards", classes)
+
+
 def test_fedspus_code_is_at_hand() -> None:
     """Its step sizes are said beside the paper's."""
     for name, lr in (("emnist", 0.0005), ("speech", 0.001), ("cifar10", 0.005)):
@@ -487,6 +502,7 @@ QUOTED = {
     "subflot_digit5": "92.58",
     "subflot_pacs": "41.58 20.17 19.27",
     "subflot_ablation": "83.78 83.21 82.77 81.41",
+    "subflot_ablation_digit5": "92.58 90.37 89.73 78.74",
     "table3": "87.02 70.22",  # Table III
     "table5": "87.36 85.00 87.36",  # Table V
     "table5_cls": "87.37",

@@ -12,11 +12,15 @@ from fedpfl.methods import Data, Shard
 
 
 def gathered(federation: Federation, indices: Tensor) -> Data:
-    """Samples `indices`; images in memory channels last, as convolutions like them."""
+    """Samples `indices`, laid out."""
     indices = tree.send(indices, federation.x.device)
-    x = federation.normalize(federation.x[indices])
-    layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
-    return Data(x.contiguous(memory_format=layout), federation.y[indices])
+    return Data(laid_out(federation, federation.x[indices]), federation.y[indices])
+
+
+def laid_out(federation: Federation, samples: Tensor) -> Tensor:
+    """Return samples `[samples, ...]` normalised; images in memory channels last, as convolutions like them."""
+    x = federation.normalize(samples)
+    return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format)
 
 
 def training_shard(federation: Federation, client: int, batch_size: int, draws: Draws) -> Shard:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import os
 import re
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.errors import FedpflError
-from fedpfl.report import cleaning, listing, state
+from fedpfl.report import cleaning, costs, listing, state
 from fedpfl.report.compare import LEAST, compare, side
 from fedpfl.report.load import Run, directories, groups, nothing_below, runs, to_stderr
 from fedpfl.report.table import FORMATS, Table, render, screen
@@ -55,7 +56,7 @@ def _show(options: Namespace, only: str = "") -> None:
     if only != "tables":
         _figures(options, found)
     if options.paper:
-        more = {"only": only, "dataset": [], "accuracy": "accuracy", "test": ""}
+        more = {"only": only, "dataset": [], "accuracy": "accuracy", "test": "", "device": costs.OURS}
         _show_paper(Namespace(**vars(options) | more), [], options.roots, found)
 
 
@@ -122,7 +123,9 @@ def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path],
             members = [run for group in one_each(gathered) for run in group.runs]
             _write(name, accuracy_table(members, rule.select, rule.every), options)
         else:
-            _write(name, fill(name, gathered, None if own_rule else rule, options.dataset, options.test or ""), options)
+            chosen_rule = None if own_rule else rule
+            table = fill(name, gathered, chosen_rule, options.dataset, options.test or "", options.device)
+            _write(name, table, options)
 
 
 def _html(options: Namespace) -> None:
@@ -190,6 +193,16 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _device(text: str) -> costs.Device:
+    try:
+        speed, bandwidth = map(float, text.split(","))
+    except ValueError:
+        speed = bandwidth = math.nan
+    if not (0 < speed < math.inf and 0 < bandwidth < math.inf):
+        raise argparse.ArgumentTypeError(f"{text!r} is not two positive numbers, such as 1e9,1e7")
+    return costs.Device(speed, bandwidth)
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
@@ -207,6 +220,7 @@ OWN_RULE = f"{SELECT}; {AS_PUBLISHED}: by each table's own rule"
 EVERY_N = _option("--every", "best-checkpoint: of every N rounds only; paper: 100", type=_positive, metavar="N")
 JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY_N)
 OUT = _option("--out", "write there; default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR")
+DEVICE = "of fedspu3's hours: operations and bits a second of a client; default: 1e9,1e7, which are ours"
 REFERENCE = "published curves (method,round,accuracy_before,accuracy_after)"
 USUAL = (
     *(ROOTS, FORMAT, *JUDGED, _option("--reference", REFERENCE, type=Path, metavar="CSV")),
@@ -221,12 +235,13 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, tuple[Option, 
     "figures": (partial(_show, only="figures"), "Draw accuracy over rounds.", USUAL),
     "paper": (
         _paper,
-        "Show five papers' tables and FedOBP's figures from own runs; without a NAME, all of which there are runs.",
+        "Show five papers' tables and figures from own runs; without a NAME, all of which there are runs.",
         (
             _option("words", "table2, fedselect1, fedspu1, fedpurin1, figure2, ...", nargs="*", metavar="NAME|ROOT"),
             *(_option("--only", "of what there are runs", choices=("tables", "figures")), DATASET),
             _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy"),
             _option("--select", OWN_RULE, choices=(*SELECTIONS, AS_PUBLISHED), default="last"),
+            _option("--device", DEVICE, type=_device, default=costs.OURS, metavar="SPEED,BANDWIDTH"),
             *(EVERY_N, _option("--test", "mark what differs from the last line, paired over seeds", choices=[*LEAST])),
             *(FORMAT, OUT),
         ),

@@ -12,9 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.report import published
+from fedpfl.report import costs, published
 from fedpfl.report.load import Group, unlike
-from fedpfl.report.paper_tables import LAST, PLANS, SHOWN, Measure, Plan, Rule, quantile, rank, tuned
+from fedpfl.report.paper_tables import LAST, PLANS, SHOWN, Measure, Plan, Rule, quantile, rank, reckoned_hours, tuned
 from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
 from fedpfl.report.tables import departures, emptiness, few, judged, over_which
 
@@ -23,15 +23,20 @@ Part = tuple[int, int, float | None]
 
 
 def fill(
-    name: str, gathered: Sequence[Group], rule: Rule | None = LAST, datasets: Sequence[str] = (), test: str = ""
+    name: str,
+    gathered: Sequence[Group],
+    rule: Rule | None = LAST,
+    datasets: Sequence[str] = (),
+    test: str = "",
+    device: costs.Device = costs.OURS,
 ) -> Table:
     """Fill table `name` from groups of runs.
 
     rule: None for the paper's own. datasets: only these columns; by default the paper's, or those of the runs where
-    none of the papers' is among them. test: t or wilcoxon, against the last line.
+    none of the papers' is among them. test: t or wilcoxon, against the last line. device: what hours are reckoned by.
     """
     plan = PLANS[name]
-    rule = rule or plan.rule
+    rule = (rule or plan.rule)._replace(device=device)
     present = {group.runs[0].dataset_name: None for group in gathered}
     if datasets or (present and not present.keys() & SHOWN):
         plan = plan.on(datasets or tuple(present))
@@ -63,6 +68,9 @@ def fill(
     if reached:
         told = few(dict.fromkeys(reached.values()))
         notes.append(f"° not all planned rounds: the last evaluation that there is ({told}).")
+    if any(line.measure is reckoned_hours for line in plan.lines):
+        whose = "ours, not the paper's" if device == costs.OURS else "as given"
+        notes.append(f"Hours are reckoned (docs/report.md), for clients of {device}, {whose}.")
     untold = [(one.label, one.untold) for one in plan.lines] + [(one.setting, one.untold) for one in plan.places]
     for why in dict.fromkeys(why for _, why in untold if why):
         notes.append(f"Without own values: {', '.join(what for what, own in untold if own == why)}; {why}.")

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedpfl.errors import FedpflError
-from fedpfl.report import published
+from fedpfl.report import costs, published
 from fedpfl.report.figures import THIN, accuracy_figure, by_setting, draw_line, look, panels, told
 from fedpfl.report.load import METHODS, Group, Mask, Run
 from fedpfl.report.paper_tables import COMPARED, PLANS, Rule, one_each, own_score
@@ -233,6 +233,34 @@ def _alphas(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
     return panels({group.dataset: group.dataset for group in shown}, path, draw)
 
 
+# FedSPU
+
+
+def _of_widths(gathered: Sequence[Group]) -> list[Group]:
+    """Of FedSPU's runs that tell what widths come to, one for each network and batch on a data set."""
+    best: dict[Any, Group] = {}
+    for group in gathered:
+        run = group.runs[0]
+        if run.method_name == "fedspu" and not costs.known(run).empty:
+            best.setdefault((run.dataset, str(run.get("model")), run.get("local.batch_size")), group)
+    return list(best.values())
+
+
+def _memory(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+    """A panel per data set, network and batch, a line per way to train over the width of sub-models."""
+
+    def draw(ax: Axes, run: Run) -> None:
+        for number, (name, used) in enumerate(costs.memory(run).items()):
+            ax.plot(used.index, used / 2**20, label=told(str(name)), **look(number))
+        ax.set(xlabel="share of each layer's neurons", ylabel="memory (MiB)", ylim=(0, None))
+
+    titles = (
+        f"{group.dataset}\n{group.runs[0].get('model.name')}, batch {group.runs[0].get('local.batch_size')}"
+        for group in shown
+    )
+    return panels(dict(zip(titles, (group.runs[0] for group in shown), strict=True)), path, draw)
+
+
 # Masks: FedSelect's Figures 3 and 4, FedPURIN's 3 to 6
 
 
@@ -319,4 +347,5 @@ FIGURES = FEDOBP_FIGURES | {
     "fedselect_figure3": Figure(_of("fedselect", _has_sizes), _sizes, "fedselect_alpha"),
     "fedselect_figure4": Figure(_of("fedselect", masks), _overlaps, "fedselect_alpha"),
     "fedpurin_masks": Figure(_of("fedpurin", masks), _frequencies, "fedpurin_cifar10"),
+    "fedspu_figure5": Figure(_of_widths, _memory, "fedspu_cifar10 method=fedspu"),
 }

@@ -1,0 +1,59 @@
+"""The command `fedpfl`: `fedpfl train ...` is `python -m fedpfl.train ...`, and so are the others."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from fedpfl import __version__
+from fedpfl.errors import near
+
+COMMANDS = {
+    "train": "train, resume or sweep: fedpfl train method=fedobp dataset=digits",
+    "report": "tables, figures and pages of runs; fedpfl report ls lists them",
+    "export": "write the personal models of a run, a state_dict for each client",
+}
+SHELLS = ("bash", "zsh", "fish")
+USAGE = f"""fedpfl {__version__}: experiments in personalized federated learning
+
+{"".join(f"  fedpfl {name:8}{text}{chr(10)}" for name, text in COMMANDS.items())}
+Each has its own --help. Tab completion: eval "$(fedpfl -sc install=bash)", or zsh; fedpfl -sc install=fish | source"""
+
+
+def main() -> None:
+    """Run the command that the first word names, as `python -m` would; the exit status is the command's."""
+    name, *rest = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help", "--version"):
+        print(f"fedpfl {__version__}" if name == "--version" else USAGE)
+    elif name in ("-sc", "--shell-completion"):
+        _complete(rest)
+    elif name in COMMANDS:
+        sys.argv[1:] = rest
+        runpy.run_module(f"fedpfl.{name}", run_name="__main__", alter_sys=True)
+    else:
+        _refuse(f"{name} is no command; there are {', '.join(COMMANDS)}{near(name, COMMANDS)}")
+
+
+def _complete(words: list[str]) -> None:
+    """Answer a shell; Hydra knows the words of `train`."""
+    from fedpfl import overrides
+
+    known = [f"{act}={shell}" for act in ("install", "uninstall", "query") for shell in SHELLS]
+    if len(words) != 1 or words[0] not in known:
+        _refuse(f"-sc takes one of {', '.join(known)}")
+    typed = os.environ.get("COMP_LINE", "").lstrip().partition(" ")[2].lstrip()
+    name, space, more = typed.partition(" ")
+    if not words[0].startswith("query=") or (space and name == "train"):
+        overrides.complete(words[0], f"fedpfl {more}")
+    elif not space:
+        print("\n".join(command for command in COMMANDS if command.startswith(name)))
+
+
+def _refuse(text: str) -> None:
+    print(f"fedpfl: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

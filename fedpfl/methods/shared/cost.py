@@ -1,0 +1,55 @@
+"""What training costs the devices of sub-models."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from fedpfl.methods.shared import neurons
+from fedpfl.methods.shared.submodel import Submodel
+from fedpfl.models import Net
+from fedpfl.models.shapes import kind
+
+
+def devices(method: Submodel, net: Net, shape: tuple[int, ...]) -> list[dict[str, float]]:
+    """Count what the sub-model of each width comes to, and the full network: one row each, the widest last.
+
+    width: share of every hidden layer's neurons. entries: its parameters. values: numbers that its layers with
+    parameters make of one sample of `shape`. operations: of its forward pass over one sample, an addition and a
+    multiplication by each weight at each place where the weight is used.
+    """
+    made = _forward(net.module, shape)
+    plan, rows = neurons.plan(net.params, net.parts), []
+    for width in sorted({*method.widths, 1.0}):
+        active = neurons.prefix(plan, torch.tensor(width, dtype=torch.float64), method.rounding)
+        mask = neurons.entries(plan, active, net.params)
+        row = {"width": width, "entries": sum(int(own.sum()) for own in mask.values()), "values": 0, "operations": 0}
+        for name, layer, values in made:
+            key, looked_up = f"{name}.weight", isinstance(layer, nn.Embedding)
+            own = active[plan["columns" if looked_up else "rows"][key]]
+            places = values // len(own)
+            row["values"] += places * int(own.sum())
+            row["operations"] += 0 if looked_up else 2 * places * int(mask[key].sum())
+        rows.append(row)
+    return rows
+
+
+def _forward(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, nn.Module, int]]:
+    """Layers with weights, and how many numbers each makes of one sample."""
+    module, found = copy.deepcopy(module).eval(), []
+
+    def watch(name: str, layer: nn.Module) -> None:
+        def seen(_: nn.Module, __: tuple[Tensor, ...], made: Tensor) -> None:
+            found.append((name, layer, made.numel()))
+
+        layer.register_forward_hook(seen)
+
+    for name, layer in module.named_modules():
+        if layer._parameters.get("weight") is not None:
+            watch(name, layer)
+    sample = torch.zeros((1, *shape), dtype=torch.int64 if kind(shape) == "token ids" else torch.float32)
+    with torch.no_grad():
+        module.to("cpu")(sample)
+    return found

@@ -1,0 +1,178 @@
+"""The command `fedpfl`, its completion, and the wheel in a clean environment."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+import fedpfl
+from fedpfl import __main__ as command
+from fedpfl.overrides import CONF
+from tests.conftest import ROOT
+
+TINY = (
+    *("rounds=1", "clients=4", "participation=0.5", "local.epochs=1", "model=lenet5"),
+    "partition.samples_per_client=24",
+)
+
+
+@pytest.fixture
+def ask(monkeypatch, capsys):
+    """What the command prints to a shell that has this line."""
+
+    def answer(line: str, shell: str = "bash") -> list[str]:
+        monkeypatch.setenv("COMP_LINE", line)
+        monkeypatch.setattr(sys, "argv", ["fedpfl", "-sc", f"query={shell}"])
+        command.main()
+        said = capsys.readouterr()
+        assert not said.err
+        return said.out.split()
+
+    return answer
+
+
+@pytest.mark.parametrize("shell", command.SHELLS)
+@pytest.mark.parametrize(
+    ("line", "some"),
+    [
+        ("fedpfl ", set(command.COMMANDS)),
+        ("fedpfl tr", {"train"}),
+        ("fedpfl train method=fedo", {"method=fedobp"}),
+        ("/bin/fedpfl train -m rounds=3 local.e", {"local.epochs="}),
+        ("fedpfl train method=ditto method.personal", {"method.personal_epochs="}),
+    ],
+)
+def test_completion_answers_commands_keys_and_choices(line, some, shell, ask):
+    assert set(ask(line, shell)) == some
+
+
+def test_completion_offers_every_choice_of_a_group(ask):
+    for group in ("method", "dataset", "experiment"):
+        choices = {path.stem for path in Path(CONF, group).glob("*.yaml")}
+        assert set(ask(f"fedpfl train {group}=")) == {f"{group}={choice}" for choice in choices}
+    assert {"rounds=", "method=", "local.", "experiment="} <= set(ask("fedpfl train "))
+
+
+@pytest.mark.parametrize("line", ["train method=nothing x", "train --bogus l", "report l", "xy"])
+def test_completion_is_silent_where_it_knows_nothing(line, ask):
+    assert ask(f"fedpfl {line}") == []
+
+
+def test_completion_in_bash(tmp_path):
+    """The script that `eval` gets, in the shell itself."""
+    program = tmp_path / "fedpfl"
+    program.write_text(f"#!{sys.executable}\nfrom fedpfl.__main__ import main\nmain()\n")
+    program.chmod(0o755)
+    line = "fedpfl train method=fedo"
+    script = f"""
+        eval "$(fedpfl -sc install=bash)"
+        complete -p fedpfl
+        COMP_LINE="{line}" COMP_POINT={len(line)} COMP_CWORD=2
+        hydra_bash_completion
+        echo "${{COMPREPLY[@]}}"
+    """
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    told = subprocess.run(["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    rule, answer = told.stdout.splitlines()
+    assert rule.endswith("-F hydra_bash_completion fedpfl")
+    assert answer == "method=fedobp"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ((), 0, "fedpfl train "),
+        (("--help",), 0, "fedpfl export "),
+        (("--version",), 0, fedpfl.__version__),
+        (("trian",), 2, "fedpfl: trian is no command; there are train, report, export; did you mean train?"),
+        (("-sc",), 2, "fedpfl: -sc takes one of install=bash"),
+        (("-sc", "install=tcsh"), 2, "fedpfl: -sc takes one of install=bash"),
+        (("-sc", "install=fish"), 0, "complete -c fedpfl "),
+        (("report", "ls", "nowhere"), 2, "no such directory: nowhere"),
+        (("train", "local.lrr=1"), 2, "fedpfl: local.lrr is not a key here; did you mean local.lr?"),
+        (("train", "--cfg", "job", "method=ditto", "rounds=77"), 0, "rounds: 77"),
+    ],
+)
+def test_the_command(words, code, text, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedpfl", *words])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    for name in [name for name in sys.modules if name == "fedpfl.train" or name.startswith("fedpfl.report")]:
+        monkeypatch.delitem(sys.modules, name)  # as in a process of its own
+    status = 0
+    try:
+        command.main()
+    except SystemExit as end:
+        status = int(end.code or 0)
+    finally:
+        logging.captureWarnings(False)
+    said = capsys.readouterr()
+    assert (status, text in (said.err if code else said.out)) == (code, True), said
+    assert not list(tmp_path.iterdir())
+
+
+def run(*words: object, cwd: Path) -> str:
+    """What a program prints that sees neither this tree nor variables that would lead there."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FEDPFL", "VIRTUAL_ENV"))
+    }
+    done = subprocess.run([*map(str, words)], cwd=cwd, env=kept, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The programs of an environment in which the wheel is installed, beside the packages that it needs."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("conf", "fedpfl", "hydra_plugins"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    pip = (sys.executable, "-m", "pip")
+    run(*pip, "wheel", source, "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, cwd=folder)
+    shutil.rmtree(source)
+    programs = folder / "env" / "bin"
+    venv.create(programs.parent)
+    (wheel,) = folder.glob("*.whl")
+    run(*pip, "--python", programs / "python", "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    own = run(programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    # A folder named in a .pth is looked into; its own .pth files, which lead to this tree, are not.
+    Path(own, "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+    return programs
+
+
+@pytest.mark.full
+def test_the_wheel_works_from_any_folder(installed, tmp_path):
+    where = run(installed / "python", "-c", "import fedpfl, hydra_plugins; print(fedpfl.__file__)", cwd=tmp_path)
+    assert str(ROOT) not in where
+    assert Path(where).is_relative_to(installed.parent)
+    seen = run(installed / "python", "-c", "import sys; print(sys.path)", cwd=tmp_path)
+    assert str(ROOT) not in seen.replace(sysconfig.get_path("purelib"), "").replace(sysconfig.get_path("platlib"), "")
+
+    program = installed / "fedpfl"
+    run(program, "train", *TINY, "method=fedobp", cwd=tmp_path)
+    (path,) = tmp_path.glob("outputs/digits/fedobp/*/seed42")
+    assert {"config.yaml", "rounds.csv", "clients.csv", "state.pt"} <= {file.name for file in path.iterdir()}
+    told = run(installed / "python", "-m", "fedpfl.train", *TINY, "method=fedobp", cwd=tmp_path)
+    assert told.startswith("already finished: ")
+    sweep = ("-m", "hydra/launcher=lockstep", "method=fedavg,fedper")
+    run(program, "train", *TINY, *sweep, cwd=tmp_path)
+    run(program, "train", *TINY, "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2", cwd=tmp_path)
+    assert len([*tmp_path.glob("outputs/digits/*/*/seed*/state.pt")]) == 5
+    assert "FedOBP" in run(program, "report", "tables", cwd=tmp_path)
+    assert "Dir(0.1)" in run(program, "report", "paper", "table3", cwd=tmp_path)
+    run(program, "report", "html", cwd=tmp_path)
+    assert [*tmp_path.glob("outputs/report/*.html")]
+    run(program, "export", path, "models", cwd=tmp_path)
+    assert len([*tmp_path.glob("models/client*.pt")]) == 4
+    code = f"import fedpfl; print(fedpfl.run('method=fedobp', {', '.join(map(repr, TINY))}, progress=False).status)"
+    assert run(installed / "python", "-c", code, cwd=tmp_path).splitlines()[-1] == "finished"
