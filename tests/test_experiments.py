@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import config
-from fedpfl.data import datasets
+from fedpfl.data import datasets, partition
 from fedpfl.engine import Local
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
