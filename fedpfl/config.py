@@ -8,7 +8,7 @@ import re
 import types
 import unicodedata
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -17,7 +17,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl import data, engine, models, record
+from fedpfl import data, engine, models, plugins, record
 from fedpfl.data import Augment, Federation, datasets, partition, weights
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
@@ -85,6 +85,7 @@ class Settings:
     restart: bool
     extend: str
     name: str
+    plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**32, "seed", "from 0 to 4294967295", self.seed)
@@ -172,6 +173,7 @@ def _plan(config: dict[str, Any]) -> Plan:
         if key not in (*SETTINGS, *GROUPS):
             raise FedpflError(f"{key} is not a key here; known keys: {', '.join((*SETTINGS, *GROUPS))}")
     settings = typed(Settings, {key: config[key] for key in SETTINGS}, "")
+    config["plugins"] = plugins.load(settings.plugins)
     config |= {"restart": False, "extend": ""}  # for this command, not for whoever repeats the run by its configuration
     local = typed(Local, config["local"], "local")
     judging, checkpoint = typed(Eval, config["eval"], "eval"), typed(Checkpoint, config["checkpoint"], "checkpoint")
@@ -421,13 +423,14 @@ def _checked(
     schemas = schema if isinstance(schema, tuple) else (schema,)
     own = {name: parameter for one in schemas for name, parameter in inspect.signature(one).parameters.items()}
     parameters = {name: parameter for name, parameter in own.items() if name not in given}
-    hints = {name: hint for one in schemas for name, hint in get_type_hints(one).items()}
+    told = [one.__init__ if inspect.isclass(one) and not is_dataclass(one) else one for one in schemas]
+    hints = {name: hint for one in told for name, hint in get_type_hints(one).items()}
     dot = f"{path}." if path else ""
     _known(values, tuple(parameters), path)
     for key, parameter in parameters.items():
         if key not in values and parameter.default is parameter.empty:
             raise FedpflError(f"{dot}{key} has no value; set it with {dot}{key}=...")
-    return {key: _cast(_held(value, dot + key), hints[key], dot + key) for key, value in values.items()}
+    return {key: _cast(_held(value, dot + key), hints.get(key, Any), dot + key) for key, value in values.items()}
 
 
 def _known(values: Mapping[str, Any], keys: tuple[str, ...], path: str) -> None:

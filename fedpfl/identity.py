@@ -9,7 +9,7 @@ from typing import Any
 
 WITHOUT = frozenset(
     {
-        *("seed", "logger", "device", "state", "data_dir", "checkpoint", "restart", "extend", "name"),
+        *("seed", "logger", "device", "state", "data_dir", "checkpoint", "restart", "extend", "name", "plugins"),
         *("quantile", "norm", "score", "hydra", "experiment"),
     }
 )

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
-from fedpfl import config, engine, overrides, record, tidy, train, tree
+from fedpfl import config, engine, overrides, plugins, record, tidy, train, tree
 from fedpfl.config import Run
 from fedpfl.engine import ranks
 from fedpfl.engine.backend import EvalCall, arithmetic
@@ -224,7 +224,7 @@ class Trained:
                 f"the data are not those of run {self.path} (samples, labels, groups, or who holds which); give "
                 "data_dir=... where they are"
             )
-        code = record.source(type(run.method))
+        code = record.source(type(run.method)) | plugins.code(run.config["plugins"])
         if any(code != known for known in self.summary.get("code", [])):
             warnings.warn(f"{self.path}: the method's code has changed since the run", stacklevel=2)
         return run
@@ -291,6 +291,7 @@ def _composed(settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, 
     words = [*map(str, settings), *(word for key, value in keys.items() for word in overrides.words(key, value))]
     if option := next((word for word in words if word.startswith("-")), None):
         raise FedpflError(f"{option} is an option of the command line; give words such as 'rounds=5'")
+    plugins.load(overrides.chosen(words, "plugins"))
     cfg = overrides.composed_once(words)
     return cfg, cfg.hydra.runtime.choices.get("experiment")
 

@@ -151,6 +151,15 @@ def _parsed(word: str) -> Override | None:
         return None
 
 
+def chosen(words: Iterable[str], key: str) -> list[str]:
+    """Return the list of texts that the words set a key to; empty for a sweep, and for what is no such list."""
+    found: Any = []
+    for override in filter(None, map(_parsed, words)):
+        if override.key_or_group == key and not override.is_sweep_override():
+            found = override.value()
+    return [str(one) for one in found] if isinstance(found, list) else []
+
+
 def _sweeps(word: str) -> bool:
     override = _parsed(word)
     return override is not None and override.is_sweep_override()

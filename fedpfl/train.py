@@ -39,12 +39,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl import config, engine, lockstep, overrides, record, tidy, tree
+from fedpfl import config, engine, lockstep, overrides, plugins, record, tidy, tree
 from fedpfl.engine import ranks
 from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
 from fedpfl.engine.keys import Draws
 from fedpfl.errors import FedpflError, printable
-from fedpfl.methods import METHODS, Method
+from fedpfl.methods import Method
 from fedpfl.methods.shared.cost import devices
 from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.needs import Needs, foresee, mib, tight
@@ -110,7 +110,7 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: boo
     settings, federation, method = run.settings, run.federation, run.method
     needs = foresee(run)
     text, identity = OmegaConf.to_yaml(run.config), f"{run.identity}-seed{settings.seed}"
-    code = record.source(type(method))
+    code = record.source(type(method)) | plugins.code(run.config["plugins"])
     ranks.agree(configuration=identity, data=run.fingerprint, code=code, torch=torch.__version__)
     earlier = _earlier(run) if ranks.leads() else None
     opened: Any = record.RunDirectory.open if ranks.leads() else record.Absent
@@ -449,7 +449,7 @@ def _fault(error: Exception, cfg: DictConfig, log: Path, started: float) -> Fedp
     if isinstance(error, MemoryError) or any(sign in reason for sign in NO_ROOM):
         reason = reason.rpartition("DefaultCPUAllocator: ")[2] or type(error).__name__
         return FedpflError(f"not enough memory ({reason}); make the model, its cohort or local.batch_size smaller")
-    method = METHODS.get(OmegaConf.select(cfg, "method.name"))
+    method = config.METHODS.get(OmegaConf.select(cfg, "method.name"))
     kinds = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method] if method else []
     own = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
     calls = [(hook, file, line) for file, hook, line in ranks.frames(error) if file in own]
@@ -489,6 +489,7 @@ def main() -> None:
         ranks.join()
         try:
             words = overrides.options_first(sys.argv[1:])
+            plugins.load(overrides.chosen(words, "plugins"))  # so that Hydra knows what they add
         except FedpflError as error:
             _give_up(error)
         words = overrides.for_sweeps(words, config.GROUPS)

@@ -29,14 +29,14 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from fedpfl import config, overrides
+from fedpfl import config, overrides, plugins
 from fedpfl.train import CONF
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 TRAIN = "python -m fedpfl.train"
-PARTS = ("conf", "fedpfl", "hydra_plugins", "scripts", "Makefile", "pyproject.toml", "constraints.txt")
+PARTS = ("conf", "docs", "fedpfl", "hydra_plugins", "scripts", "Makefile", "pyproject.toml", "constraints.txt")
 PROGRAMS = (TRAIN, "torchrun ", "python -m fedpfl.", "python scripts/", "make ", "pip ", "wandb ")
 
 SMALL = ("rounds=2", "participation=0.5", "local.epochs=1", "eval.every=1", "checkpoint.seconds=0")
@@ -120,6 +120,7 @@ def words(text: str) -> list[str]:
 
 def base(text: str) -> tuple[list, DictConfig]:
     """The overrides, sweeps included, and the configuration as Hydra composes it before the jobs."""
+    plugins.load(str(ROOT / file) for file in overrides.chosen(words(text), "plugins"))
     parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words(text), config.GROUPS))
     config.register()
     with initialize_config_dir(CONF, version_base="1.3"):

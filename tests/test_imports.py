@@ -23,6 +23,7 @@ RANK = {
     "methods": 3,
     "engine": 4,
     "record": 5,
+    "plugins": 5,
     "config": 6,
     "tidy": 6,
     "lockstep": 6,
@@ -91,7 +92,7 @@ def test_methods_know_no_files_devices_or_configuration():
 
 def test_only_configuration_and_training_know_hydra():
     for path in FILES:
-        if part(path) not in ("config", "library", "overrides", "tidy", "train"):
+        if part(path) not in ("config", "library", "overrides", "plugins", "tidy", "train"):
             assert not {module.split(".")[0] for module, _ in imports(path)} & {"hydra", "omegaconf"}, path
 
 

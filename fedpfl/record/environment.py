@@ -51,7 +51,7 @@ def source(method: type) -> dict[str, str]:
         name = waiting.pop()
         if name in found or name not in sys.modules:
             continue
-        found[name] = _code(sys.modules[name].__file__ or "")
+        found[name] = _code(name)
         waiting += [other for other in _imports(found[name]) if other.startswith(_METHODS)]
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(found):
@@ -60,9 +60,9 @@ def source(method: type) -> dict[str, str]:
 
 
 @functools.cache  # what a sweep's later jobs run was loaded before its first, whatever the file says by then
-def _code(file: str) -> bytes:
+def _code(module: str) -> bytes:
     try:
-        return Path(file).read_bytes()
+        return Path(sys.modules[module].__file__ or "").read_bytes()
     except OSError:
         return b""  # an archive of compiled modules
 
