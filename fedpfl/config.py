@@ -119,6 +119,12 @@ GROUPS = (
 )
 
 
+SCHEMAS: dict[str, Callable[..., Any]] = {
+    **{"local": Local, "eval": Eval, "stopping": Stopping, "checkpoint": Checkpoint, "state": Store},
+    **{"engine": Engine, "augment": Augment},
+}
+"""What groups of keys are for that hold the same keys whatever is chosen."""
+
 OPTIONAL: dict[str, tuple[str, ...]] = {"quantile": ("q", "otherwise", "table"), "norm": (), "score": ()}
 """Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names those it has."""
 
@@ -132,10 +138,10 @@ class Plan:
     eval: Eval
     stopping: Stopping
     checkpoint: Checkpoint
-    store: Store
+    state: Store
     engine: Engine
-    device: torch.device
     augment: Augment
+    device: torch.device
     method: Method
     config: dict[str, Any]
     identity: str
@@ -175,37 +181,19 @@ def _plan(config: dict[str, Any]) -> Plan:
     settings = typed(Settings, {key: config[key] for key in SETTINGS}, "")
     config["plugins"] = plugins.load(settings.plugins)
     config |= {"restart": False, "extend": ""}  # for this command, not for whoever repeats the run by its configuration
-    local = typed(Local, config["local"], "local")
-    judging, checkpoint = typed(Eval, config["eval"], "eval"), typed(Checkpoint, config["checkpoint"], "checkpoint")
-    stopping = typed(Stopping, config["stopping"], "stopping")
-    store = typed(Store, config["state"], "state")
-    machine = typed(Engine, config["engine"], "engine")
+    own = {group: typed(schema, config[group], group) for group, schema in SCHEMAS.items()}
     device = find_device(settings.device)
-    engine.check(machine, device)
-    augment = typed(Augment, config["augment"], "augment")
+    engine.check(own["engine"], device)
     record.check_logger(config["logger"])
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
     if getattr(method, "clients", settings.clients) != settings.clients:
         raise FedpflError(f"method.clients is the run's clients={settings.clients} and cannot be set; leave it out")
-    if method.own_steps and not local.plain:
-        raise FedpflError(engine.own_steps(f"method={config['method']['name']}", local))
+    if method.own_steps and not own["local"].plain:
+        raise FedpflError(engine.own_steps(f"method={config['method']['name']}", own["local"]))
     _held(config["logger"], "logger")  # the others are held against their schemas
     for options in (_model, _partition, _source):
         options(config)
-    return Plan(
-        settings,
-        local,
-        judging,
-        stopping,
-        checkpoint,
-        store,
-        machine,
-        device,
-        augment,
-        method,
-        config,
-        identity(config),
-    )
+    return Plan(settings, **own, device=device, method=method, config=config, identity=identity(config))
 
 
 def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alone) -> Run:
@@ -354,7 +342,7 @@ def one_line(error: Exception) -> str:
             return f"{unknown[1]} is for a hyperparameter that the method does not have"
         root = cause.parent_node._get_root() if isinstance(cause, OmegaConfBaseException) and cause.parent_node else {}
         meant = _near_key(unknown[1], OmegaConf.to_container(root, resolve=False) if root else dict.fromkeys(GROUPS))
-        rest = f"did you mean {meant}?" if meant else "`python -m fedpfl.train --cfg job` prints all keys"
+        rest = f"did you mean {meant}?" if meant else "`python -m fedpfl.train --help` tells all keys"
         return f"{unknown[1] or 'nothing'} is not a key here; {rest}"
     if isinstance(error, OSError) and error.filename:
         return f"cannot make {error.filename}: {error.strerror}; choose another place with hydra.run.dir=..."

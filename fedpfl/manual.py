@@ -21,12 +21,13 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {"method": METHODS, "model": MODELS, 
 LINE = re.compile(r"( *)([\w.]+):(?: ([^#]*?))? *(?:# (.*))?$")
 HEAD = """python -m fedpfl.train [KEY=VALUE ...]
 
-Values separated by commas, or -m, make a sweep. --cfg job prints the configuration as YAML, --hydra-help Hydra's options.
-With other words before --help, such as method=fedper, this page has their keys and values."""
+Values separated by commas make a sweep. --cfg job prints the configuration as YAML, --hydra-help Hydra's own options.
+With words such as method=fedper before --help this page has their keys and values."""
 
 
 def page(words: Sequence[str]) -> str:
     """Return the page for a command line. Raises what Hydra and OmegaConf do for words that they cannot take."""
+    config.register()
     cfg = overrides.composed([word for word in words if not word.startswith("-")])
     chosen = {group: str(name) for group, name in cfg.hydra.runtime.choices.items() if not group.startswith("hydra/")}
     groups = [(group, ", ".join(_names(group))) for group in (*config.GROUPS, "paper", "experiment") if _names(group)]
@@ -34,14 +35,13 @@ def page(words: Sequence[str]) -> str:
     told = _comments(Path(overrides.CONF, "train.yaml"))
     single = [key for key in cfg if key != "hydra" and not isinstance(cfg[key], DictConfig)]
     parts.append("Keys: KEY=VALUE\n\n" + "\n".join(_key(cfg, key, "", told, config.Settings) for key in single))
-    for group in (key for key in cfg if isinstance(cfg[key], DictConfig) and key != "hydra"):
-        file = Path(overrides.CONF, str(group), f"{chosen.get(str(group), '')}.yaml")
-        own = _comments(file) if file.is_file() else {key[len(group) + 1 :]: text for key, text in told.items()}
-        title = f"{group}={chosen[group]}" if group in chosen else str(group)
-        about = own.get("", told.get(str(group), ""))
+    for group in sorted((str(key) for key in cfg if key not in ("hydra", *single)), key=lambda key: key in chosen):
+        file = Path(overrides.CONF, group, f"{chosen.get(group, '')}.yaml")
+        own = _comments(file) if file.is_file() else _below(told, group)
+        title = ": ".join(filter(None, (f"{group}={chosen[group]}" if group in chosen else group, own.get(""))))
         keys = [key for key in cfg[group] if key not in ("name", "groups", "table")]
-        lines = [_key(cfg[group], key, f"{group}.", own, _schema(str(group), cfg[group])) for key in keys]
-        parts.append("\n".join([f"{title}: {about}" if about else title, "", *lines]).rstrip())
+        lines = [_key(cfg[group], key, f"{group}.", own, _schema(group, cfg[group])) for key in keys]
+        parts.append("\n".join([textwrap.fill(title, _width()), "", *lines]).rstrip())
     return "\n\n".join(parts)
 
 
@@ -54,13 +54,19 @@ def _names(group: str) -> list[str]:
 def _comments(file: Path) -> dict[str, str]:
     """What stands behind each key, by its path; the head of the file by the empty one."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    found, path = {"": lines[0].removeprefix("# ").rstrip(".")} if lines[0].startswith("# ") else {}, []
+    found = {"": lines[0].removeprefix("# ").rstrip(".")} if lines[0].startswith("# ") else {}
+    path: list[str] = []
     for line in lines:
         if match := LINE.match(line):
             depth = len(match[1]) // 2
             path[depth:] = [match[2]]
             found[".".join(path)] = match[4] or ""
     return found
+
+
+def _below(comments: Mapping[str, str], group: str) -> dict[str, str]:
+    """Those of a group's keys, by their names in it, and its own by the empty one."""
+    return {key[len(group) + 1 :]: text for key, text in comments.items() if f"{key}.".startswith(f"{group}.")}
 
 
 def _schema(group: str, values: DictConfig) -> Callable[..., Any] | None:
@@ -72,14 +78,14 @@ def _schema(group: str, values: DictConfig) -> Callable[..., Any] | None:
 
 def _key(values: DictConfig, key: Any, place: str, comments: Mapping[str, str], schema: Any) -> str:
     """A line about a key."""
-    given = OmegaConf.to_container(values, resolve=False)[key]  # type: ignore[index, call-overload]
-    if isinstance(given, str) and given.startswith("${"):
-        given = values[key]
-    text = comments.get(str(key), "")
-    allowed = [choice for choice in _allowed(schema, str(key)) if not re.search(rf"\b{choice}\b", text)]
-    if allowed and len(allowed) > 1:
-        text = "; ".join(filter(None, (text, f"one of {', '.join(_allowed(schema, str(key)))}")))
-    return _line(f"{place}{key}={next(iter(overrides.words('', given))).removeprefix('=')}", text)
+    given: Any = OmegaConf.to_container(values, resolve=True)
+    text, allowed = comments.get(str(key), ""), list(_allowed(schema, str(key)))
+    if any(not re.search(rf"\b{choice}\b", text) for choice in allowed):
+        text = "; ".join(filter(None, (text, f"one of {', '.join(allowed)}")))
+    value = given[key]
+    if not isinstance(value, str) or not re.fullmatch(r"[\w./?-]*", value):
+        value = next(overrides.words("", value)).removeprefix("=")
+    return _line(f"{place}{key}={value}", text)
 
 
 def _allowed(schema: Any, key: str) -> Iterator[str]:
@@ -90,9 +96,13 @@ def _allowed(schema: Any, key: str) -> Iterator[str]:
         yield from map(str, get_args(hint)) if get_origin(hint) is Literal else ()
 
 
+def _width() -> int:
+    return shutil.get_terminal_size().columns
+
+
 def _line(left: str, right: str) -> str:
     """Two columns, as wide as the terminal is."""
-    width, gap = shutil.get_terminal_size().columns, " " * 30
-    wrapped = textwrap.wrap(right, max(30, width - 32)) or [""]
+    gap = " " * 30
+    wrapped = textwrap.wrap(right, max(30, _width() - 32)) or [""]
     first = f"  {left:28}  " if len(left) <= 28 or not right else f"  {left}\n{gap}  "
     return f"\n{gap}  ".join([first + wrapped[0], *wrapped[1:]]).rstrip()

@@ -39,7 +39,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl import config, engine, lockstep, overrides, plugins, record, tidy, tree
+from fedpfl import config, engine, lockstep, manual, overrides, plugins, record, tidy, tree
 from fedpfl.engine import ranks
 from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
 from fedpfl.engine.keys import Draws
@@ -224,8 +224,8 @@ def begin(run: config.Run, past: dict[str, Any], path: Path) -> tuple[engine.Sta
 
     past: of a checkpoint, or {} for a fresh state. path: the run directory.
     """
-    place = run.federation.clients, run.device, run.store, path
-    mine = ranks.mine if run.store.sharded else None
+    place = run.federation.clients, run.device, run.state, path
+    mine = ranks.mine if run.state.sharded else None
     state = engine.begin(run.method, run.net, *place, run.settings.seed, run.stopping.early, mine)
     if "clients" in past:  # of an older version: of all clients, whether they have trained or not
         old = {"client": past.pop("clients"), "buffers": past.pop("client_buffers")}
@@ -364,7 +364,7 @@ def _sinks(
     spread = "/".join(f"{int(value):,}" for value in (sizes.min(), sizes.median(), sizes.max()))
     name = type(run.method).__name__
     shape = "x".join(map(str, federation.shape))
-    where = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.store.device]
+    where = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.state.device]
     held = sum(map(tree.nbytes, state.rows.trees))
     idle = federation.idle(run.local.batch_size)
     told = f"; {idle} never train, for lack of samples" if idle else ""
@@ -492,6 +492,9 @@ def main() -> None:
             plugins.load(overrides.chosen(words, "plugins"))  # so that Hydra knows what they add
         except FedpflError as error:
             _give_up(error)
+        if {"-h", "--help"} & {*words}:
+            print(manual.page(words))
+            return
         words = overrides.for_sweeps(words, config.GROUPS)
         sys.argv[1:] = words if ranks.leads() else overrides.unwritten(words)
         job()
