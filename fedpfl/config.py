@@ -83,6 +83,8 @@ class Settings:
     data_dir: str
     device: str
     restart: bool
+    extend: str
+    name: str
     plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -91,6 +93,16 @@ class Settings:
         _require(self.clients >= 1, "clients", "1 or more", self.clients)
         _require(0 < self.participation <= 1, "participation", "above 0 and at most 1", self.participation)
         _require(0 <= self.validation < 1, "validation", "at least 0 and below 1", self.validation)
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What every partition may have: a seed of its own in place of the run's; see docs/data.md."""
+
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(0 <= (self.seed or 0) < 2**32, "seed", "from 0 to 4294967295, or null", self.seed)
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,12 @@ GROUPS = (
 )
 
 
+SCHEMAS: dict[str, Callable[..., Any]] = {
+    **{"local": Local, "eval": Eval, "stopping": Stopping, "checkpoint": Checkpoint, "state": Store},
+    **{"engine": Engine, "augment": Augment},
+}
+"""What groups of keys are for that hold the same keys whatever is chosen."""
+
 OPTIONAL: dict[str, tuple[str, ...]] = {"quantile": ("q", "otherwise", "table"), "norm": (), "score": ()}
 """Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names those it has."""
 
@@ -120,10 +138,10 @@ class Plan:
     eval: Eval
     stopping: Stopping
     checkpoint: Checkpoint
-    store: Store
+    state: Store
     engine: Engine
-    device: torch.device
     augment: Augment
+    device: torch.device
     method: Method
     config: dict[str, Any]
     identity: str
@@ -162,36 +180,20 @@ def _plan(config: dict[str, Any]) -> Plan:
             raise FedpflError(f"{key} is not a key here; known keys: {', '.join((*SETTINGS, *GROUPS))}")
     settings = typed(Settings, {key: config[key] for key in SETTINGS}, "")
     config["plugins"] = plugins.load(settings.plugins)
-    config["restart"] = False  # is for this command, not for whoever repeats the run by its configuration
-    local = typed(Local, config["local"], "local")
-    judging, checkpoint = typed(Eval, config["eval"], "eval"), typed(Checkpoint, config["checkpoint"], "checkpoint")
-    stopping = typed(Stopping, config["stopping"], "stopping")
-    store = typed(Store, config["state"], "state")
-    machine = typed(Engine, config["engine"], "engine")
+    config |= {"restart": False, "extend": ""}  # for this command, not for whoever repeats the run by its configuration
+    own = {group: typed(schema, config[group], group) for group, schema in SCHEMAS.items()}
     device = find_device(settings.device)
-    engine.check(machine, device)
-    augment = typed(Augment, config["augment"], "augment")
+    engine.check(own["engine"], device)
     record.check_logger(config["logger"])
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
     if getattr(method, "clients", settings.clients) != settings.clients:
         raise FedpflError(f"method.clients is the run's clients={settings.clients} and cannot be set; leave it out")
+    if method.own_steps and not own["local"].plain:
+        raise FedpflError(engine.own_steps(f"method={config['method']['name']}", own["local"]))
     _held(config["logger"], "logger")  # the others are held against their schemas
     for options in (_model, _partition, _source):
         options(config)
-    return Plan(
-        settings,
-        local,
-        judging,
-        stopping,
-        checkpoint,
-        store,
-        machine,
-        device,
-        augment,
-        method,
-        config,
-        identity(config),
-    )
+    return Plan(settings, **own, device=device, method=method, config=config, identity=identity(config))
 
 
 def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alone) -> Run:
@@ -207,11 +209,13 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
         return replace(samples, x=samples.x.to(device)), data.fingerprint(samples)
 
     samples, read = share(("samples", device, settings.data_dir, repr(source)), load)
-    scheme = partition.SCHEMES[config["partition"]["name"]]
-    split = partition.deal(scheme, samples, settings.clients, settings.seed, **_partition(config))
-    federation = data.build(samples, split, settings.validation, settings.seed, plan.augment)
+    scheme, dealing = partition.SCHEMES[config["partition"]["name"]], _partition(config)
+    own = dealing.pop("seed", None)
+    seed = settings.seed if own is None else own
+    split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
+    federation = data.build(samples, split, settings.validation, seed, plan.augment)
     if options.get("weights"):
-        options["weights"] = weights.read(Path(settings.data_dir) / options["weights"])  # absolute paths stay
+        options["weights"] = _weights(Path(settings.data_dir), options["weights"])
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
     plan.method.init(net.params, net.parts)  # refuses what this network does not have, while nothing is written
     splits = federation.train, federation.test, federation.validation
@@ -224,6 +228,21 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     )
 
 
+def _weights(folder: Path, given: Path) -> dict[str, torch.Tensor]:
+    """The initial values in a file, or the model at the server of a finished run. Raises FedpflError."""
+    place = folder / given  # absolute paths stay
+    if not place.exists() and given.exists():
+        place = given
+    if not place.is_dir():
+        return weights.read(place)
+    state = record.ended(place)[1]
+    server = state["server"].get("model", state["server"].get("body", state["server"]))
+    values = {**server, **state["server_buffers"].get("main", {})}
+    if not values or not all(isinstance(value, torch.Tensor) for value in values.values()):
+        raise FedpflError(f"model.weights: the method of the run in {place} has no single model at the server")
+    return values
+
+
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:
     """The network's own options."""
     network = _named("model", config["model"], MODELS)
@@ -231,9 +250,12 @@ def _model(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The scheme's own options."""
+    """The scheme's own options, and the seed if it is not the run's."""
     scheme = _named("partition", config["partition"], partition.SCHEMES)
-    return _checked(scheme, _rest(config["partition"]), "partition", given=partition.GIVEN)
+    given = tuple(key for key in partition.GIVEN if key != "seed")
+    options = _checked((scheme, Deal), _rest(config["partition"]), "partition", given=given)
+    typed(Deal, {"seed": options.get("seed")}, "partition")
+    return options
 
 
 def _source(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -320,7 +342,7 @@ def one_line(error: Exception) -> str:
             return f"{unknown[1]} is for a hyperparameter that the method does not have"
         root = cause.parent_node._get_root() if isinstance(cause, OmegaConfBaseException) and cause.parent_node else {}
         meant = _near_key(unknown[1], OmegaConf.to_container(root, resolve=False) if root else dict.fromkeys(GROUPS))
-        rest = f"did you mean {meant}?" if meant else "`python -m fedpfl.train --cfg job` prints all keys"
+        rest = f"did you mean {meant}?" if meant else "`python -m fedpfl.train --help` tells all keys"
         return f"{unknown[1] or 'nothing'} is not a key here; {rest}"
     if isinstance(error, OSError) and error.filename:
         return f"cannot make {error.filename}: {error.strerror}; choose another place with hydra.run.dir=..."

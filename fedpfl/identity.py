@@ -9,17 +9,21 @@ from typing import Any
 
 WITHOUT = frozenset(
     {
-        *("seed", "logger", "device", "state", "data_dir", "checkpoint", "restart", "plugins"),
+        *("seed", "logger", "device", "state", "data_dir", "checkpoint", "restart", "extend", "name", "plugins"),
         *("quantile", "norm", "score", "hydra", "experiment"),
     }
 )
 """What does not tell runs apart: where and how they run, and groups that are already written into `method`."""
 
 LATER: dict[str, Any] = {
-    "local": {"clip": 0.0},
+    "local": {
+        **{"clip": 0.0, "steps": None, "optimizer": "sgd", "nesterov": False, "betas": [0.9, 0.999], "eps": 1e-8},
+        **{"decay": 1.0, "decay_every": 1},
+    },
     "stopping": {"early": False, "lam": 0.7},
     "validation": 0.0,
     "model": {"weights": None},
+    "partition": {"seed": None},
     "method": {"statistics": "aggregate"},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
 }

@@ -23,7 +23,7 @@ class Needs(NamedTuple):
 
 def foresee(run: Run) -> Needs:
     """Foresee what a run will hold. Raises FedpflError where that can never be."""
-    settings, federation, store = run.settings, run.federation, run.store
+    settings, federation, store = run.settings, run.federation, run.state
     method = engine.asked(run.method)
     server, client = method.init(run.net.params, run.net.parts)
     local = [run.net.buffers for place in method.buffers().values() if place == "local"]
@@ -45,19 +45,19 @@ def foresee(run: Run) -> Needs:
 
 def tight(run: Run, path: Path, needs: Needs, held: int) -> list[str]:
     """A line for each place that has too little room at this moment. held: bytes of client states that are there."""
-    place, lines = run.store.on(run.device), []
+    place, lines = run.state.on(run.device), []
     more, room = needs.states - held, memory.of(place)[0]
-    if run.store.device != "disk" and more > room:
+    if run.state.device != "disk" and more > room:
         others = "disk" if place.type == "cpu" else "cpu or disk"
         lines.append(
             f"tight: client states take up to {mib(more)} MiB more, and {_named(place)} has {mib(room)} free; use "
             f"state.device={others}"
         )
     before = (path / "state.pt").stat().st_size if (path / "state.pt").exists() else 0
-    more = 2 * needs.checkpoint - before + (more if run.store.device == "disk" else 0)
+    more = 2 * needs.checkpoint - before + (more if run.state.device == "disk" else 0)
     room = shutil.disk_usage(path).free
     if more > room:
-        what = "checkpoints and client states" if run.store.device == "disk" else "checkpoints"
+        what = "checkpoints and client states" if run.state.device == "disk" else "checkpoints"
         lines.append(
             f"tight: {what} take up to {mib(more)} MiB more, the old checkpoint being there until the new one is, and "
             f"{path} has {mib(room)} free; make room, or use hydra.run.dir=..."

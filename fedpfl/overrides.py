@@ -98,7 +98,7 @@ def options_first(words: Sequence[str]) -> list[str]:
         if not end.code:  # --version
             raise
         reason = said.getvalue().rpartition("error: ")[2].strip()
-        raise FedpflError(f"{reason}; `python -m fedpfl.train --help` lists options and groups") from None
+        raise FedpflError(f"{reason}; `python -m fedpfl.train --hydra-help` lists options") from None
     return [*(word for word in words if word not in keys), *keys]
 
 

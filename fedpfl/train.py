@@ -20,6 +20,8 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
     signal.signal(signal.SIGINT, _interrupted)
 
+import csv
+import io
 import logging
 import time
 from collections.abc import Iterator
@@ -37,7 +39,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl import config, engine, lockstep, overrides, plugins, record, tidy, tree
+from fedpfl import config, engine, lockstep, manual, overrides, plugins, record, tidy, tree
 from fedpfl.engine import ranks
 from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
 from fedpfl.engine.keys import Draws
@@ -52,9 +54,10 @@ from fedpfl.record.files import damaged
 STATE = ("server", "server_buffers", "stopping")
 """Trees of a state that a checkpoint holds beside the clients' rows."""
 JUDGED = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
+TUNED = tuple(f"ft_{name}" for name in JUDGED)
 COLUMNS = (
     *("participants", "seconds", "eval_seconds", "cohort_before", "cohort_after", "train_loss"),
-    *(*JUDGED, *(f"ft_{name}" for name in JUDGED)),
+    *(*JUDGED, *TUNED),
     *("values_down", "values_up", "bits_down", "bits_up"),
 )
 """Columns of rounds.csv after `round`; a method's own follow. Empty where nothing was judged."""
@@ -107,11 +110,12 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: boo
     text, identity = OmegaConf.to_yaml(run.config), f"{run.identity}-seed{settings.seed}"
     code = record.source(type(method)) | plugins.code(run.config["plugins"])
     ranks.agree(configuration=identity, data=run.fingerprint, code=code, torch=torch.__version__)
+    earlier = _earlier(run) if ranks.leads() else None
     opened: Any = record.RunDirectory.open if ranks.leads() else record.Absent
     with opened(path, text, identity, run.fingerprint, code, settings.restart) as directory:
         if ranks.share(directory.status) == "finished":
             return _told(directory, quiet) if ranks.leads() else {}
-        state, best, last, spent, used = begin(run, directory.restore() or {}, directory.path)
+        state, best, last, spent, used = begin(run, directory.restore(earlier) or {}, directory.path)
         backend = _backend(run, stage, used)
         draws = settings.seed, settings.clients, settings.participation
         cohorts = islice(engine.cohorts(*draws, settings.rounds), state.round, None)
@@ -130,8 +134,9 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: boo
                 while cohort:
                     row: dict[str, Any] = {"round": state.round + 1, **dict.fromkeys(COLUMNS)}
                     before = time.monotonic()
+                    local = run.local.at(state.round + 1, settings.rounds)
                     state, outcome = engine.play(
-                        backend, method, federation, state, cohort, run.local, settings.seed, run.stopping
+                        backend, method, federation, state, cohort, local, settings.seed, run.stopping
                     )
                     row |= _row(outcome, cohort, time.monotonic() - before)
                     cohort = _next(run, state, cohorts)
@@ -168,13 +173,57 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: boo
         return directory.summary
 
 
+def _earlier(run: config.Run) -> dict[str, Any] | None:
+    """The last checkpoint of the run that is to be extended, as this run would have made it. Raises FedpflError."""
+    settings = run.settings
+    if not settings.extend:
+        return None
+    place = Path(settings.extend).expanduser()
+    summary, state = record.ended(place)
+    done, files = state["round"], state["files"]
+    if run.local.decay == "cosine":
+        raise FedpflError("extend is not for local.decay=cosine, whose learning rates depend on rounds; run it anew")
+    shorter = f"{config.identity({**run.config, 'rounds': done})}-seed{settings.seed}"
+    if summary["identity"] != shorter or done >= settings.rounds:
+        raise FedpflError(
+            f"extend: {place} holds no run of these settings, seed {settings.seed} and fewer rounds than "
+            f"{settings.rounds}; set rounds to more than it has, and all else as it was"
+        )
+    if summary.get("data") != run.fingerprint:
+        raise FedpflError(f"extend: {place} was run on other data (samples, labels, groups, or who holds which)")
+    header, *rows = csv.reader(io.StringIO(files["rounds.csv"]))
+    table = [dict(zip(header, row, strict=True)) for row in rows]
+    # Its last round was evaluated for being the last.
+    if done % run.eval.every:
+        table[-1] |= dict.fromkeys(("eval_seconds", *JUDGED, *TUNED), "")
+    elif done % run.eval.finetune_every:
+        table[-1] |= dict.fromkeys(TUNED, "")
+    judged: list[dict[str, Any]] = [
+        {key: _number(cell) for key, cell in row.items()} for row in table if row["accuracy"]
+    ]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *(row.values() for row in table)])
+    best = max(judged, key=lambda row: row["accuracy"], default={})
+    return {
+        **state,
+        "best": best,
+        "last": judged[-1] if judged else {},
+        "files": {**files, "rounds.csv": text.getvalue()},
+    }
+
+
+def _number(cell: str) -> float | None:
+    """A cell of rounds.csv as it was written."""
+    return (int(cell) if cell.lstrip("-").isdigit() else float(cell)) if cell else None
+
+
 def begin(run: config.Run, past: dict[str, Any], path: Path) -> tuple[engine.State, dict, dict, float, dict]:
     """Return the state, the best and the last evaluated row, the seconds spent, what was `_used`.
 
     past: of a checkpoint, or {} for a fresh state. path: the run directory.
     """
-    place = run.federation.clients, run.device, run.store, path
-    mine = ranks.mine if run.store.sharded else None
+    place = run.federation.clients, run.device, run.state, path
+    mine = ranks.mine if run.state.sharded else None
     state = engine.begin(run.method, run.net, *place, run.settings.seed, run.stopping.early, mine)
     if "clients" in past:  # of an older version: of all clients, whether they have trained or not
         old = {"client": past.pop("clients"), "buffers": past.pop("client_buffers")}
@@ -249,7 +298,7 @@ def _evaluate(
     row, clients = accuracies(counts), {"accuracy": per_client(counts)}
     if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or last):
         draws = Draws(seed, "finetune", state.round)
-        local = replace(run.local, epochs=run.eval.finetune_epochs)
+        local = replace(run.local, epochs=run.eval.finetune_epochs, steps=None)
         tuning = engine.Tuning(local, draws, run.eval.finetune_part)
         tuned = backend.evaluate(run.method, run.federation, state, everyone, tuning, before)
         clients["ft_accuracy"] = per_client(tuned)
@@ -313,12 +362,14 @@ def _sinks(
     spread = "/".join(f"{int(value):,}" for value in (sizes.min(), sizes.median(), sizes.max()))
     name = type(run.method).__name__
     shape = "x".join(map(str, federation.shape))
-    where = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.store.device]
+    where = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.state.device]
     held = sum(map(tree.nbytes, state.rows.trees))
     idle = federation.idle(run.local.batch_size)
     told = f"; {idle} never train, for lack of samples" if idle else ""
     each = f"{directory.summary['cohort']} per round; samples min/median/max {spread}{told}"
+    named = f"{settings.name}-{name}" if settings.name else name
     lines = (
+        *([f"name        {settings.name}"] if settings.name else []),
         f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
         f"clients     {federation.clients}, {each}",
         f"partition   {config.described(run.config['partition'])}",
@@ -333,7 +384,7 @@ def _sinks(
         *tight(run, directory.path, needs, held),
     )
     info = record.RunInfo(
-        name=f"{name}-{run.identity}-seed{settings.seed}",
+        name=f"{named}-{run.identity}-seed{settings.seed}",
         group=group,
         job_type=run.config["method"]["name"],
         tags=(
@@ -441,6 +492,9 @@ def main() -> None:
             plugins.load(overrides.chosen(words, "plugins"))  # so that Hydra knows what they add
         except FedpflError as error:
             _give_up(error)
+        if {"-h", "--help"} & {*words}:
+            print(manual.page(words))
+            return
         words = overrides.for_sweeps(words, config.GROUPS)
         sys.argv[1:] = words if ranks.leads() else overrides.unwritten(words)
         job()

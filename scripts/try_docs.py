@@ -115,7 +115,7 @@ def commands() -> list[Command]:
 
 def words(text: str) -> list[str]:
     """What Hydra gets of a training command, without the switches."""
-    return [word for word in shlex.split(text)[3:] if word not in ("-m", "--multirun", "--cfg", "job")]
+    return [word for word in shlex.split(text)[3:] if word not in ("-m", "--multirun", "--cfg", "job", "--help")]
 
 
 def base(text: str) -> tuple[list, DictConfig]:

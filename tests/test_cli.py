@@ -235,7 +235,7 @@ BAD = [
     ('dataset=npz dataset.path="\u202egpj.npz"', r"dataset.path=\u202egpj.npz is not a file"),
     ("--\x1b[31m", r"unrecognized arguments: --\x1b[31m"),
     # options
-    ("--foo", "unrecognized arguments: --foo; `python -m fedpfl.train --help` lists options"),
+    ("--foo", "unrecognized arguments: --foo; `python -m fedpfl.train --hydra-help` lists options"),
     ("--cfg", "argument --cfg/-c: expected one argument"),
     ("--cfg foo", "invalid choice: 'foo' (choose from 'job', 'hydra', 'all')"),
     ("--config-name=foo", "Cannot find primary config 'foo'"),

@@ -21,7 +21,7 @@ from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS, FedOBP
 from fedpfl.models import MODELS
 from tests.command import TINY
-from tests.conftest import sampled
+from tests.conftest import assert_same, sampled
 
 CONF = Path(train.CONF)
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
@@ -30,6 +30,7 @@ EXPERIMENTS = CONF / "experiment"
 OPTIONS = [(path.parent.name, path.stem) for path in FILES if path.parent.parent == CONF and path.parent != EXPERIMENTS]
 UNSET = {
     "npz": ["dataset.path=mine.npz"],
+    "file": ["partition.path=mine.json"],
     **{key: ["dataset=fmnist"] for key in ("paper", "paper_cls", "figure6", "fedobp_cls")},
     **{key: ["method=subflot"] for key in [f"subflot_without_{part}" for part in ("ota", "otp", "sar")]},
 }
@@ -55,7 +56,7 @@ def identity(*overrides: str) -> str:
 
 
 def test_the_groups_are_the_designs() -> None:
-    expected = "augment dataset engine experiment logger method model norm paper partition quantile score"
+    expected = "augment dataset debug engine experiment logger method model norm paper partition quantile score"
     assert expected.split() == GROUPS
 
 
@@ -158,7 +159,7 @@ def test_the_papers_quantile_is_an_error_where_the_table_is_silent(overrides: st
         *("engine.workers=1", "engine=loop", "engine.width=3", "dataset.download=false"),
         *("quantile.q=0.999", "norm.name=global"),  # what the defaults resolve to
         *("local.lr=1e-2", "local.weight_decay=0", "method.ema=0"),  # another spelling of the same number
-        "validation=0",
+        *("validation=0", "name=mine", "extend=elsewhere", "restart=true"),
     ],
 )
 def test_where_and_how_it_runs_leaves_the_identity(overrides: str) -> None:
@@ -171,7 +172,14 @@ def test_where_and_how_it_runs_leaves_the_identity(overrides: str) -> None:
         "validation=0.1",
         *("rounds=10", "clients=50", "participation=0.2", "local.lr=0.1", "local.epochs=1", "local.batch_size=16"),
         *("local.momentum=0", "local.weight_decay=0.1", "eval.every=5", "eval.finetune_epochs=1"),
-        *("partition=iid", "partition.alpha=0.5", "partition.min_samples=5", "partition.test_fraction=0.5"),
+        *("local.optimizer=adam", "local.betas=[0.9,0.99]", "local.decay=0.99", "local.decay=cosine"),
+        *(
+            "partition.seed=42",
+            "partition=iid",
+            "partition.alpha=0.5",
+            "partition.min_samples=5",
+            "partition.test_fraction=0.5",
+        ),
         *("dataset=mnist", "dataset.mean=[0.5]", "dataset.path=mine.npz"),
         *("method=fedavg", "method.ema=0.3", "method.scope=tensor", "method.classifier_only=true"),
         *("quantile.q=0.5", "norm=layer", "score=gradient", "engine.precision=bf16", "model=resnet8"),
@@ -189,7 +197,9 @@ def test_a_models_options_are_part_of_the_identity(option: str) -> None:
 def test_keys_that_came_later_leave_the_identity_of_earlier_runs() -> None:
     whole = resolve()
     earlier = {key: value for key, value in whole.items() if key not in ("validation", "augment")}
-    earlier["local"] = {key: value for key, value in whole["local"].items() if key != "clip"}
+    first = ("epochs", "batch_size", "lr", "momentum", "weight_decay")
+    earlier["partition"] = {key: value for key, value in whole["partition"].items() if key != "seed"}
+    earlier["local"] = {key: value for key, value in whole["local"].items() if key in first}
     assert config.identity(earlier) == config.identity(whole)
 
 
@@ -379,14 +389,25 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ("local.steps=20", "local.steps must be null beside local.epochs=5; set local.epochs=null, got 20"),
+        ("local.optimizer=adan", "local.optimizer must be one of sgd, adam, adamw, got 'adan'"),
+        ("local.decay=linear", "local.decay must be a number or one of cosine, got 'linear'"),
+        (
+            "method=pfedme local.optimizer=adam",
+            "local.optimizer=adam has no part in method=pfedme, which makes its own steps; leave it at sgd",
+        ),
+        ("method=per_fedavg local.decay=cosine", "local.decay=cosine has no part in method=per_fedavg"),
         ("dataset=har dataset.form=both", "dataset.form must be one of signals, features, got 'both'"),
         ("dataset=har +dataset.size=3", "dataset.size is not a key here; known keys: name, mean, std"),
         ("dataset=digits +dataset.size=3", "dataset.size is not a key here; known keys: name, mean, std"),
         ("dataset=pacs dataset.size=big", "dataset.size must be a whole number, got 'big'"),
         ("dataset=cifar10_c dataset.corruptions=fog", "dataset.corruptions must be a list of texts or null, got 'fog'"),
         ("dataset.name=foo", "dataset.name must be one of ag_news, cifar10, "),
+        ("partition.seed=-1", "partition.seed must be from 0 to 4294967295, or null, got -1"),
+        ("partition=file", "partition.path has no value; set it with partition.path=..."),
+        ("partition=file partition.path=mine.json", "partition.path: there is no file mine.json; check the path"),
         ("validation=1", "validation must be at least 0 and below 1, got 1"),
-        ("+partition.groups=[1]", "partition.groups is not a key here; known keys: alpha, min_samples"),
+        ("+partition.groups=[1]", "partition.groups is not a key here; known keys: seed, alpha, min_samples"),
         ("partition=groups clients=4", "partition=groups needs a data set whose samples are from several domains or"),
         ("partition=shuffled_shards", "partition=shuffled_shards splits the data set's original test part, and this"),
         ("partition=fixed_dirichlet partition.alpha=0.01", "a client is to have "),
@@ -434,6 +455,18 @@ def test_own_arrays_with_groups_and_a_test_part(tmp_path: Path) -> None:
     )
     assert run.federation.train_sizes.tolist() == [10] * 3
     assert run.federation.test_sizes.tolist() == [10] * 3
+
+
+def test_a_partitions_own_seed_decides_it_alone() -> None:
+    runs = [
+        config.build(config.check(compose(*TINY, "validation=0.2", f"seed={seed}", f"partition.seed={own}")))
+        for seed, own in ((3, "null"), (1, 3), (2, 3))
+    ]
+    splits = [[list(getattr(run.federation, split)) for split in ("train", "test", "validation")] for run in runs]
+    assert_same(splits[0], splits[1])
+    assert_same(splits[0], splits[2])
+    name = "classifier.weight"
+    assert not torch.equal(runs[1].net.params[name], runs[2].net.params[name])
 
 
 def test_the_seed_decides_partition_and_model() -> None:

@@ -10,7 +10,6 @@ import math
 import os
 import pickle
 import struct
-import tempfile
 import time
 import tracemalloc
 import urllib.request
@@ -34,6 +33,7 @@ from fedpfl.errors import FedpflError
 from tests.command import TINY, call
 from tests.test_datasets import idx, md5, pack, write
 from tests.test_formats import picture, sound, tone
+from tests.test_partition_file import flat
 
 TRIED = 30  # damaged files per format
 SECONDS = 1.0  # of this process, for each
@@ -222,10 +222,13 @@ def texts(patch: pytest.MonkeyPatch) -> World:
 
 
 def parts(patch: pytest.MonkeyPatch) -> World:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "partition.npz"
-        partition.save(partition.iid(kinds(40), 5, 0), path)
-        return World({path.name: path.read_bytes()}, [path.name], lambda root: partition.load(root / path.name))
+    data, y = io.BytesIO(), kinds(40)
+    flat(partition.iid(y, 5, 0), data)
+    return World(
+        {"partition.npz": data.getvalue()},
+        ["partition.npz"],
+        lambda root: partition.file(y, 5, 0, path=root / "partition.npz"),
+    )
 
 
 def values(patch: pytest.MonkeyPatch) -> World:

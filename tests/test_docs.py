@@ -187,6 +187,7 @@ def test_the_readme_lists_every_choice():
         "score",
         "engine",
         "logger",
+        "debug",
         "experiment",
     ):
         row = next(line for line in readme.splitlines() if line.startswith("|") and f"`{group}`" in line.split("|")[1])

@@ -59,14 +59,14 @@ def jobs(name: str) -> list[list[str]]:
 def assert_fits(composed: DictConfig) -> None:
     """What was composed is what its method, network, data set and partition take."""
     cfg = config.resolve(composed)
-    rest = {group: {k: v for k, v in cfg[group].items() if k != "name"} for group in ("method", "model", "partition")}
+    rest = {group: {k: v for k, v in cfg[group].items() if k != "name"} for group in ("method", "model")}
     config.typed(METHODS[cfg["method"]["name"]], rest["method"], "method")
     config.typed(Local, cfg["local"], "local")
     config.typed(config.Eval, cfg["eval"], "eval")
     config.typed(config.Settings, {key: cfg[key] for key in config.SETTINGS}, "")
     network = (MODELS[cfg["model"]["name"]], config.Start)
     config._checked(network, rest["model"], "model", given=("shape", "classes"))
-    config._checked(partition.SCHEMES[cfg["partition"]["name"]], rest["partition"], "partition", partition.GIVEN)
+    config._partition(cfg)
     assert cfg["dataset"]["name"] in datasets.SETS
 
 

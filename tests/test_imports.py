@@ -31,6 +31,7 @@ RANK = {
     "lockstep": 6,
     "overrides": 6,
     "needs": 7,
+    "manual": 7,
     "train": 8,
     "library": 9,
     "export": 10,
@@ -94,7 +95,7 @@ def test_methods_know_no_files_devices_or_configuration():
 
 def test_only_configuration_and_training_know_hydra():
     for path in FILES:
-        if part(path) not in ("config", "library", "overrides", "plugins", "tidy", "train"):
+        if part(path) not in ("config", "library", "manual", "overrides", "plugins", "tidy", "train"):
             assert not {module.split(".")[0] for module, _ in imports(path)} & {"hydra", "omegaconf"}, path
 
 

@@ -176,6 +176,7 @@ def test_what_a_line_says(tmp_path: Path) -> None:
         "round": 3,
         "rounds": 4,
         "experiment": "table3",
+        "name": None,
         "method": "fedavg",
         "label": "FedAvg",
         "dataset": "FMNIST",

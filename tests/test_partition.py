@@ -1,4 +1,4 @@
-"""Partitions: published counts on the real data, properties that hold for any arguments, files, and every error."""
+"""Partitions: published counts on the real data, properties that hold for any arguments, and every error."""
 
 import copy
 import pickle
@@ -255,68 +255,6 @@ def test_seeds(name):
 def test_one_client_holds_everything(name):
     options = DEFAULTS[name] | ({"classes_per_client": 10} if name == "shards" else {})
     check(SCHEMES[name](Y, 1, 0, **options), 1, len(Y))
-
-
-# Files
-
-
-def test_round_trip(tmp_path):
-    parts = partition.published(Y, 13, 3, alpha=0.5, test_fraction=0.0)  # empty test splits survive too
-    partition.save(parts, tmp_path / "partition.npz")
-    again = partition.load(tmp_path / "partition.npz")
-    assert same(parts, again)
-    assert again.attempts == parts.attempts
-    assert {index.dtype for index in chain(again.train, again.test)} == {np.dtype(np.int64)}
-    partition.save((parts.train, parts.test), tmp_path / "pair.npz")
-    assert same(parts, partition.load(tmp_path / "pair.npz"))
-    with np.load(tmp_path / "partition.npz", allow_pickle=False) as file:  # plain arrays
-        assert len(file["train_offsets"]) == 14
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["pair.npz", "partition.npz"]
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "partition.npz"
-    parts = partition.iid(Y, 3, 0)
-    partition.save(parts, path)
-    monkeypatch.setattr(np, "savez_compressed", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        partition.save(partition.iid(Y, 3, 1), path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["partition.npz"]
-    assert same(partition.load(path), parts)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"train_offsets": [1, 7, 14, 31]},
-        {"train_offsets": [0, 14, 7, 31]},
-        {"train_offsets": [0, 7, 14, 32]},
-        {"train_offsets": []},
-        {"train_offsets": [0.0, 7.0, 14.0, 31.0]},
-        {"train_indices": np.zeros((31, 2), np.int64)},
-        {"test_offsets": [0, 9]},
-        {"attempts": [1, 2]},
-    ],
-)
-def test_a_partition_file_that_does_not_add_up(tmp_path, change):
-    partition.save(partition.iid(np.arange(40) % 4, 3, 0), tmp_path / "whole.npz")
-    with np.load(tmp_path / "whole.npz") as arrays:
-        np.savez(tmp_path / "partition.npz", **(dict(arrays) | change))
-    with pytest.raises(FedpflError, match=r"partition\.npz cannot be read .*; delete it"):
-        partition.load(tmp_path / "partition.npz")
-
-
-@pytest.mark.parametrize("content", [b"", b"nonsense", None])
-def test_unreadable_partition_file(tmp_path, content):
-    path = tmp_path / "partition.npz"
-    if content is None:
-        np.savez(path, other=np.arange(3))
-    else:
-        path.write_bytes(content)
-    with pytest.raises(FedpflError, match=r"partition\.npz cannot be read .*; delete it"):
-        partition.load(path)
-    with pytest.raises(FedpflError, match="does not exist"):
-        partition.load(tmp_path / "absent.npz")
 
 
 # Errors: each one line that names the key and the value

@@ -1,9 +1,11 @@
 """Schemes that know groups and the original test part, and the validation split."""
 
 import inspect
+import json
 import time
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -241,6 +243,7 @@ USUAL: dict[str, dict] = {
     "groups": {"groups": GROUPS},
     "shuffled_shards": {"classes_per_client": 2, "test_from": TEST_FROM},
     "fixed_dirichlet": {"alpha": 0.1, "test_from": TEST_FROM, "train_samples": 50, "test_samples": 10},
+    "file": {"path": "parts.json"},
 }
 EXTREMES = (
     *(0, -1, 1, 2, 10**6, 10**9, 2**63, 10**30, True, None, "a", [1]),
@@ -249,7 +252,9 @@ EXTREMES = (
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_any_value_of_any_option_is_dealt_or_refused_at_once(name):
+def test_any_value_of_any_option_is_dealt_or_refused_at_once(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("parts.json").write_text(json.dumps(np.arange(len(Y)).reshape(10, -1).tolist()))
     scheme = SCHEMES[name]
     for key in ({*inspect.signature(scheme).parameters} - {*GIVEN}) | {"clients"}:
         for value in EXTREMES:

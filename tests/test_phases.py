@@ -8,7 +8,7 @@ import torch
 
 from fedpfl import tree
 from fedpfl.engine import begin
-from fedpfl.engine.sgd import Local, clipped, update_
+from fedpfl.engine.sgd import Local, Moments, clipped, update_
 from fedpfl.methods import FedAvg, Phase
 from fedpfl.models import Net
 from tests.conftest import COHORTS, CPU, LOCAL, assert_close, assert_same, participate, rounds, row, tiny, trajectory
@@ -227,7 +227,7 @@ def test_small_gradients_and_held_entries_are_not_clipped():
 def test_nothing_changes_without_clipping():
     def step(local):
         params = [torch.ones(3)]
-        update_(params, [torch.zeros(3)], [torch.full((3,), 7.0)], [None], local)
+        update_(params, Moments([torch.zeros(3)]), [torch.full((3,), 7.0)], [None], local)
         return params
 
     assert_same(step(Local(1, 2, 0.1)), step(Local(1, 2, 0.1, clip=1e9)))

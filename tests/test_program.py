@@ -72,6 +72,7 @@ def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation,
         assert_close(captured, eager)  # a small client alone is padded to a whole batch only where steps are captured
     else:
         assert_same(captured, eager)
+    assert any(phase.step for phase in phases) == method.own_steps
     if any(phase.keeps for phase in phases):  # what is kept of a step would be overwritten by the next
         assert not capture.captured
     else:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.sgd import Local, bits, idle, movement, numbered, parked, steps, update_
+from fedpfl.engine.sgd import Local, Moments, bits, idle, movement, numbered, parked, steps, update_
 from fedpfl.methods import Phase
 from tests.conftest import assert_close, assert_same, federate
 
@@ -28,7 +28,7 @@ def descend(local: Local, masks=None) -> list[torch.Tensor]:
     params, gradients = problem()
     velocity = [torch.zeros_like(p) for p in params]
     for grads in gradients:
-        update_(params, velocity, [g.clone() for g in grads], masks or [None] * len(params), local)
+        update_(params, Moments(velocity), [g.clone() for g in grads], masks or [None] * len(params), local)
     return params
 
 
@@ -60,8 +60,8 @@ def test_a_masked_entry_gathers_no_momentum():
     """It starts from rest when a later phase lets it go."""
     local, frozen = Local(1, 2, 1.0, momentum=0.5), torch.tensor([False, True])
     params, velocity, gradient = [torch.zeros(2)], [torch.zeros(2)], [torch.ones(2)]
-    update_(params, velocity, gradient, [frozen], local)
-    update_(params, velocity, gradient, [None], local)
+    update_(params, Moments(velocity), gradient, [frozen], local)
+    update_(params, Moments(velocity), gradient, [None], local)
     assert params[0].tolist() == [-1.0, -2.5]
 
 
@@ -75,7 +75,7 @@ def test_bits_are_the_mask(local):
     for own in (mask, bits(mask, params)):
         leaf, velocity = params.clone(), torch.zeros_like(params)
         for _ in range(3):
-            update_([leaf], [velocity], [grad], [own], local)
+            update_([leaf], Moments([velocity]), [grad], [own], local)
         ends.append((leaf, velocity))
     assert_same(*ends)
     assert torch.equal(ends[0][0][~mask], params[~mask])
@@ -92,9 +92,9 @@ def test_phases_of_different_masks_have_momentum_of_their_own(momentum):
     velocity = [torch.zeros_like(p) for p in params[:2]]
     for phase in range(4):
         now = [mask if phase % 2 == 0 else ~mask, None]
-        with parked(velocity, now, local):
+        with parked(Moments(velocity), now, local):
             for grads in gradients[2 * phase : 2 * phase + 2]:
-                update_(params[:2], velocity, grads[:2], now, local)
+                update_(params[:2], Moments(velocity), grads[:2], now, local)
                 one.grad = other.grad = grads[0]
                 always.grad = grads[1]
                 optimizers[phase % 2].step()
@@ -107,7 +107,7 @@ def test_gradients_handed_in_are_not_changed():
     params, (grads, *_) = problem()
     before = [g.clone() for g in grads]
     for masks in ([None] * 3, [torch.ones_like(p, dtype=torch.bool) for p in params]):
-        update_(params, [torch.zeros_like(p) for p in params], grads, masks, Local(1, 2, 0.1, 0.7, 0.1))
+        update_(params, Moments([torch.zeros_like(p) for p in params]), grads, masks, Local(1, 2, 0.1, 0.7, 0.1))
         assert_same(grads, before)
 
 

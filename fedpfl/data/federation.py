@@ -131,18 +131,22 @@ def build(
 ) -> Federation:
     """A data set dealt to clients; `int(validation * n)` of a client's n training samples are held out, at random.
 
-    Raises: FedpflError if the partition was made for another data set, or what is to be augmented are no images.
+    Raises: FedpflError if the partition was made for another data set or holds samples out itself, or what is to be
+    augmented are no images.
     """
+    if validation and partition.validation:
+        raise FedpflError(f"validation must be 0, as the partition holds samples out itself, got {validation}")
     if augment and samples.x.dtype != torch.uint8:
         raise FedpflError(f"augment is for images, but data set {samples.name} has none; set augment=none")
     count = len(samples.y)
-    for index in chain(partition.train, partition.test):
+    for index in chain(partition.train, partition.test, partition.validation):
         if len(index) and (index.min() < 0 or index.max() >= count):
             raise FedpflError(
                 f"the partition holds sample index {max(index.max(), -index.min())}, but data set {samples.name} has "
                 f"{count} samples; it was made for another data set, make it again"
             )
     train, held = _held_out(partition.train, validation, seed)
+    held = held or partition.validation
     return Federation(
         samples.name,
         samples.x,

@@ -8,7 +8,7 @@ from fedpfl.engine.keys import cohorts
 from fedpfl.engine.masks import compared
 from fedpfl.engine.round import Outcome, play
 from fedpfl.engine.select import check, make, slow
-from fedpfl.engine.sgd import Local, Tuning
+from fedpfl.engine.sgd import Local, Tuning, own_steps
 from fedpfl.engine.state import State, begin, participants
 from fedpfl.engine.stopping import Stopping, pick
 from fedpfl.engine.store import SPARE, Store
@@ -33,6 +33,7 @@ __all__ = [
     "cohorts",
     "compared",
     "make",
+    "own_steps",
     "participants",
     "pick",
     "play",

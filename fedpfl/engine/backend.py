@@ -134,7 +134,9 @@ def work(call: Call, client: int) -> float:
     """Estimate how long a client takes, in training samples; evaluating one takes a third."""
     train, test = int(call.federation.train_sizes[client]), int(call.federation.test_sizes[client])
     local = call.local if isinstance(call, TrainCall) else call.tuning.local if call.tuning else None
-    return (local.epochs * train if local else 0) + test / 3
+    if local is None:
+        return test / 3
+    return (local.epochs * train if local.epochs else (local.steps or 0) * min(local.batch_size, train)) + test / 3
 
 
 class Backend(ABC):

@@ -46,6 +46,7 @@ class TrainJob:
     """Hold local training to do; row i of every stacked tree belongs to `rows[i]`.
 
     servers: `{"server": stacked}` where the rows have different ones, else None, and `server` is everyone's.
+    joined: the rows' learning rates where they may differ, else that of the plan is everyone's.
     """
 
     method: Method
@@ -57,6 +58,12 @@ class TrainJob:
     client: dict[str, Tree]
     buffers: dict[str, Tree]
     servers: dict[str, Tree] | None = None
+    joined: list[float] | None = None
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each row."""
+        return self.joined or [self.plan.local.lr] * len(self.rows)
 
     @property
     def plain(self) -> bool:
@@ -73,7 +80,8 @@ class TrainJob:
             for phase in self.plan.phases
             for mask in [[(name, isinstance(leaf, Tensor) or leaf) for name, leaf in tree.items(phase.mask)]]
         ]
-        asker, plan = None if self.plain else self.method, (self.plan.tuned, self.plan.by_sample, self.plan.local)
+        local = replace(self.plan.local, lr=1.0) if self.plan.local.scheduled else self.plan.local
+        asker, plan = None if self.plain else self.method, (self.plan.tuned, self.plan.by_sample, local)
         return asker, plan, _images(self.rows), phases, _form(self.start), _form(self.buffers)
 
 
@@ -113,6 +121,7 @@ def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
     first = jobs[0]
     rows = [row for job in jobs for row in job.rows]
     draws = [draws for job in jobs for draws in job.draws]
+    rates = [rate for job in jobs for rate in job.rates]
     sizes = torch.tensor([int(row.federation.train_sizes[row.client]) for row in rows])
     order = sizes.argsort(descending=True, stable=True)
 
@@ -141,6 +150,7 @@ def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
         client,
         joined([job.buffers for job in jobs]),
         servers,
+        [rates[i] for i in order.tolist()],
     )
     return job, order.argsort()
 

@@ -26,7 +26,7 @@ from fedpfl.engine.jobs import End, EvalJob, TrainJob
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.participation import One, evaluation, participation
 from fedpfl.engine.ranks import cores
-from fedpfl.engine.sgd import bits, complete, idle, movement, numbered, parked, steps, update_
+from fedpfl.engine.sgd import Local, at_rest, bits, complete, idle, movement, numbered, parked, steps, update_
 from fedpfl.engine.shard import gathered
 from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Net
@@ -114,7 +114,7 @@ class Loop(Backend):
         data, client, buffers = gathered(federation, federation.train[number]), job.client, job.buffers
         params = tree.map(_working_copy, job.start)
         leaves = tree.leaves(params)
-        velocity = [torch.zeros_like(leaf) for leaf in leaves]
+        memory = at_rest(plan, params)
         total, by_sample, samples, count = *torch.zeros(3, device=data.y.device).unbind(), 0
         records: list[Tree] = []
         for phase, epochs in numbered(plan.phases):
@@ -122,13 +122,13 @@ class Loop(Backend):
             if flag is not None and bool(flag):
                 continue
             moves = movement(phase, params)
-            moving, speed = [leaves[i] for i in moves.moving], [velocity[i] for i in moves.moving]
+            moving, moments = [leaves[i] for i in moves.moving], memory.of(moves.moving)
             for i, leaf in enumerate(leaves):
                 leaf.requires_grad_(i in moves.moving)
             objective, local = phase.loss or plan.loss, plan.local.during(phase)
             masks = [None if mask is None else bits(mask, leaf) for mask, leaf in zip(moves.masks, moving, strict=True)]
-            with parked(speed, moves.masks, local):
-                for batch, *more in _batches(federation, data, phase, epochs, local.batch_size, job.draws[0], number):
+            with parked(moments, moves.masks, local):
+                for batch, *more in _batches(federation, data, phase, epochs, local, job.draws[0], number):
                     if stop.is_set():
                         raise CancelledError
                     bound = net.bind(buffers, training=True)
@@ -149,7 +149,7 @@ class Loop(Backend):
                                 now = tree.map(Tensor.detach, params)
                                 gradient = tree.rebuild(params, complete(grads, leaves, moves.moving))
                                 client = phase.after_gradient(now, gradient, loss, batch, server, client)
-                            update_(moving, speed, grads, masks, local)
+                            update_(moving, moments, grads, masks, local)
                     count += 1
                     total += loss
                     if plan.by_sample:
@@ -162,12 +162,12 @@ class Loop(Backend):
 
 
 def _batches(
-    federation: Federation, data: Data, phase: Phase, epochs: range, batch_size: int, draws: Draws, client: int
+    federation: Federation, data: Data, phase: Phase, epochs: range, local: Local, draws: Draws, client: int
 ) -> Iterator[list[Batch]]:
     """Give the minibatches of each step of a client whose training data are `data`, planned epoch by epoch."""
     device = data.y.device
     for epoch in epochs:
-        plan = steps(phase, range(epoch, epoch + 1), batch_size, draws, federation, client)
+        plan = steps(phase, range(epoch, epoch + 1), local.batch_size, draws, federation, client, local.steps)
         sizes = (plan.positions >= 0).sum(-1).tolist()
         for positions, views, random, counts in zip(*plan, sizes, strict=True):
             step = []

@@ -27,7 +27,7 @@ def train_steps(
     views `[steps, rows, minibatches, batch, numbers]`. width: the least `batch`.
     """
     plans = [
-        steps(phase, epochs, batch_size, draws, row.federation, row.client)
+        steps(phase, epochs, batch_size, draws, row.federation, row.client, job.plan.local.steps)
         for row, draws in zip(job.rows, job.draws, strict=True)
     ]
     counts = [len(plan.positions) for plan in plans]

@@ -19,7 +19,7 @@ from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.jobs import End, TrainJob
 from fedpfl.engine.planning import train_steps
-from fedpfl.engine.sgd import Local, Movement, complete, idle, movement, numbered, parked, update_
+from fedpfl.engine.sgd import Local, Movement, at_rest, complete, idle, movement, numbered, parked, update_
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
 from fedpfl.tree import Tree
@@ -105,9 +105,9 @@ class Program:
             servers = None if job.servers is None else tree.clone(job.servers)
             self._own = replace(self._own, server=tree.clone(self._own.server), servers=servers)
         leaves = tree.leaves(self._own.start)
-        self._velocity = [torch.zeros_like(leaf) for leaf in leaves]
+        self._moments = at_rest(job.plan, self._own.start, stacked=True)
         device, rows = leaves[0].device, len(job.rows)
-        self._total, self._steps, self._by_sample, self._samples = torch.zeros(4, rows, device=device)
+        self._total, self._steps, self._by_sample, self._samples, self._rates = torch.zeros(5, rows, device=device)
         self._idle = torch.zeros(rows, dtype=torch.bool, device=device)
         self._inputs: dict[int, list[Tensor]] = {}
         self._kept: list[tuple[Tree, Tensor]] = []
@@ -117,7 +117,8 @@ class Program:
     def nbytes(self) -> int:
         """Return the size of the program's own trees, in bytes."""
         own = self._own
-        return sum(map(tree.nbytes, (own.start, own.start, own.client, own.buffers, own.server, own.servers or {})))
+        moments = dict(enumerate(self._moments.leaves()))
+        return sum(map(tree.nbytes, (own.start, moments, own.client, own.buffers, own.server, own.servers or {})))
 
     def load(self, job: TrainJob) -> None:
         """Copy another job of the same kind into the program's memory."""
@@ -126,12 +127,14 @@ class Program:
             tree.map(Tensor.copy_, getattr(self._own, part), getattr(job, part))
         if self._own.servers is not None:
             tree.map(Tensor.copy_, self._own.servers, job.servers)
-        torch._foreach_zero_([*self._velocity, self._total, self._steps, self._by_sample, self._samples])
+        torch._foreach_zero_([*self._moments.leaves(), self._total, self._steps, self._by_sample, self._samples])
 
     def run(self, job: TrainJob) -> End:
         """Take all steps; what is returned is the program's own memory."""
         own, federation, device = self._own, self._own.rows[0].federation, self._total.device
         phases = list(numbered(job.plan.phases))
+        if job.plan.local.scheduled:
+            self._rates.copy_(tree.send(torch.tensor(job.rates), device))
         idles = {number: idle(phase, len(job.rows)) for number, (phase, _) in enumerate(phases)}
         told = tree.fetch(  # at once, as a GPU is waited for
             {number: torch.stack([flags.all(), flags.any()]) for number, flags in idles.items() if flags is not None}
@@ -154,8 +157,7 @@ class Program:
             if active and [part.shape[1:] for part in inputs] != [part.shape for part in memory]:
                 memory = self._inputs[slot] = [part.new_zeros(part.shape[1:], device=device) for part in inputs]
                 self._graphs.clear()
-            velocity = [self._velocity[i] for i in moves.moving]
-            with parked(velocity, moves.masks, local):
+            with parked(self._moments.of(moves.moving), moves.masks, local):
                 ended, still = [], len(job.rows)
                 for *now, rows in zip(*(tree.send(part, device) for part in inputs), active, strict=True):
                     wide = min(width(rows), len(job.rows)) if self._capture else rows
@@ -184,7 +186,7 @@ class Program:
     def _ended(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
         """Return the memory of rows whose steps are over, and copies of it: wider steps run over them."""
         own = self._own
-        parts = [*tree.leaves(own.start), *tree.leaves(own.buffers), *tree.leaves(own.client), *self._velocity]
+        parts = [*tree.leaves(own.start), *tree.leaves(own.buffers), *tree.leaves(own.client), *self._moments.leaves()]
         parts += [self._total, self._steps, self._by_sample, self._samples]
         return [(part[rows], part[rows].clone()) for part in parts]
 
@@ -207,9 +209,11 @@ class Program:
     ) -> Callable[[], None]:
         own, now, inputs = self._own, slice(rows), self._inputs[slot]
         leaves = [leaf[now] for leaf in tree.leaves(own.start)]  # views of the leading rows
-        velocity = [self._velocity[i][now] for i in moves.moving]
+        moments = self._moments.of(moves.moving, now)
         moving = [leaves[i] for i in moves.moving]
         masks = [None if mask is None else mask[now] for mask in moves.masks]
+        # A graph would repeat the number it was captured with.
+        rates = self._rates[now] if local.scheduled and "lr" not in phase.sgd else None
         one = self._own_step if phase.step else self._gradient(moves.moving)
         one = partial(one, phase)
 
@@ -232,7 +236,7 @@ class Program:
             else:
                 with self._autocast():
                     grads, loss, after, seen, kept = each(one, moving, leaves, batches[0], buffers, client, servers)
-                update_(moving, velocity, grads, masks, local, stacked=True)
+                update_(moving, moments, grads, masks, local, stacked=True, rates=rates)
                 if phase.after_gradient:
                     tree.put_(own.client, now, moved(seen, client))
                 if phase.keeps:

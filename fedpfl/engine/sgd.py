@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
+from fedpfl.errors import FedpflError
 from fedpfl.methods import Batch, Method, Phase
 from fedpfl.models import Bound, Parts
 from fedpfl.tree import Tree
@@ -21,24 +22,50 @@ from fedpfl.tree import Tree
 
 @dataclass(frozen=True)
 class Local:
-    """How clients train: SGD as in torch.optim.SGD without Nesterov and dampening, state new at each participation."""
+    """How clients train: by an optimiser of torch.optim, without dampening, its state new at each participation.
 
-    epochs: int
+    epochs or steps, the other is None: passes over a client's samples, or minibatches that take the place of one epoch.
+    lr: in the first round; `at` gives it in another one.
+    """
+
+    epochs: int | None
     batch_size: int
     lr: float
     momentum: float = 0.0
+    """Of sgd, as is `nesterov`."""
     weight_decay: float = 0.0
     clip: float = 0.0
     """Norm to which a client's gradient is scaled down, before weight decay; 0: never."""
+    steps: int | None = None
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    nesterov: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of adam and adamw, as is `eps`."""
+    eps: float = 1e-8
+    decay: float | Literal["cosine"] = 1.0
+    """Factor of lr after every `decay_every` rounds, or half a cosine wave from lr down to 0 after the last round."""
+    decay_every: int = 1
 
     def __post_init__(self) -> None:
+        epochs, steps, nesterov = self.epochs, self.steps, self.nesterov
+        sgd = self.optimizer == "sgd"
+        if epochs is None:
+            long = steps is not None and steps >= 1, "1 or more where local.epochs is null"
+        else:
+            long = steps is None, f"null beside local.epochs={epochs}; set local.epochs=null"
         rules = {
-            "epochs": (self.epochs >= 1, "1 or more"),
+            "epochs": (epochs is None or epochs >= 1, "1 or more, or null beside local.steps"),
+            "steps": long,
             "batch_size": (self.batch_size >= 2, "2 or more (one-sample batches are skipped)"),
             "lr": (0 < self.lr < math.inf, "a positive number"),
             "momentum": (0 <= self.momentum < 1, "at least 0 and below 1"),
             "weight_decay": (0 <= self.weight_decay < math.inf, "0 or more"),
             "clip": (0 <= self.clip < math.inf, "0 or more"),
+            "nesterov": (not nesterov or (sgd and self.momentum > 0), "false but for sgd with momentum"),
+            "betas": (len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two numbers from 0 to below 1"),
+            "eps": (0 < self.eps < math.inf, "a positive number"),
+            "decay": (self.decay == "cosine" or 0 < self.decay <= 1, "above 0 and at most 1, or cosine"),
+            "decay_every": (self.decay_every >= 1, "1 or more"),
         }
         for field, (holds, allowed) in rules.items():
             if not holds:
@@ -47,6 +74,70 @@ class Local:
     def during(self, phase: Phase) -> Local:
         """Return the values that hold in a phase."""
         return replace(self, **dict[str, Any](phase.sgd)) if phase.sgd else self
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the learning rate depends on the round."""
+        return self.decay != 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is what a `Phase.step` takes the place of: SGD at one learning rate."""
+        return self.optimizer == "sgd" and not self.scheduled
+
+    def at(self, number: int, rounds: int) -> Local:
+        """Return the values that hold in round `number` (from 1) of `rounds`.
+
+        As by torch.optim.lr_scheduler's CosineAnnealingLR, and StepLR or ExponentialLR (`decay_every=1`), stepped once
+        a round; the rate never rounds to zero.
+        """
+        if not self.scheduled:
+            return self
+        past = (number - 1) // self.decay_every
+        if isinstance(self.decay, str):
+            scale = (1 + math.cos(math.pi * past * self.decay_every / rounds)) / 2
+        else:
+            scale = self.decay**past
+        return replace(self, lr=max(self.lr * scale, torch.finfo(torch.float32).tiny))
+
+
+class Moments(NamedTuple):
+    """Hold what an optimiser remembers of each leaf; it is zero where a mask is False (`parked` sees to it).
+
+    first: momentum, or Adam's mean gradient. second, counts: Adam's mean square, and the number of steps taken (per
+    entry where a mask is element-wise), else empty.
+    """
+
+    first: list[Tensor]
+    second: Sequence[Tensor] = ()
+    counts: Sequence[Tensor] = ()
+
+    def of(self, places: Sequence[int], rows: slice | None = None) -> Moments:
+        """Return those of some leaves, perhaps of the leading rows alone."""
+        return Moments(*([own[i] if rows is None else own[i][rows] for i in places] if own else [] for own in self))
+
+    def leaves(self) -> list[Tensor]:
+        """Return all of them."""
+        return [leaf for own in self for leaf in own]
+
+
+def at_rest(plan: TrainPlan, start: Tree, stacked: bool = False) -> Moments:
+    """Return what the optimiser of a plan remembers before its first step. stacked: axis 0 is the client."""
+    leaves = tree.leaves(start)
+    first = [torch.zeros_like(leaf) for leaf in leaves]
+    if plan.local.optimizer == "sgd":
+        return Moments(first)
+    moves = [movement(phase, start) for phase in plan.phases]
+    masked = {i for own in moves for i, mask in zip(own.moving, own.masks, strict=True) if mask is not None}
+    counts = []
+    for i, leaf in enumerate(leaves):
+        if i in masked:
+            counts.append(torch.zeros_like(leaf))
+        elif stacked:
+            counts.append(leaf.new_zeros(len(leaf), *[1] * (leaf.dim() - 1)))
+        else:
+            counts.append(torch.zeros(()))  # on the host, as in torch.optim
+    return Moments(first, [torch.zeros_like(leaf) for leaf in leaves], counts)
 
 
 def clipped(grads: list[Tensor], masks: list[Tensor | None], limit: float, stacked: bool) -> list[Tensor]:
@@ -62,28 +153,71 @@ def clipped(grads: list[Tensor], masks: list[Tensor | None], limit: float, stack
 
 def update_(
     params: list[Tensor],
-    velocity: list[Tensor],
+    moments: Moments,
     grads: list[Tensor],
     masks: list[Tensor | None],
     local: Local,
     stacked: bool = False,
+    rates: Tensor | None = None,
 ) -> None:
-    """One SGD step on lists of tensors, in place. Entries whose mask is False hold still.
+    """One step of the optimiser on lists of tensors, in place. Entries whose mask is False hold still.
 
     masks: boolean, or the same as `bits`.
-    velocity: zero where a mask is False (`parked` sees to it), and so it stays.
     stacked: axis 0 is the client.
+    rates: each client's learning rate `[clients]`, in place of `local.lr`.
     """
     if local.clip:
         grads = clipped(grads, masks, local.clip, stacked)
-    if local.weight_decay:
+    if local.weight_decay and local.optimizer != "adamw":
         grads = list(torch._foreach_add(grads, params, alpha=local.weight_decay))
     grads = [_only(mask, grad) for grad, mask in zip(grads, masks, strict=True)]
+    if local.optimizer != "sgd":
+        for leaf, grad, mask, mean, square, count in zip(params, grads, masks, *moments, strict=True):
+            lr = local.lr if rates is None else _beside(rates, leaf)
+            _adam_(leaf, grad, mask, mean, square, count, local, lr)
+        return
     if local.momentum:
-        torch._foreach_mul_(velocity, local.momentum)
-        torch._foreach_add_(velocity, grads)
-        grads = velocity
-    torch._foreach_add_(params, grads, alpha=-local.lr)
+        torch._foreach_mul_(moments.first, local.momentum)
+        torch._foreach_add_(moments.first, grads)
+        ahead = local.nesterov
+        grads = list(torch._foreach_add(grads, moments.first, alpha=local.momentum) if ahead else moments.first)
+    if rates is None:
+        torch._foreach_add_(params, grads, alpha=-local.lr)
+        return
+    for leaf, grad in zip(params, grads, strict=True):
+        leaf.addcmul_(grad, _beside(rates, leaf), value=-1)
+
+
+def _adam_(
+    leaf: Tensor,
+    grad: Tensor,
+    mask: Tensor | None,
+    mean: Tensor,
+    square: Tensor,
+    count: Tensor,
+    local: Local,
+    lr: float | Tensor,
+) -> None:
+    """Adam's step of one leaf (Kingma and Ba, ICLR 2015; AdamW: Loshchilov and Hutter, ICLR 2019)."""
+    one, two = local.betas
+    count += 1 if mask is None else mask.bool()
+    if local.weight_decay and local.optimizer == "adamw":
+        kept = 1 - lr * local.weight_decay
+        leaf.mul_(kept if mask is None else torch.where(mask.bool(), kept, 1.0))
+    mean.lerp_(grad, 1 - one)
+    square.mul_(two).addcmul_(grad, grad, value=1 - two)
+    if not count.dim():  # in Python's numbers, as torch.optim does it
+        number = float(count)
+        leaf.addcdiv_(mean, (square.sqrt() / (1 - two**number) ** 0.5).add_(local.eps), value=-lr / (1 - one**number))
+        return
+    taken = count.clamp(min=1)  # an entry that has never moved has no moments
+    first, second = (-torch.expm1(taken * (math.log(beta) if beta else -math.inf)) for beta in (one, two))
+    leaf.sub_(mean / (square.sqrt() / second.sqrt()).add_(local.eps) * (lr / first))
+
+
+def _beside(rates: Tensor, leaf: Tensor) -> Tensor:
+    """Numbers per client `[clients]`, in a shape that goes with a stacked leaf."""
+    return rates.view(-1, *[1] * (leaf.dim() - 1))
 
 
 def bits(mask: Tensor, like: Tensor) -> Tensor:
@@ -104,9 +238,11 @@ def _only(mask: Tensor | None, grad: Tensor) -> Tensor:
 
 
 @contextmanager
-def parked(velocity: list[Tensor], masks: list[Tensor | None], local: Local) -> Iterator[None]:
-    """While a phase lasts: no momentum where a mask is False. It is put back afterwards, as it was."""
-    held = [(buffer, mask) for buffer, mask in zip(velocity, masks, strict=True) if mask is not None and local.momentum]
+def parked(moments: Moments, masks: list[Tensor | None], local: Local) -> Iterator[None]:
+    """While a phase lasts: no moments where a mask is False. They are put back afterwards, as they were."""
+    needed = local.momentum or local.optimizer != "sgd"
+    pairs = [pair for own in (moments.first, moments.second) for pair in zip(own, masks, strict=bool(own))]
+    held = [(buffer, mask) for buffer, mask in pairs if mask is not None and needed]
     kept = [torch.where(mask, 0.0, buffer) for buffer, mask in held]
     for buffer, mask in held:
         buffer.copy_(torch.where(mask, buffer, 0.0))
@@ -168,8 +304,23 @@ class TrainPlan:
 
 
 def training(method: Method, local: Local, server: Tree, client: dict[str, Tree], start: Tree) -> TrainPlan:
-    """Return the plan of a method's own local training."""
-    return TrainPlan(method.loss, method.phases(server, client, start, local.epochs), local)
+    """Return the plan of a method's own local training.
+
+    Raises: FedpflError where `local` has an optimiser or a schedule and a phase makes its own steps.
+    """
+    phases = method.phases(server, client, start, local.epochs or 1)
+    if not local.plain and any(phase.step for phase in phases):
+        raise FedpflError(own_steps(type(method).__name__, local))
+    return TrainPlan(method.loss, phases, local)
+
+
+def own_steps(method: str, local: Local) -> str:
+    """Say that a method which makes its own steps has no use for an optimiser or a schedule."""
+    key = "optimizer" if local.optimizer != "sgd" else "decay"
+    return (
+        f"local.{key}={getattr(local, key)} has no part in {method}, which makes its own steps; leave it at "
+        f"{getattr(Local, key)}"
+    )
 
 
 class Steps(NamedTuple):
@@ -185,13 +336,26 @@ class Steps(NamedTuple):
     random: Tensor
 
 
-def steps(phase: Phase, epochs: range, batch_size: int, draws: Draws, federation: Federation, client: int) -> Steps:
+def steps(
+    phase: Phase,
+    epochs: range,
+    batch_size: int,
+    draws: Draws,
+    federation: Federation,
+    client: int,
+    fixed: int | None = None,
+) -> Steps:
     """Deal a client's samples to the steps of some epochs of a phase, reshuffled each epoch.
 
     A last partial minibatch is kept, a lone sample not; minibatches that do not make a whole step are left out.
+    fixed: so many steps take the place of an epoch, from one pass over the samples into the next.
     """
     samples = len(federation.train[client])
     count = (samples // batch_size + (samples % batch_size > 1)) // phase.batches
+    now = slice(None)
+    if fixed and count:
+        first, last = fixed * epochs.start, fixed * epochs.stop
+        epochs, now = range(first // count, -(-last // count)), slice(first % count, first % count + last - first)
     batch = min(batch_size, samples)
     room = count * phase.batches * batch
     taken = min(samples, room)
@@ -204,7 +368,8 @@ def steps(phase: Phase, epochs: range, batch_size: int, draws: Draws, federation
             views[place, :taken] = draws.views(client, phase.stream, epoch, samples, federation.views)[order]
     random = [draws.random(client, phase.stream, epoch, count, phase.randoms) for epoch in epochs]
     shape = (len(epochs) * count, phase.batches, batch)
-    return Steps(positions.view(shape), views.view(*shape, federation.views), torch.cat(random))
+    whole = Steps(positions.view(shape), views.view(*shape, federation.views), torch.cat(random))
+    return Steps(*(part[now] for part in whole))
 
 
 class Tuning(NamedTuple):
@@ -221,7 +386,7 @@ def fine_tuning(method: Method, tuning: Tuning, parts: Parts, params: Tree) -> T
     def loss(net: Bound, params: Tree, batch: Batch, server: Tree, client: dict[str, Tree]) -> Tensor:
         return batch.cross_entropy(method.predict(net, params, batch.x))
 
-    phases = method.finetuning(params, parts, tuning.local.epochs)
+    phases = method.finetuning(params, parts, tuning.local.epochs or 1)
     if tuning.part == "head":
         phases = [phase._replace(mask=_named(params, parts.head)) for phase in phases]
     return TrainPlan(loss, phases, tuning.local, tuned=True)

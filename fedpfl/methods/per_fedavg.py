@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -32,6 +32,8 @@ class PerFedAvg(Method):
         in a common port.
     adapt_steps: gradient steps on the client's first minibatches before it is evaluated.
     """
+
+    own_steps: ClassVar[bool] = True
 
     version: Literal["fo", "hf"] = "fo"
     inner_lr: float = 0.01

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ class PFedMe(Method):
 
     lam: pull of th and w to each other. mu: decay of th, in the authors' code only. average: `uniform` or by `samples`.
     """
+
+    own_steps: ClassVar[bool] = True
 
     lam: float = 15.0
     inner_steps: int = 5

@@ -6,7 +6,7 @@ Nothing here knows methods, data or the engine: rows and summaries are plain map
 from fedpfl.record.choose import check_logger, open_sinks
 from fedpfl.record.environment import describe, source
 from fedpfl.record.picture import partition_picture
-from fedpfl.record.rundir import Absent, RunDirectory
+from fedpfl.record.rundir import Absent, RunDirectory, ended
 from fedpfl.record.sinks import Console, LogFile, RunInfo, Sink, Sinks, add_to_log
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "add_to_log",
     "check_logger",
     "describe",
+    "ended",
     "open_sinks",
     "partition_picture",
     "source",

@@ -103,10 +103,10 @@ class RunDirectory:
         """A copy of what summary.json holds."""
         return dict(self._summary)
 
-    def restore(self) -> dict[str, Any] | None:
-        """The last checkpoint, or None; the rows are those up to it. Call before the first `row`.
+    def restore(self, earlier: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """The last checkpoint, else `earlier` (of another run), or None; the rows are those up to it.
 
-        Its tensors are on the CPU, and stay in the file until they are read.
+        Call before the first `row`. Its tensors are on the CPU, and stay in the file until they are read.
 
         Raises FedpflError where state.pt is damaged, cannot be read or belongs to a different run.
         """
@@ -117,11 +117,12 @@ class RunDirectory:
             if not state.exists():
                 self._guard()
                 files.remove(self.path, "rounds.csv")
-                return None
+                if earlier is None:
+                    return None
         except OSError as error:
             raise files.refused(rounds, error) from None
-        payload = checkpoint.load(state)
-        if payload.pop("identity", self._identity) != self._identity:
+        payload = checkpoint.load(state) if state.exists() else {**earlier} if earlier else {}
+        if payload.pop("identity", self._identity) != self._identity and state.exists():
             raise self._other_run()
         texts = payload.pop("files", None)
         if texts is None:  # of an older version
@@ -354,6 +355,18 @@ class RunDirectory:
         return FedpflError(
             f"run directory {self.path} holds a different run; choose another with hydra.run.dir=... or remove it"
         )
+
+
+def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The summary and the checkpoint of a finished run. Raises FedpflError where it is none, or has no checkpoint."""
+    summary, whole = _read_summary(path)
+    if not whole:
+        raise files.damaged(path / "summary.json")
+    if summary.get("status") != "finished":
+        raise FedpflError(f"{path} holds no finished run; give the directory of one, outputs/.../seed...")
+    if not (path / "state.pt").exists():
+        raise FedpflError(f"{path} has no state.pt, as of a run with checkpoint.keep=false; run it anew")
+    return summary, checkpoint.load(path / "state.pt")
 
 
 class Absent:

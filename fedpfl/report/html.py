@@ -27,7 +27,12 @@ from fedpfl.report.text import whole
 
 SETUP = {
     **{"model": "model.name", "clients": "clients", "participation": "participation"},
-    **{"local epochs": "local.epochs", "batch size": "local.batch_size", "learning rate": "local.lr"},
+    **{
+        "local epochs": "local.epochs",
+        "local steps": "local.steps",
+        "batch size": "local.batch_size",
+        "learning rate": "local.lr",
+    },
     **{"momentum": "local.momentum", "weight decay": "local.weight_decay", "evaluated every": "eval.every"},
     **{"fine-tuning epochs": "eval.finetune_epochs", "precision": "engine.precision"},
 }

@@ -20,6 +20,7 @@ from fedpfl.report.table import Cell, Column, Table
 COLUMNS = {
     "words": Column("status"),
     "experiment": Column("experiment", spare=True),
+    "name": Column("name", spare=True),
     "label": Column("method"),
     "dataset": Column("data set"),
     "partition": Column("partition"),
@@ -99,10 +100,12 @@ def ordered(listed: Iterable[Entry], key: str = "run", reverse: bool = False) ->
 
 def table(listed: Sequence[Entry]) -> Table:
     """Return the list as a table; the reasons of broken, failed and diverged runs are its first notes."""
+    named = any(entry.record["name"] for entry in listed)
+    columns = {key: column for key, column in COLUMNS.items() if named or key != "name"}
     rows = []
     for entry in listed:
         more = {"words": entry.state.words, "age": time.time() - entry.state.changed}
-        rows.append([Cell((entry.record | more)[key]) for key in COLUMNS])
+        rows.append([Cell((entry.record | more)[key]) for key in columns])
     counts = [(status, sum(entry.state.status == status for entry in listed)) for status in STATUSES]
     told = ", ".join(f"{count} {status}" for status, count in counts if count)
     last = (
@@ -112,7 +115,7 @@ def table(listed: Sequence[Entry]) -> Table:
     )
     reasons = [f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason]
     frame = pd.DataFrame([entry.record for entry in listed], dtype=object)
-    return Table("", tuple(COLUMNS.values()), rows, frame, notes=(*reasons, last))
+    return Table("", tuple(columns.values()), rows, frame, notes=(*reasons, last))
 
 
 def as_json(listed: Sequence[Entry]) -> str:
@@ -130,6 +133,7 @@ def _record(found: State, label: str) -> dict[str, Any]:
         "round": run.reached if run else None,
         "rounds": run.planned if run else None,
         "experiment": _experiment(found) or None,
+        "name": (run.get("name") or None) if run else None,
         "method": run.method_name if run else None,
         "label": label or None,
         "dataset": run.dataset if run else None,

@@ -46,8 +46,9 @@ def _named(names: str, **others: str) -> dict[str, str]:
 
 # In the order of the paper's tables, the method under study last.
 METHODS = _named(
-    "Local-Only, FedAvg, FedProx, SCAFFOLD, FedPer, APFL, LG-FedAvg, FedRep, FedBABU, FedBN, FedRoD, Ditto, pFedMe, "
-    "Per-FedAvg, FedPAC, pFedFDA, FLUTE, FedDPA, FLOCO, FedALA, FedSelect, Update magnitude, SeqFedEDT, "
+    "Local-Only, FedAvg, FedAvgM, FedAdam, FedYogi, FedProx, SCAFFOLD, FedPer, APFL, LG-FedAvg, FedRep, FedBABU, "
+    "FedBN, FedRoD, Ditto, pFedMe, Per-FedAvg, FedPAC, pFedFDA, FLUTE, FedDPA, FLOCO, FedALA, FedSelect, "
+    "Update magnitude, SeqFedEDT, "
     "Random dropout, FjORD, HeteroFL, FedRolex, FlexFL, Hermes, FedMP, PruneFL, FedSPU, pFedSD, FedCAC, FedPURIN, "
     "SubFLOT, FedOBP",
     **{"Update magnitude": "pspfl"},
@@ -378,6 +379,8 @@ def _partition(values: Mapping[str, Any]) -> str:
         return f"Dir({values['alpha']:g}){after[name]}"
     if name == "iid":
         return "IID"
+    if name == "file":
+        return f"File({plain(Path(str(values['path'])).name)})"
     name = name.replace("shuffled_", "shuffled ").capitalize()
     told = [value for key, value in values.items() if key not in ("name", *_SPLIT_DETAILS) and value is not True]
     numbers = [f"{value:g}" for value in told if isinstance(value, int | float)]

@@ -113,6 +113,24 @@ def test_no_step_makes_the_host_wait(method, graphs):
     assert waits[0] == waits[1]
 
 
+@pytest.mark.parametrize("method", [FedAvg(), FedSelect(p=0.5)], ids=lambda m: type(m).__name__)
+def test_a_replayed_step_has_the_rate_of_its_round_and_makes_nobody_wait(method):
+    local = dataclasses.replace(LOCAL, optimizer="adamw", decay=0.5, eps=0.1)
+    ends, waits = [], []
+    for device in (GPU, CPU):
+        federation, net = federate().to(device), tiny()
+        runner = make(Engine("batched", graphs=device is GPU), net, device)
+        state = begin(method, net, 10, device)
+        for number in range(1, 5):
+            seen.reset()
+            state, _ = play(runner, method, federation, state, COHORTS[0], local.at(number, 4), 0)
+        waits.append(set(seen.waits) - set(REASONS))
+        ends.append(tree.to(flatten(state), CPU))
+        assert device is CPU or (seen.replays and not seen.captures)
+    assert_close(*ends, atol=1e-5)
+    assert waits == [set(), set()]
+
+
 def test_an_evaluation_is_fetched_at_once():
     federation, net = federate().to(GPU), tiny()
     runner, state = make(Engine("batched"), net, GPU), begin(FedAvg(), net, 10, GPU)

@@ -3,7 +3,7 @@
 One model, `torch.optim.SGD`, nothing shared with the package. Batch orders and cohorts are inputs.
 Sources: arXiv:1602.05629 (FedAvg), arXiv:2604.16574 eqs. 7-9, 19, 21 (FedOBP), arXiv:1912.00818 (FedPer),
 arXiv:2012.04221 (Ditto), arXiv:2102.07078 (FedRep), arXiv:2001.01523 (LG-FedAvg), arXiv:2106.06042 (FedBABU),
-arXiv:2102.07623 (FedBN), arXiv:1812.06127 (FedProx),
+arXiv:2102.07623 (FedBN), arXiv:1812.06127 (FedProx), arXiv:1909.06335 (FedAvgM), arXiv:2003.00295 (FedAdam, FedYogi),
 arXiv:1910.06378 (SCAFFOLD).
 """
 
@@ -130,6 +130,35 @@ def fedavg(s: Setting, mu: float = 0.0) -> Result:
         trained = [train(s, shared, t, i, near=shared if mu else None, lam=mu) for i in cohort]
         result.after.append([hits(s, w, i) for i, w in zip(cohort, trained, strict=True)])
         shared = average(s, cohort, trained)
+        result.shared.append(shared)
+        result.personal.append([shared] * len(s.clients))
+    return result
+
+
+def fedopt(s: Setting, kind: str, lr: float, beta1: float, beta2: float = 0.0, tau: float = 0.0) -> Result:
+    """Server optimisers in float64: `avgm` (its beta1 is the momentum), `adam` and `yogi` of Algorithm 2."""
+    result, shared = Result(), s.initial
+    m = {k: torch.zeros_like(x, dtype=torch.double) for k, x in shared.items()}
+    v = {k: torch.full_like(x, tau**2, dtype=torch.double) for k, x in shared.items()}
+    for t, cohort in enumerate(s.cohorts, 1):
+        result.before.append([hits(s, shared, i) for i in cohort])
+        trained = [train(s, shared, t, i) for i in cohort]
+        result.after.append([hits(s, w, i) for i, w in zip(cohort, trained, strict=True)])
+        mean, moved = average(s, cohort, trained), {}
+        for k, x in shared.items():
+            delta = mean[k].double() - x.double()
+            if kind == "avgm":
+                m[k] = beta1 * m[k] + delta
+                step = lr * m[k]
+            else:
+                m[k] = beta1 * m[k] + (1 - beta1) * delta
+                if kind == "adam":
+                    v[k] = beta2 * v[k] + (1 - beta2) * delta**2
+                else:
+                    v[k] = v[k] - (1 - beta2) * delta**2 * torch.sign(v[k] - delta**2)
+                step = lr * m[k] / (v[k] ** 0.5 + tau)
+            moved[k] = (x.double() + step).float()
+        shared = moved
         result.shared.append(shared)
         result.personal.append([shared] * len(s.clients))
     return result

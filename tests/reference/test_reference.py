@@ -11,7 +11,22 @@ import pytest
 import torch
 
 from fedpfl import tree
-from fedpfl.methods import Ditto, FedAvg, FedBABU, FedBN, FedOBP, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly, Scaffold
+from fedpfl.methods import (
+    Ditto,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedBABU,
+    FedBN,
+    FedOBP,
+    FedPer,
+    FedProx,
+    FedRep,
+    FedYogi,
+    LGFedAvg,
+    LocalOnly,
+    Scaffold,
+)
 from tests.conftest import COHORTS, HEAD, LOCAL, assert_close, rounds, row
 from tests.reference import plain
 from tests.reference.conftest import SEED
@@ -35,12 +50,18 @@ METHODS = {
     "fedrep-long": (FedRep(body_epochs=2, head_epochs=3), lambda s: plain.fedrep(s, HEAD, 3, 2)),
     "fedbabu": (FedBABU(), lambda s: plain.fedbabu(s, HEAD)),
     "fedprox": (FedProx(mu=0.5), lambda s: plain.fedavg(s, mu=0.5)),
+    "fedavgm": (FedAvgM(), lambda s: plain.fedopt(s, "avgm", 1.0, 0.9)),
+    "fedavgm-slow": (FedAvgM(lr=0.3, momentum=0.5), lambda s: plain.fedopt(s, "avgm", 0.3, 0.5)),
+    "fedadam": (FedAdam(), lambda s: plain.fedopt(s, "adam", 0.01, 0.9, 0.99, 0.001)),
+    "fedadam-wide": (FedAdam(0.1, 0.5, 0.6, 0.05), lambda s: plain.fedopt(s, "adam", 0.1, 0.5, 0.6, 0.05)),
+    "fedyogi": (FedYogi(), lambda s: plain.fedopt(s, "yogi", 0.01, 0.9, 0.99, 0.001)),
+    "fedyogi-wide": (FedYogi(0.1, 0.5, 0.6, 0.05), lambda s: plain.fedopt(s, "yogi", 0.1, 0.5, 0.6, 0.05)),
 }
 
 
 def flat(server):
-    """FedBABU's body alone: its server keeps the head apart."""
-    return server.get("body", server)
+    """The model alone: FedBABU's server keeps the head apart, others an optimiser's moments."""
+    return server.get("body", server.get("model", server))
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +120,25 @@ def test_fedbn_and_fedrep_with_batch_normalisation(backend, expected_with_norm, 
     got = {**state.server, **state.server_buffers["main"]}
     del got["norm.num_batches_tracked"]
     assert_close(got, {name: want.shared[-1][name] for name in got}, atol=5e-6, rtol=1e-5)
+
+
+def test_a_server_at_rest_takes_the_mean(net, federation):
+    plain, own = (rounds(method, net, federation, seed=SEED)[0][-1] for method in (FedAvg(), FedAvgM(momentum=0.0)))
+    assert_close(plain.server, own.server["model"], atol=1e-7, rtol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "message"),
+    [
+        (FedAvgM, {"momentum": 1.0}, "momentum must be at least 0 and below 1"),
+        (FedAvgM, {"lr": 0.0}, "lr must be a positive number"),
+        (FedAdam, {"tau": 0.0}, "tau must be a positive number"),
+        (FedYogi, {"beta2": 1.0}, "beta2 must be at least 0 and below 1"),
+    ],
+)
+def test_server_optimisers_out_of_range(method, values, message):
+    with pytest.raises(ValueError, match=message):
+        method(**values)
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])

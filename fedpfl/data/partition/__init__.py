@@ -1,8 +1,8 @@
 """Who holds which samples. Each scheme is a pure function of labels, number of clients and seed.
 
-Schemes return disjoint sets of indices (but for fixed_dirichlet, whose clients may share samples), at least one
-training sample per client, and the client's own test split: of a client's n shuffled samples the first
-`int(test_fraction * n)`, or samples of the data set's original test part.
+Schemes return disjoint sets of indices (but for fixed_dirichlet and files, whose clients may share samples), at least
+one training sample per client, and the client's own test split: of a client's n shuffled samples the first
+`int(test_fraction * n)`, or samples of the data set's original test part, or what a file says.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from fedpfl.data.datasets import Samples
 from fedpfl.data.partition.common import Index, Partition
-from fedpfl.data.partition.file import load, save
+from fedpfl.data.partition.file import file
 from fedpfl.data.partition.parts import fixed_dirichlet, groups, shuffled_shards
 from fedpfl.data.partition.skew import dirichlet, iid, published, shards
 
@@ -23,12 +23,11 @@ __all__ = [
     "Partition",
     "deal",
     "dirichlet",
+    "file",
     "fixed_dirichlet",
     "groups",
     "iid",
-    "load",
     "published",
-    "save",
     "shards",
     "shuffled_shards",
 ]
@@ -41,6 +40,7 @@ SCHEMES: dict[str, Callable[..., Partition]] = {
     "groups": groups,
     "shuffled_shards": shuffled_shards,
     "fixed_dirichlet": fixed_dirichlet,
+    "file": file,
 }
 
 GIVEN = ("y", "clients", "seed", "groups", "group_names", "test_from")

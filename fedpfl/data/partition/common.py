@@ -17,11 +17,15 @@ Generator = np.random.Generator | np.random.RandomState
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Sample indices per client, int64; `attempts` counts the draws that the published scheme needed."""
+    """Sample indices per client, int64; `attempts` counts the draws that the published scheme needed.
+
+    validation: where a file holds samples out; else empty.
+    """
 
     train: tuple[Index, ...]
     test: tuple[Index, ...]
     attempts: int = 1
+    validation: tuple[Index, ...] = ()
 
 
 # Steps

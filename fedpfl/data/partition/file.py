@@ -1,78 +1,139 @@
-"""A partition as a file."""
+"""A partition from a file."""
 
 from __future__ import annotations
 
-import os
-import tempfile
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedpfl import memory
 from fedpfl.data import npz
-from fedpfl.data.partition.common import Index, Partition
+from fedpfl.data.partition.common import Index, Partition, checked_labels, split
 from fedpfl.errors import FedpflError
 
-INT = np.dtype(np.int64)
+SPLITS = ("train", "test", "validation")
+Owned = list[Index] | dict[str, list[Index]]
+"""Indices per client, of all its samples or by split."""
 
 
-def save(partition: Any, path: Path | str) -> None:
-    """Write a partition as .npz without pickle: flat indices and offsets, for train and test; atomic.
+def file(y: Any, clients: int, seed: int, *, path: Path | str, test_fraction: float = 0.25) -> Partition:
+    """Deal samples as a file says, by their places in the data set: a run's partition.npz, or JSON.
 
-    `partition` is a `Partition`, anything else with `train` and `test`, or a pair `(train, test)`, each one sequence of
-    index arrays or tensors per client.
+    JSON holds a list or an object with an entry per client: an object of its `train`, `test` and, if there are any,
+    `val` (or `validation`) samples, or a list of all its samples, which `test_fraction` and the seed split. FL-bench's
+    partition has such a list under `data_indices`.
+
+    Raises: FedpflError if the file is absent, is no such file, or does not fit the data set or the number of clients.
     """
-    train, test = (partition.train, partition.test) if hasattr(partition, "train") else partition
-    path = Path(path)
-    arrays: dict[str, Any] = {"attempts": np.int64(getattr(partition, "attempts", 1))}
-    for name, parts in (("train", train), ("test", test)):
-        pieces = [np.asarray(part, np.int64) for part in parts]
-        arrays[f"{name}_indices"] = np.concatenate([np.empty(0, np.int64), *pieces])
-        arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp gives 0600
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    y = checked_labels(y, clients, seed, test_fraction)
+    if not isinstance(path, str | Path):
+        raise FedpflError(f"partition.path must be a path, got {path!r}")
+    path = Path(path).expanduser()
+    parts = _parts(_read(path), test_fraction, seed)
+    _check(parts, clients, len(y), path)
+    return parts
 
 
-def load(path: Path | str) -> Partition:
-    """Read what `save` wrote.
-
-    Raises: FedpflError if the file is absent or is not such a file.
-    """
-    try:
-        if not Path(path).is_file():
-            raise FedpflError(f"partition file {path} does not exist; check the path")
-        with npz.opened(Path(path)) as arrays:
-            train, test = (
-                _parts(arrays[f"{name}_indices"](), arrays[f"{name}_offsets"]()) for name in ("train", "test")
-            )
-            if len(train) != len(test):
-                raise ValueError("it has other numbers of training and of test parts")
-            return Partition(train, test, int(arrays["attempts"]()))
-    except FedpflError:
-        raise
-    except Exception as error:  # zipfile and numpy raise a dozen kinds
+def _read(path: Path) -> Owned:
+    """What a file says, in whichever form."""
+    if not path.is_file():
+        raise FedpflError(f"partition.path: there is no file {path}; check the path")
+    if path.suffix not in (".npz", ".json"):
         raise FedpflError(
-            f"partition file {path} cannot be read ({type(error).__name__}); delete it to have it made again"
+            f"partition.path must end in .npz or .json, got {path}; a pickle could run code, so it is not read: "
+            "docs/data.md has the line that writes one as JSON"
+        )
+    try:
+        return _npz(path) if path.suffix == ".npz" else _json(path)
+    except Exception as error:  # zipfile, numpy and json raise a dozen kinds
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise FedpflError(
+            f"partition.path: {path} cannot be read as a partition ({reason}); see docs/data.md"
         ) from None
 
 
-def _parts(indices: np.ndarray, offsets: np.ndarray) -> tuple[Index, ...]:
-    steps = np.diff(offsets)
+def _npz(path: Path) -> dict[str, list[Index]]:
+    """Flat indices and offsets of each split, as runs write them."""
+    with npz.opened(path) as arrays:
+        names = [name for name in SPLITS if name != "validation" or f"{name}_indices" in arrays]
+        owned = {name: _cut(arrays[f"{name}_indices"](), arrays[f"{name}_offsets"]()) for name in names}
+    if len({len(parts) for parts in owned.values()}) > 1:
+        raise ValueError("its splits have other numbers of clients")
+    return owned
+
+
+def _cut(indices: np.ndarray, offsets: np.ndarray) -> list[Index]:
     if (
         indices.ndim != 1
+        or offsets.ndim != 1
+        or {indices.dtype, offsets.dtype} != {np.dtype(np.int64)}
         or offsets[0] != 0
         or offsets[-1] != len(indices)
-        or (steps < 0).any()
-        or {indices.dtype, offsets.dtype} != {INT}
+        or (np.diff(offsets) < 0).any()
     ):
         raise ValueError("its offsets do not cut its indices into parts")
-    return tuple(np.split(indices, offsets[1:-1]))
+    return np.split(indices, offsets[1:-1])
+
+
+def _json(path: Path) -> Owned:
+    """One entry per client, by number if they are numbered, else as they come."""
+    memory.check(8 * path.stat().st_size, path.name)
+    held = json.loads(path.read_bytes())
+    held = held.get("data_indices", held) if isinstance(held, Mapping) else held
+    if isinstance(held, Mapping):
+        numbers = all(key.isdecimal() for key in held)
+        held = [held[key] for key in (sorted(held, key=int) if numbers else held)]
+    if not isinstance(held, list) or not held:
+        raise ValueError("it has no entry per client")
+    if all(isinstance(own, list) for own in held):
+        return [_indices(own, client) for client, own in enumerate(held)]
+    owned: dict[str, list[Index]] = {name: [] for name in SPLITS}
+    for client, own in enumerate(held):
+        known = {"val": "validation", **{name: name for name in SPLITS}}
+        if not isinstance(own, Mapping) or not {"train", "test"} <= own.keys() <= known.keys():
+            raise ValueError(f"client {client} has neither a list of samples nor train, test and val")
+        for name, values in {"validation": [], **{known[name]: own[name] for name in own}}.items():
+            owned[name].append(_indices(values, client))
+    return owned
+
+
+def _indices(values: Any, client: int) -> Index:
+    found = np.asarray(values)
+    if not isinstance(values, list) or found.ndim != 1 or (values and found.dtype.kind != "i"):
+        raise ValueError(f"the samples of client {client} are no list of whole numbers")
+    return found.astype(np.int64)
+
+
+def _parts(owned: Owned, test_fraction: float, seed: int) -> Partition:
+    if isinstance(owned, list):
+        return split(owned, test_fraction, np.random.default_rng(seed))
+    held = owned.get("validation", [])
+    return Partition(tuple(owned["train"]), tuple(owned["test"]), validation=tuple(held) if any(map(len, held)) else ())
+
+
+def _check(parts: Partition, clients: int, samples: int, path: Path) -> None:
+    """Raises FedpflError for what does not fit, or would be tested on what somebody trains on."""
+    if len(parts.train) != clients:
+        raise FedpflError(f"clients must be {len(parts.train)}, as {path} deals to so many, got {clients}")
+    role = np.zeros(samples, np.int8)  # which splits have a sample, as bits
+    for bit, name in enumerate(SPLITS):
+        for client, own in enumerate(getattr(parts, name)):
+            if len(own) and not 0 <= own.min() <= own.max() < samples:
+                wrong = own[(own < 0) | (own >= samples)][0]
+                raise FedpflError(
+                    f"partition.path: client {client} of {path} has sample {wrong}, and the data set has {samples}; it "
+                    "was made for another one"
+                )
+            if len(np.unique(own)) < len(own):
+                raise FedpflError(f"partition.path: client {client} of {path} has a {name} sample twice; mend the file")
+            role[own] |= 1 << bit
+        if name == "train" and (empty := [client for client, own in enumerate(parts.train) if not len(own)]):
+            raise FedpflError(f"partition.path: client {empty[0]} of {path} has no training samples; leave it out")
+    if (shared := (role & 1 > 0) & (role > 1)).any():
+        raise FedpflError(
+            f"partition.path: sample {shared.argmax()} of {path} is for training and for testing or validation too; "
+            "mend the file"
+        )

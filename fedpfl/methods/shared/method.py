@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Generator, Tensor
@@ -68,6 +68,9 @@ class Method:
     on tensor values, as the engine vectorises the hooks over clients. Some hooks say that they are called client by
     client on every backend; these may branch, optimise and solve. Hooks are annotated here, and nowhere else.
     """
+
+    own_steps: ClassVar[bool] = False
+    """Whether `phases` has a `Phase.step`: the run's optimiser and schedule would have no part in it."""
 
     def __post_init__(self) -> None:
         """Check what annotations say of the values."""
@@ -207,7 +210,7 @@ class Method:
 
 def hooks() -> list[str]:
     """Return the names of all hooks."""
-    return [name for name in vars(Method) if not name.startswith("_") and name != "check"]
+    return [name for name, hook in vars(Method).items() if callable(hook) and name[0] != "_" and name != "check"]
 
 
 def flag(like: Tree) -> Tensor:

@@ -1,0 +1,57 @@
+"""FedAdam: Adam at the server."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedpfl import tree
+from fedpfl.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedAdam(FedAvg):
+    """FedAdam (Reddi et al., ICLR 2021, arXiv:2003.00295): Algorithm 2.
+
+    With D the mean of the clients' changes: m <- beta1 m + (1 - beta1) D, v <- beta2 v + (1 - beta2) D^2, and
+    w <- w + lr m / (sqrt(v) + tau), entry by entry; m begins at 0, v at tau^2, and neither is corrected for that. The
+    algorithm writes a plain mean; here D weights clients by samples, as FedAvg does.
+
+    beta1, beta2, tau: the paper's. lr: which it tunes for each task; a step moves an entry by about so much.
+    """
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 0.001
+
+    def __post_init__(self):
+        super().__post_init__()
+        for field in ("lr", "tau"):
+            self.check(getattr(self, field) > 0, field, "a positive number")
+        for field in ("beta1", "beta2"):
+            self.check(0 <= getattr(self, field) < 1, field, "at least 0 and below 1")
+
+    def init(self, params, parts):
+        """Begin with m = 0 and v = tau^2."""
+        return {"model": params, "m": tree.full_like(params, 0.0), "v": tree.full_like(params, self.tau**2)}, {}
+
+    def download(self, server, client):
+        """Return the model alone."""
+        return server["model"]
+
+    def start(self, server, client):
+        """Return the model."""
+        return server["model"]
+
+    def aggregate(self, server, uploads, clients, weight):
+        """Take a step of the server's optimiser."""
+        change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
+        m = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, server["m"], change)
+        v = tree.map(lambda v, d: self._second(v, d.square()), server["v"], change)
+        model = tree.map(lambda w, m, v: w + self.lr * m / (v.sqrt() + self.tau), server["model"], m, v)
+        return {"model": model, "m": m, "v": v}, clients
+
+    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+        """Return the new mean square."""
+        return self.beta2 * v + (1 - self.beta2) * square

@@ -1,0 +1,44 @@
+"""FedAvgM: FedAvg with momentum at the server."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedpfl import tree
+from fedpfl.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedAvgM(FedAvg):
+    """FedAvg with server momentum (Hsu, Qi and Brown 2019, arXiv:1909.06335).
+
+    With D the weighted mean of the clients' changes: v <- momentum v + D, w <- w + lr v. The paper has no lr (1);
+    Reddi et al. (ICLR 2021, arXiv:2003.00295) tune it. With momentum=0 and lr=1 this is FedAvg.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check(self.lr > 0, "lr", "a positive number")
+        self.check(0 <= self.momentum < 1, "momentum", "at least 0 and below 1")
+
+    def init(self, params, parts):
+        """Begin at rest."""
+        return {"model": params, "momentum": tree.full_like(params, 0.0)}, {}
+
+    def download(self, server, client):
+        """Return the model alone."""
+        return server["model"]
+
+    def start(self, server, client):
+        """Return the model."""
+        return server["model"]
+
+    def aggregate(self, server, uploads, clients, weight):
+        """Move on with momentum."""
+        change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
+        speed = tree.map(lambda v, d: self.momentum * v + d, server["momentum"], change)
+        model = tree.map(lambda w, v: w + self.lr * v, server["model"], speed)
+        return {"model": model, "momentum": speed}, clients
