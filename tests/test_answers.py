@@ -284,3 +284,31 @@ def test_on_the_command_line_it_is_one_line(tmp_path: Path):
         "client's state, a dict in the form of init's (docs/design.md#a-method)"
     ]
     assert "mine" not in METHODS
+
+
+def test_looking_at_values_in_a_later_round_is_told_too(tmp_path: Path):
+    """Where nothing is looked at any more, by where it failed."""
+    (tmp_path / "mine.py").write_text(
+        """
+import torch
+from fedpfl.methods import FedAvg
+PLAYED = [0]
+class Mine(FedAvg):
+    def init(self, params, parts):
+        return params, {"n": torch.zeros(())}
+    def turns(self, played, cohort, clients, generator):
+        PLAYED[0] = played
+        return super().turns(played, cohort, clients, generator)
+    def finish(self, server, client, start, end):
+        return end, {"n": client["n"] + 1 if PLAYED[0] == 0 or client["n"] > 5 else client["n"]}
+METHODS = {"mine": Mine}
+"""
+    )
+    try:
+        result = call("plugins=[mine.py]", "method=mine", "engine=batched", *TINY, cwd=tmp_path)
+    finally:
+        plugins.load([])
+    assert result.code == 1
+    (line,) = result.complaints
+    assert line.startswith("fedpfl: method=mine: Mine.finish looks at the values of a tensor (")
+    assert line.endswith(f"({tmp_path / 'mine.py'}:12)")
