@@ -44,7 +44,7 @@ def ask(monkeypatch, capsys):
         ("fedpfl ", set(command.COMMANDS)),
         ("fedpfl tr", {"train"}),
         ("fedpfl train method=fedo", {"method=fedobp"}),
-        ("/bin/fedpfl train -m rounds=3 local.e", {"local.epochs="}),
+        ("/bin/fedpfl train -m rounds=3 local.ep", {"local.epochs=", "local.eps="}),
         ("fedpfl train method=ditto method.personal", {"method.personal_epochs="}),
     ],
 )
