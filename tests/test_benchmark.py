@@ -52,6 +52,7 @@ def script(name, *arguments):
     return 0
 
 
+@pytest.mark.full
 def test_the_table_and_its_json(tmp_path, capfd):
     variants, out = ("plain", "loop fp32"), tmp_path / "bench.json"
     small = ("--rounds=1", "--repeats=1", "--width=2", f"--samples={TASK.samples}", f"--out={out}")

@@ -272,7 +272,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("overrides", "says"), sampled(BAD, 4))  # each kind has more
+@pytest.mark.parametrize(("overrides", "says"), sampled(BAD, 8))  # each kind has more
 def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, place: Path) -> None:
     before = snapshot(place)
     base = [key for key in TINY if not (overrides.startswith(SCHEMES) and key.startswith("partition."))]
@@ -380,7 +380,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 # Good input
 
 
-@pytest.mark.parametrize("method", sampled(sorted(METHODS), 3))
+@pytest.mark.parametrize("method", sampled(sorted(METHODS), 6))
 def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path) -> None:
     tuning = ("eval.finetune_epochs=1", "eval.finetune_every=2")
     result = call(*TINY, *tuning, "model=lenet5", f"method={method}", cwd=tmp_path)

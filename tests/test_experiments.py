@@ -70,7 +70,7 @@ def assert_fits(composed: DictConfig) -> None:
     assert cfg["dataset"]["name"] in datasets.SETS
 
 
-@pytest.mark.parametrize("name", sampled(EXPERIMENTS, 3))
+@pytest.mark.parametrize("name", sampled(EXPERIMENTS, 6))
 def test_an_experiment_composes(name):
     """The ends of its sweep."""
     assert_compose(jobs(name)[:: max(1, len(jobs(name)) - 1)])

@@ -363,14 +363,13 @@ CHANGES = BAD.format("""
 """)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "code", "line"),
     [
         (RAISES, 1, "method=fedobp: Bad.before_training raised ValueError: no such luck ("),
-        pytest.param(
-            ROUNDS, 2, "after round 1 process 1 has another server state than process 0;", marks=pytest.mark.full
-        ),
-        pytest.param(CHANGES, 2, "Bad changed its argument server.", marks=pytest.mark.full),
+        (ROUNDS, 2, "after round 1 process 1 has another server state than process 0;"),
+        (CHANGES, 1, "Bad.prepare changed its argument server."),
     ],
 )
 def test_what_fails_in_one_process_is_told_once_and_in_the_log(script, code, line, tmp_path):
