@@ -133,9 +133,9 @@ def every_method(*engines: str, also: tuple[str, ...] = ()) -> Callable[[Callabl
 def product(module: str, engines: tuple[str, ...], also: tuple[str, ...] = ()) -> list[Any]:
     """Parameters for a test of every method, with an engine each if there are any.
 
-    Each method is asked in one of its settings on one of the engines, in others by the file's next such tests, so that
-    all are met in a file of enough of them. The rest of the product is marked `full`, and so are the engines in `also`,
-    on which each method runs in its first setting.
+    Each method is asked in one of its settings, in others by the file's next such tests; where there are engines by
+    every second test, on one of them in turn. So all are met in a file of enough of them. The rest of the product is
+    marked `full`, and so are the engines in `also`, on which each method runs in its first setting.
     """
     turn, parameters = next(_turns[module]), []
     for number, name in enumerate(METHODS):
@@ -144,7 +144,8 @@ def product(module: str, engines: tuple[str, ...], also: tuple[str, ...] = ()) -
         for place, case in enumerate(own):
             for engine in (*(engines or (None,)), *(also if place == 0 else ())):
                 values, suffix = (case.values, "") if engine is None else ((*case.values, engine), f"-{engine}")
-                marks = [] if (case, engine) == asked else [pytest.mark.full]
+                left = (case, engine) != asked or (engine and (turn + number) % 2)
+                marks = [pytest.mark.full] if left else []
                 parameters.append(pytest.param(*values, id=case.id + suffix, marks=marks))
     return parameters
 

@@ -50,7 +50,7 @@ def test_the_pages_show_commands():
 
 
 @pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.full)], ids=["first", "all"])
-@pytest.mark.parametrize("command", OWN)
+@pytest.mark.parametrize("command", sampled(OWN, 2))
 def test_commands_compose(command: str, everything: bool):
     """The first job of each, or so many that each value occurs. An experiment as it is: tests/test_experiments.py."""
     if "submitit" in command or "launcher=ray" in command:
