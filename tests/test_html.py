@@ -484,6 +484,7 @@ def test_the_module_needs_neither_torch_nor_matplotlib() -> None:
     assert shown.stdout.strip() == "[]"
 
 
+@pytest.mark.full
 def test_a_hundred_runs_are_small_and_fast(tmp_path: Path) -> None:
     for number in range(100):
         method = {"name": "fedobp", "q": number / 100, "norm": "global", "score": "obp"}

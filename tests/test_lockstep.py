@@ -200,6 +200,7 @@ def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path
     assert statuses == ["diverged", "diverged", "finished", "finished"]
 
 
+@pytest.mark.full
 def test_killed_and_started_again_each_job_resumes(tmp_path):
     own = (*SMALL, "rounds=12", "seed=1,2,3")
     arguments = (*SWEEP, *own, "hydra.launcher.jobs=2")

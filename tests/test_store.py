@@ -221,6 +221,7 @@ def test_too_little_room_at_this_moment_is_told_in_a_line(tmp_path, monkeypatch)
     assert "tight: checkpoints and client states take up to" in result.err
 
 
+@pytest.mark.full
 def test_killed_with_its_states_on_disk_it_resumes_the_same(tmp_path):
     assert call(*RUN, "hydra.run.dir=here", cwd=tmp_path).code == 0
     killed = """
