@@ -99,7 +99,7 @@ class Question:
         if self.rule.often and self.name in self.about.seen:
             return self.hook(*given)
         self.about.seen.add(self.name)
-        before = self._shown(given)
+        before = _shown(given)
         try:
             answer = self.hook(*given)
         except RuntimeError as error:
@@ -107,19 +107,14 @@ class Question:
                 raise
             last = traceback.extract_tb(error.__traceback__)[-1]
             raise Broken(f"{self.name} {instead} ({last.filename}:{last.lineno})") from error
-        after = self._shown(given)
-        for name in (*before, *after):
-            if before.get(name) != after.get(name):
-                raise Broken(f"{self.name} changed its argument {name} in place; return new trees, leave those given")
+        if before != (after := _shown(given)):
+            place, entry = min(before.items() ^ after.items())[0]
+            argument = [*inspect.signature(self.hook).parameters][place]
+            name = f"{argument}.{entry}" if entry else argument
+            raise Broken(f"{self.name} changed its argument {name} in place; return new trees, leave those given")
         for fault in self.rule.faults(answer, self.about, *given):
             raise Broken(f"{self.name} returned {fault}; it must return {self.rule.must} (docs/design.md#a-method)")
         return [self._functions(own) for own in answer] if self.rule.faults is _phases else answer
-
-    def _shown(self, given: tuple[Any, ...]) -> dict[str, tuple[int, int]]:
-        """Which tensors are shown, by name, and how often each was changed in place."""
-        names = inspect.signature(self.hook).parameters
-        trees = {name: own for name, own in zip(names, given, strict=False) if isinstance(own, dict | Tensor)}
-        return {name: (id(leaf), leaf._version) for name, leaf in tree.items(trees) if isinstance(leaf, Tensor)}
 
     def _functions(self, phase: Phase) -> Phase:
         """A phase whose own functions are asked in the same way."""
@@ -130,6 +125,17 @@ class Question:
                 of = f"{type(self.about.method).__name__}.{getattr(hook, '__name__', 'phases')} (Phase.{name})"
                 new[name] = Question(hook, of, rule, self.about)
         return phase._replace(**new)
+
+
+def _shown(given: tuple[Any, ...]) -> dict[tuple[int, str], tuple[int, int]]:
+    """Which tensors are shown, by argument and entry, and how often each was changed in place."""
+    return {
+        (place, entry): (id(leaf), leaf._version)
+        for place, own in enumerate(given)
+        if isinstance(own, dict | Tensor)
+        for entry, leaf in tree.items(own)
+        if isinstance(leaf, Tensor)
+    }
 
 
 # ---- what is wrong with an answer
