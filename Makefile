@@ -17,6 +17,8 @@ demo: setup ## FedOBP, FedAvg (+FT), FedPer and Local-Only on embedded data; pri
 	$(BIN)/python -m fedpfl.report tables outputs/demo
 	$(BIN)/python -m fedpfl.report figures outputs/demo --out outputs/demo
 
+test test-all: export PYTHONDONTWRITEBYTECODE = # they start hundreds of processes, which need not compile all anew
+
 test: setup ## Every test, and every method on every backend, in a part of the settings
 	$(BIN)/pytest -n auto --dist loadfile
 
