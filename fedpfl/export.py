@@ -26,25 +26,24 @@ USAGE = """python -m fedpfl.export [--data-dir DIR] DIRECTORY OUT
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for a mistake of the user's."""
     parser = argparse.ArgumentParser(prog="python -m fedpfl.export", usage=USAGE, description=__doc__)
-    parser.add_argument("directory", metavar="DIRECTORY", type=Path, help="of a run; for loggers of one or more")
     parser.add_argument(
-        "rest",
-        metavar="OUT",
+        "words",
+        metavar="WORD",
         nargs="+",
-        help="a new folder (client0.pt, client1.pt, ...), or logger=... as in training",
+        help="OUT: a new folder (client0.pt, client1.pt, ...); logger: as in training",
     )
     parser.add_argument(
         "--data-dir", metavar="DIR", default="", help="where the data are, if not where the run had them"
     )
     options = parser.parse_intermixed_args(argv)
-    words = [word for word in options.rest if word.lstrip("+").startswith(("logger=", "logger."))]
-    if not words and len(options.rest) > 1:
-        parser.error(f"one OUT is needed, or logger=...; got {' '.join(options.rest)}")
+    words = [word for word in options.words if word.startswith(("logger=", "logger."))]
+    places = [Path(word) for word in options.words if word not in words]
+    if len(places) != 2 if not words else not places:
+        parser.error("give a DIRECTORY and OUT, or one DIRECTORY or more and logger=...")
     try:
         if not words:
-            out = Path(options.rest[0])
-            count = export(load(options.directory, "cpu", options.data_dir), out)
-            print(f"wrote {count} models to {out}")
+            count = export(load(places[0], "cpu", options.data_dir), places[1])
+            print(f"wrote {count} models to {places[1]}")
             return 0
         chosen = logger(words)
         if not record.mirrors(chosen):
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fedpfl: {error}", file=sys.stderr)
         return 2
     failed = False
-    for path in (options.directory, *(Path(word) for word in options.rest if word not in words)):
+    for path in places:
         try:
             print(f"logged {log(load(path), chosen)} rounds of {path}")
         except FedpflError as error:
@@ -87,7 +86,7 @@ def log(run: Trained, logger: Mapping[str, Any]) -> int:
     logger: that part of a configuration. Raises FedpflError for a run that is being written, and for a logger that
     fails.
     """
-    info, summary, picture = _told(run), run.summary, run.path / "partition.png"
+    info, summary, picture = _told(run), _summary(run), run.path / "partition.png"
     status = "interrupted" if run.status == "running" else run.status
     try:
         lock = files.take_lock(run.path)
@@ -111,17 +110,25 @@ def log(run: Trained, logger: Mapping[str, Any]) -> int:
     return info.start_round
 
 
+def _summary(run: Trained) -> dict[str, Any]:
+    """What the run itself knew of summary.json."""
+    return {key: value for key, value in run.summary.items() if key != "digest"}
+
+
 def _told(run: Trained) -> record.RunInfo:
     """What the run's sinks were told, but as of one that resumes after its last round."""
-    config, summary = run.config, run.summary
+    config, summary = run.config, _summary(run)
     method, dataset, seed = config["method"]["name"], config["dataset"]["name"], config["seed"]
     own = identity(config)
     parts = run.path.resolve().parts
     usual = parts[-3:] == (method, own, f"seed{seed}") and len(parts) > 4
     kind = METHODS[method].__name__ if method in METHODS else method
+    used = summary.get("engine", {})
+    # Where nothing was to choose, the name that was asked for is recorded.
+    backend = "loop" if (used.get("backend"), used.get("device")) == ("auto", "cpu") else used.get("backend")
     tags = (
         *(dataset, config["partition"]["name"], config["model"]["name"]),
-        *(summary.get("engine", {}).get("backend"), config.get("engine", {}).get("precision")),
+        *(backend, config.get("engine", {}).get("precision")),
     )
     rounds = run.rounds["round"]
     return record.RunInfo(
