@@ -7,7 +7,7 @@ import logging
 import operator
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,15 @@ def load(directory: str | os.PathLike[str], device: str = "auto", data_dir: str 
     data_dir: where the data are, if not where the run found them.
     """
     return Trained(Path(directory), device, data_dir)
+
+
+def logger(words: Sequence[str]) -> dict[str, Any]:
+    """Return the `logger` part of a configuration that such words of the command line make. Raises FedpflError."""
+    config.register()
+    try:
+        return config.resolve(overrides.composed_once(words))["logger"]
+    except (HydraException, OmegaConfBaseException) as error:
+        raise FedpflError(config.one_line(error)) from None
 
 
 class Trained:

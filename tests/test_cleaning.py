@@ -133,6 +133,11 @@ def strange_wandb(folder: Path) -> None:
     (folder / "wandb" / "thesis.tex").touch()
 
 
+def strange_events(folder: Path) -> None:
+    (folder / "tensorboard").mkdir()
+    (folder / "tensorboard" / "notes.txt").touch()
+
+
 def linked_file(folder: Path) -> None:
     (folder / "state.pt").rename(folder.parent / "elsewhere.pt")
     (folder / "state.pt").symlink_to(folder.parent / "elsewhere.pt")
@@ -171,6 +176,7 @@ LEFT = {
     "it holds notes.txt, which no run wrote": strange,
     "it holds figures, which no run wrote": strange_folder,
     "it holds wandb, which no run wrote": strange_wandb,
+    "it holds tensorboard, which no run wrote": strange_events,
     "it holds state.pt, which no run wrote": linked_file,
     "it holds wandb, which no run wrote ": linked_folder,
     "it holds rounds.csv, which no run wrote": pipe,
@@ -291,6 +297,8 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     path = run(root / "mine" / "seed0")
     (path / "wandb").mkdir()
     (path / "wandb" / "latest-run").symlink_to(outside)
+    (path / "tensorboard").mkdir()
+    (path / "tensorboard" / "events.out.tfevents.1.vm.2.0").touch()
     (root / "folder").symlink_to(tmp_path / "outside")
     (root / "mine" / "seed1").symlink_to(outside)
     (path / ".state.pt.tmp").touch()

@@ -26,7 +26,11 @@ FILES = (
     *("masks.json", "summary.json", "run.lock"),
 )
 _TEMPORARY = frozenset(f".{name}.tmp" for name in FILES)
-_WANDB = ("run-", "offline-run-", "latest-run", "debug", "settings", "logs")
+_FOLDERS = {
+    "wandb": ("run-", "offline-run-", "latest-run", "debug", "settings", "logs"),
+    "tensorboard": ("events.out.tfevents.",),
+}
+"""Folders of loggers, and how the names in them begin."""
 COLUMNS = (Column("status"), Column("holds"), Column("size", "size"), Column("age", "age"), Column("path", "long"))
 
 
@@ -51,7 +55,7 @@ def contents(seen: State) -> list[Path]:
         for entry in entries:
             file, folder = entry.is_file(follow_symlinks=False), entry.is_dir(follow_symlinks=False)
             known = entry.name in FILES or entry.name in _TEMPORARY or entry.name.startswith(".clients.")
-            if not (file and known) and not (folder and entry.name == "wandb" and _is_wandbs(Path(entry.path))):
+            if not (file and known) and not (folder and _is_loggers(Path(entry.path))):
                 raise Kept(f"it holds {entry.name}, which no run wrote")
             found.append(Path(entry.path))
     return sorted(found, key=lambda path: FILES.index(path.name) if path.name in FILES else -1)
@@ -71,7 +75,7 @@ def remove(seen: State, roots: Sequence[Path]) -> None:
             raise Kept("it has changed meanwhile")
         try:
             for path in contents(now):
-                shutil.rmtree(path) if path.name == "wandb" else path.unlink()
+                shutil.rmtree(path) if path.name in _FOLDERS else path.unlink()
             folder, ends = seen.path.resolve(), {root.resolve() for root in roots}
             folder.rmdir()
         except OSError as error:
@@ -143,8 +147,8 @@ def _agreed(question: str) -> bool:
         return False
 
 
-def _is_wandbs(path: Path) -> bool:
-    return all(entry.name.startswith(_WANDB) for entry in path.iterdir())
+def _is_loggers(path: Path) -> bool:
+    return path.name in _FOLDERS and all(entry.name.startswith(_FOLDERS[path.name]) for entry in path.iterdir())
 
 
 def _size(path: Path) -> int:
