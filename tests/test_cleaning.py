@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedpfl.record import rundir
-from fedpfl.report import cleaning, state
+from fedpfl.report import cleaning, load
 from fedpfl.report.__main__ import main
 from tests.command import TINY, snapshot, start
 from tests.test_listing import HOUR, age, amend, hold
@@ -348,13 +348,13 @@ def test_a_living_run_is_left_and_a_killed_one_is_interrupted(tmp_path: Path, ca
     process = start("rounds=100000", *TINY[1:], f"hydra.run.dir={path}", cwd=tmp_path)
     try:
         until = time.monotonic() + 100
-        while not (path / "rounds.csv").exists() or not (found := state.read(path)).words.startswith("running "):
+        while not (path / "rounds.csv").exists() or not (found := load.look(path)).words.startswith("running "):
             assert process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.1)
         assert found.words.endswith("/100000")
         age(path, HOUR)  # however long its rounds take
-        assert state.read(path).status == "running"
+        assert load.look(path).status == "running"
         assert clean(tmp_path, "--yes", *ALL) == 0
         assert process.poll() is None
         assert json.loads((path / "summary.json").read_text())["status"] == "running"
@@ -363,7 +363,7 @@ def test_a_living_run_is_left_and_a_killed_one_is_interrupted(tmp_path: Path, ca
         process.communicate()
     capsys.readouterr()
     age(path, 0)  # it may not have written since
-    assert state.read(path).status == "interrupted"
+    assert load.look(path).status == "interrupted"
     assert clean(tmp_path, "--yes", *ALL) == 0
     assert f"left {path}: written a moment ago" in capsys.readouterr().err
     age(path, HOUR)

@@ -171,7 +171,7 @@ def test_overview_names_every_run(root: Path) -> None:
         *("FedAvg", "0", "failed out of memory", "4/4", "87.00", "1.5", "EPYC, 2 cores"),
         *("fedpfl 0.1.0, PyTorch 2.11, Python 3.12", "0123456789 with changes", "fedavg/k2/seed0"),
     ]
-    assert page.row("runs", "FedPer")[:5] == ["FedPer", "0", "running or killed", "3/4", "99.00 (round 2)"]
+    assert page.row("runs", "FedPer")[:5] == ["FedPer", "0", "running", "3/4", "99.00 (round 2)"]
     assert len(page.cells["runs"]) == 1 + 4
     # What is alike in all runs is said once, above.
     assert "data setFMNIST" in page.text

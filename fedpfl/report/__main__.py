@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.errors import FedpflError
-from fedpfl.report import cleaning, costs, listing, state
+from fedpfl.report import cleaning, costs, listing
 from fedpfl.report.compare import LEAST, compare, side
-from fedpfl.report.load import Run, directories, groups, nothing_below, runs, to_stderr
+from fedpfl.report.load import STATUSES, Run, directories, groups, look, nothing_below, runs, to_stderr
 from fedpfl.report.table import FORMATS, Table, render, screen
 from fedpfl.report.tables import ACCURACIES, AS_PUBLISHED, METRICS, SELECTIONS, accuracy_table, curve_table
 
@@ -136,7 +136,7 @@ def _html(options: Namespace) -> None:
 
 
 def _list(options: Namespace) -> None:
-    listed = listing.entries(map(state.read, directories(*options.roots)))
+    listed = listing.entries(map(look, directories(*options.roots)))
     if not listed:
         raise nothing_below(options.roots)
     listed = listing.select(listed, options.status, options.method, options.dataset)
@@ -251,7 +251,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, tuple[Option, 
         _list,
         "List runs, one line each: status, what, accuracy, cost, age and path. Broken ones too.",
         (
-            *(ROOTS, _option("--status", f"only these: {', '.join(state.STATUSES)}", **LIST), DATASET),
+            *(ROOTS, _option("--status", f"only these: {', '.join(STATUSES)}", **LIST), DATASET),
             _option("--method", "only these, such as fedobp,fedavg", **LIST),
             _option("--sort", "default: run, as in tables", choices=listing.SORTS, default="run"),
             _option("--reverse", "the other way round", action="store_true"),

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedpfl.errors import FedpflError
-from fedpfl.report import state
-from fedpfl.report.load import directories, summary_of, to_stderr
-from fedpfl.report.state import State
+from fedpfl.lock import hold
+from fedpfl.report.load import State, directories, look, summary_of, to_stderr
 from fedpfl.report.table import Cell, Column, Table, number, render, screen
 
 REMOVABLE = ("failed", "diverged", "broken", "interrupted")
@@ -62,11 +61,11 @@ def remove(seen: State, roots: Sequence[Path]) -> None:
 
     Raises Kept, and leaves it, where it is no longer as it was, a run holds it, or the file system refuses.
     """
-    with state.hold(seen.path) as taken:
+    with hold(seen.path) as taken:
         if taken is False:
             raise Kept("a run is being written there")
         # Asking for the lock would let go of our own.
-        now = state.read(seen.path, held=lambda _: None if taken is None else False)
+        now = look(seen.path, held=lambda _: None if taken is None else False)
         if (now.status, now.changed) != (seen.status, seen.changed):
             raise Kept("it has changed meanwhile")
         try:
@@ -88,7 +87,7 @@ def found(roots: Sequence[Path], statuses: Sequence[str] = USUAL) -> list[tuple[
     """
     if unknown := [word for word in statuses if word not in REMOVABLE]:
         raise FedpflError(f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}")
-    looked = [state.read(path) for path in directories(*roots)]
+    looked = [look(path) for path in directories(*roots)]
     chosen = []
     for seen in looked:
         if seen.status in statuses:

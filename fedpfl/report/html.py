@@ -252,10 +252,9 @@ def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[st
     for place, (group, run) in enumerate(members):
         last = run.evaluations.iloc[-1] if len(run.evaluations) else pd.Series({"round": run.reached})
         stale = f"(round {int(last['round'])})" if last["round"] != run.reached else ""
-        word = "running or killed" if run.status == "running" else run.status
         why = " ".join(str(run.summary.get("error") or "").split())[:300]
         cells = [Cell(group.method), *(Cell(told[name][place]) for name in early), Cell(run.seed)]
-        cells += [Cell(word, state=run.status, below=why), Cell(f"{run.reached}/{run.planned}", order=run.reached)]
+        cells += [Cell(run.status, state=run.status, below=why), Cell(f"{run.reached}/{run.planned}", order=run.reached)]
         cells += [Cell(float(last.get("accuracy", math.nan)), below=stale), Cell(run.fact("hours"))]
         below = run.path.resolve().relative_to(base.resolve()).as_posix()
         rows.append([*cells, *(Cell(told[name][place]) for name in late), Cell(below, link=_link(run.path, out))])

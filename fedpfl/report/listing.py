@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpfl.errors import FedpflError
-from fedpfl.report.load import DATASETS, groups
+from fedpfl.report.load import DATASETS, STATUSES, State, groups
 from fedpfl.report.published import bare
-from fedpfl.report.state import STATUSES, State
 from fedpfl.report.table import Cell, Column, Table
 
 COLUMNS = {
@@ -32,6 +31,7 @@ COLUMNS = {
     "bits": Column("bits", "short", spare=True),
     "path": Column("path", "long"),
 }
+_ORDER = (*STATUSES[1:], STATUSES[0])  # what may need somebody first
 SORTS = ("run", "status", "accuracy", "fine-tuned", "hours", "bits", "age", "seed", "path")
 _LARGEST_FIRST = ("accuracy", "fine-tuned", "hours", "bits")
 
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
     def value(self, key: str) -> Any:
         """Return what it is sorted by, None where there is nothing."""
-        own = {"run": self.order, "age": -self.state.changed, "status": STATUSES.index(self.state.status)}
+        own = {"run": self.order, "age": -self.state.changed, "status": _ORDER.index(self.state.status)}
         return own[key] if key in own else self.record["ft_accuracy" if key == "fine-tuned" else key]
 
 
@@ -106,7 +106,7 @@ def table(listed: Sequence[Entry]) -> Table:
     for entry in listed:
         more = {"words": entry.state.words, "age": time.time() - entry.state.changed}
         rows.append([Cell((entry.record | more)[key]) for key in columns])
-    counts = [(status, sum(entry.state.status == status for entry in listed)) for status in STATUSES]
+    counts = [(status, sum(entry.state.status == status for entry in listed)) for status in _ORDER]
     told = ", ".join(f"{count} {status}" for status, count in counts if count)
     last = (
         f"{len(listed)} {'run' if len(listed) == 1 else 'runs'}{': ' + told if told else ''}. Accuracy: mean over "

@@ -1,4 +1,4 @@
-"""Read run directories: one `Run` per seed, one `Group` per configuration."""
+"""Read run directories: one `Run` per seed, one `Group` per configuration, a `State` of each, whole or broken."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import os
 import stat
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import yaml
 
 from fedpfl.errors import FedpflError
 from fedpfl.identity import essence, identity
+from fedpfl.lock import living, verdict
 from fedpfl.report.text import clip, plain
 
 # The C loader reads a config some ten times faster; a thousand runs are a common sweep.
@@ -35,7 +37,10 @@ _SPLIT_DETAILS = frozenset(
 _UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 _LARGEST = 1 << 24  # bytes of a config.yaml or summary.json
 _DEEPEST = 32
-STATUSES = ("finished", "running", "failed", "diverged")
+STATUSES = ("finished", "running", "interrupted", "failed", "diverged", "broken")
+"""The first that a configuration's seeds have speaks for it."""
+QUIET = 600.0
+"""Seconds: where no lock tells, a directory that has not changed for longer is nobody's."""
 
 
 def _named(names: str, **others: str) -> dict[str, str]:
@@ -87,7 +92,8 @@ class Mask(NamedTuple):
 class Run:
     """One run directory.
 
-    config: the resolved configuration. summary: `summary.json`. status: of STATUSES. method, dataset, partition: names
+    config: the resolved configuration. summary: `summary.json`. held: whether a living process holds it, None where no
+    lock can tell. changed: when a file of it last was written, in seconds since 1970. method, dataset, partition: names
     for people, the method's with what it is first told apart by (see `groups` for the rest); method_name, dataset_name:
     those of the configuration. q: the quantile of element-wise methods. cohort: clients per round, as planned.
     identity: a hash of what the run computes, the same for all seeds. fingerprint: a hash of the data that it read, of
@@ -97,7 +103,8 @@ class Run:
     path: Path
     config: dict[str, Any]
     summary: dict[str, Any]
-    status: str
+    held: bool | None
+    changed: float
     seed: int
     method: str
     method_name: str
@@ -172,6 +179,25 @@ class Run:
             raise FedpflError(f"{self.path}: masks.json holds no usable value: {_one_line(error)}") from None
         return found
 
+    @cached_property
+    def status(self) -> str:
+        """Of STATUSES, as it was when the directory was read."""
+        return verdict(_told_status(self.summary), self.held, self.quiet)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it has not changed for so long that nobody can be writing it."""
+        # A round may take long; three of the last one are given.
+        last = [own.iloc[-1:].get(key) for own, key in ((self.rounds, "seconds"), (self.evaluations, "eval_seconds"))]
+        seconds = math.fsum(value for own in last if own is not None for value in own if not math.isnan(value))
+        return time.time() - self.changed > max(QUIET, 3 * seconds)
+
+    @property
+    def words(self) -> str:
+        """The status, and how far it is: `running 40/400`."""
+        whole = self.status == "finished" and self.reached >= self.planned
+        return self.status if whole else f"{self.status} {self.reached}/{self.planned}"
+
     @property
     def called(self) -> str:
         """The method's name for people, without its values."""
@@ -224,6 +250,49 @@ class Run:
         """What summary.json says of versions and machine."""
         found = self.summary.get("environment")
         return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """One run directory, whatever is wrong in it.
+
+    status: of STATUSES. changed, held: as in `Run`. run: None where it cannot be read. reason: why it is broken, failed
+    or diverged.
+    """
+
+    path: Path
+    status: str
+    changed: float
+    run: Run | None = None
+    reason: str = ""
+    held: bool | None = None
+
+    @property
+    def words(self) -> str:
+        """The status, and how far it is: `running 40/400`."""
+        return self.run.words if self.run else self.status
+
+    @property
+    def last(self) -> pd.Series:
+        """The last row of rounds.csv, empty without any."""
+        return self.run.rounds.iloc[-1] if self.run and self.run.reached else pd.Series(dtype=float)
+
+    @property
+    def judged(self) -> pd.Series:
+        """The last row after which all clients were evaluated, empty without any."""
+        return self.run.evaluations.iloc[-1] if self.run and len(self.run.evaluations) else pd.Series(dtype=float)
+
+    @property
+    def hours(self) -> float:
+        """Hours of all its processes, of a run that has not finished those of its recorded rounds; nan if unknown."""
+        if self.run is None or self.status == "finished":
+            return self.run.fact("hours") if self.run else math.nan
+        return float(self.run.rounds.reindex(columns=["seconds", "eval_seconds"]).sum().sum()) / 3600
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it has not changed for so long that nobody can be writing it."""
+        return self.run.quiet if self.run else time.time() - self.changed > QUIET
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,28 +392,45 @@ def directories(*roots: Path, warn: Callable[[str], None] = to_stderr) -> Iterat
                 yield path
 
 
+def look(path: Path, held: Callable[[Path], bool | None] = living) -> State:
+    """Look at one run directory; never raises for what is wrong in it, which makes it `broken`. held: as in `begun`."""
+    known, changed = held(path), _changed(path)
+    try:
+        run = begun(path, lambda _: known)
+        if run.status == "finished" and not run.reached:
+            raise FedpflError(f"{path}: finished, but {_without_rounds(path)}")
+    except FedpflError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        return State(path, "running" if known else "broken", changed, None, reason, known)
+    reason = " ".join(str(run.summary.get("error") or "").split()) if run.status in ("failed", "diverged") else ""
+    return State(path, run.status, run.changed, run, reason, run.held)
+
+
 def read(path: Path) -> Run:
     """Read one run directory. Raises FedpflError, in one line, where it is broken or holds no round yet."""
-    run = begun(path)
-    if run.rounds.empty:
-        there = os.path.lexists(path / "rounds.csv")
-        raise FedpflError(f"{path}: {'no round recorded yet' if there else 'no rounds.csv; the run never started'}")
-    return run
+    seen = look(path)
+    if seen.run is None or not seen.run.reached:
+        raise FedpflError(f"{path}: {seen.words}: {seen.reason or _without_rounds(path)}")
+    return seen.run
 
 
-def begun(path: Path) -> Run:
-    """Read configuration and summary of one run directory, which need not hold a round. Raises as `read`."""
+def begun(path: Path, held: Callable[[Path], bool | None] = living) -> Run:
+    """Read configuration and summary of one run directory, which need not hold a round. Raises as `read`.
+
+    held: says whether a living process holds it.
+    """
+    # The lock before the summary: a run that ends in between reads as finished, not as interrupted.
+    known, changed = held(path), _changed(path)
     config, summary = _parsed(path / "config.yaml", _yaml), _parsed(path / "summary.json", json.loads)
     for key in ("dataset", "partition", "method"):
         if not isinstance(config.get(key), dict) or "name" not in config[key]:
             raise FedpflError(f"{path}: config.yaml lacks {key}.name")
-    status = str(summary.get("status") or "running")
-    if status not in STATUSES:
+    if (status := _told_status(summary)) not in ("finished", "running", "failed", "diverged"):
         raise FedpflError(f"{path}: summary.json holds an unknown status, {clip(repr(status))}")
     try:
         q, clients = config["method"].get("q"), config.get("clients", 1) * config.get("participation", 1.0)
         run = Run(
-            *(path, config, summary, status),
+            *(path, config, summary, known, changed),
             seed=int(config["seed"]),
             method=_method(config["method"]),
             method_name=str(config["method"]["name"]),
@@ -360,6 +446,24 @@ def begun(path: Path) -> Run:
     except _UNUSABLE as error:
         raise FedpflError(f"{path}: config.yaml or summary.json holds no usable value: {_one_line(error)}") from None
     return run
+
+
+def _told_status(summary: Mapping[str, Any]) -> str:
+    return str(summary.get("status") or "running")
+
+
+def _without_rounds(path: Path) -> str:
+    return "no round recorded yet" if os.path.lexists(path / "rounds.csv") else "no rounds.csv; no round was played"
+
+
+def _changed(path: Path) -> float:
+    """When a file in the directory was last written; a directory that is gone meanwhile changed now."""
+    try:
+        with os.scandir(path) as entries:
+            times = [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
+        return max(times, default=path.stat().st_mtime)
+    except OSError:
+        return time.time()
 
 
 def _dataset(values: Mapping[str, Any]) -> str:
