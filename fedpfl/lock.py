@@ -1,4 +1,4 @@
-"""Who writes a run directory: a lock on `run.lock`, held as long as the process lives, and what follows for the status."""
+"""Who writes a run directory: a lock on `run.lock`, held while the process lives, and the status that follows."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_a_narrow_terminal_is_not_exceeded(width: int) -> None:
     lines = render(table, "terminal", width).splitlines()
     assert "    /a/very/long/path/that/is/never/cut" in lines
     assert max(len(line) for line in lines if "/a/very" not in line) <= width
-    assert ("Left out for room:" in render(table, "terminal", width)) == (width < 40)
+    assert ("Left out of" in render(table, "terminal", width)) == (width < 60)
     assert "5" in render(table, "terminal", 200)
 
 

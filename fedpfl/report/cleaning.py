@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedpfl.errors import FedpflError
 from fedpfl.lock import hold
-from fedpfl.report.load import State, directories, look, summary_of, to_stderr
+from fedpfl.report.load import State, look, states, summary_of, to_stderr
 from fedpfl.report.table import Cell, Column, Table, number, render, screen
 
 REMOVABLE = ("failed", "diverged", "broken", "interrupted")
@@ -80,14 +80,15 @@ def remove(seen: State, roots: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def found(roots: Sequence[Path], statuses: Sequence[str] = USUAL) -> list[tuple[State, int]]:
+def found(roots: Sequence[Path], statuses: Sequence[str] = USUAL, where: Sequence[str] = ()) -> list[tuple[State, int]]:
     """Return the directories of these statuses that may go, each with its size in bytes; says which may not, and why.
 
-    Raises FedpflError where a root does not exist, or for a status that is never removed.
+    where: filters, such as `method=fedobp`. Raises FedpflError where a root does not exist, no run is let through, or
+    for a status that is never removed.
     """
     if unknown := [word for word in statuses if word not in REMOVABLE]:
         raise FedpflError(f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}")
-    looked = [look(path) for path in directories(*roots)]
+    looked = states(*roots, where=where)
     chosen = []
     for seen in looked:
         if seen.status in statuses:

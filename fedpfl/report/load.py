@@ -24,6 +24,7 @@ import yaml
 from fedpfl.errors import FedpflError
 from fedpfl.identity import essence, identity
 from fedpfl.lock import living, verdict
+from fedpfl.report.filters import choose, since
 from fedpfl.report.text import clip, plain
 
 # The C loader reads a config some ten times faster; a thousand runs are a common sweep.
@@ -34,6 +35,7 @@ _NEEDED = ("round", "accuracy")
 _SPLIT_DETAILS = frozenset(
     {"seed", "test_fraction", "min_samples", "samples_per_client", "test_samples_per_client", "max_attempts"}
 )
+_VAGUE = frozenset({"seed", "every", "early"})
 _UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 _LARGEST = 1 << 24  # bytes of a config.yaml or summary.json
 _DEEPEST = 32
@@ -354,18 +356,33 @@ def nothing_below(roots: Iterable[Path]) -> FedpflError:
     return FedpflError(f"no runs found below {below}; run `python -m fedpfl.train` first or name another folder")
 
 
-def runs(*roots: str | Path, warn: Callable[[str], None] = to_stderr) -> list[Run]:
+def runs(*roots: str | Path, where: Sequence[str] = (), warn: Callable[[str], None] = to_stderr) -> list[Run]:
     """Read all readable runs below the roots, ordered by path; one call of `warn` for each directory that is skipped.
 
-    Raises FedpflError where a root does not exist.
+    where: filters, such as `method=fedobp`. Raises FedpflError where a root does not exist, or no run is let through.
     """
     found: list[Run] = []
-    for path in directories(*map(Path, roots), warn=warn):
-        try:
-            found.append(read(path))
-        except FedpflError as error:
-            warn(f"skipped {error}")
+    every = [look(path) for path in directories(*map(Path, roots), warn=warn)]
+    kept = set(chosen([seen.run for seen in every if seen.run], where))
+    for seen in every:
+        if seen.run is None or seen.run in kept:
+            try:
+                found.append(_usable(seen))
+            except FedpflError as error:
+                warn(f"skipped {error}")
     return _without_copies(sorted(found, key=lambda run: str(run.path)), warn)
+
+
+def states(*roots: Path, where: Sequence[str] = ()) -> list[State]:
+    """Look at every run directory below the roots, broken ones too unless there are filters. Raises as `runs`."""
+    every = [look(path) for path in directories(*roots)]
+    kept = set(chosen([seen.run for seen in every if seen.run], where))
+    return [seen for seen in every if seen.run in kept] if where else every
+
+
+def chosen(found: Iterable[Run], where: Sequence[str]) -> list[Run]:
+    """Return the runs that filters let through. Raises FedpflError for what no run is."""
+    return choose(found, where, lambda run: run.config, lambda run: {"method": run.called, "dataset": run.dataset})
 
 
 def directories(*roots: Path, warn: Callable[[str], None] = to_stderr) -> Iterator[Path]:
@@ -408,9 +425,12 @@ def look(path: Path, held: Callable[[Path], bool | None] = living) -> State:
 
 def read(path: Path) -> Run:
     """Read one run directory. Raises FedpflError, in one line, where it is broken or holds no round yet."""
-    seen = look(path)
+    return _usable(look(path))
+
+
+def _usable(seen: State) -> Run:
     if seen.run is None or not seen.run.reached:
-        raise FedpflError(f"{path}: {seen.words}: {seen.reason or _without_rounds(path)}")
+        raise FedpflError(f"{seen.path}: {seen.words}: {seen.reason or _without_rounds(seen.path)}")
     return seen.run
 
 
@@ -491,9 +511,9 @@ def _partition(values: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(numbers)})" if numbers else name
 
 
-def _method(values: Mapping[str, Any]) -> str:
-    """The name and what it is first told apart by: `FedOBP (q=0.9998)`."""
-    told = [f"q={float(values['q']):.10g}"] if isinstance(values.get("q"), int | float) else []
+def _method(values: Mapping[str, Any], quantile: bool = True) -> str:
+    """The name and what it is first told apart by: `FedOBP (q=0.9998)`, or without the quantile."""
+    told = [f"q={float(values['q']):.10g}"] if quantile and isinstance(values.get("q"), int | float) else []
     if values.get("score", "obp") != "obp":
         told.append(f"score={values['score']}")
     if values.get("ema"):
@@ -516,8 +536,9 @@ def summary_of(path: Path) -> dict[str, Any]:
 def groups(runs: Iterable[Run]) -> list[Group]:
     """Gather the seeds of each configuration, ordered by data set, partition and method.
 
-    Where two configurations would carry one label, what differs is added: `FedOBP (q=0.9998, norm=layer)`. So is what
-    else than the method tells a configuration from most others of its data set and partition: `FedAvg (clients=30)`.
+    A label names only what tells it apart from others here: `FedOBP (q=0.98)` where there is another q, what of the
+    method differs between its configurations, and what else is not as in most of its data set and partition:
+    `FedAvg (clients=30)` (see `worlds`).
     """
     every = list(runs)
     read = _read(every)
@@ -530,22 +551,30 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         only = next(iter(known[run.identity])) if len(known[run.identity]) == 1 else ""
         same[run.identity, read[run] or only].append(run)
     settings: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
+    quantiles: dict[str, set[float | None]] = defaultdict(set)
     for members in same.values():
         members.sort(key=lambda run: run.seed)
         settings[members[0].dataset, members[0].partition].append(members)
+        quantiles[members[0].method_name].add(members[0].q)
     result = []
     for (dataset, partition), rivals in settings.items():
         told = [_told(members) for members in rivals]
-        alike: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for own, members in zip(told, rivals, strict=True):
-            alike[members[0].method].append(own)
-        differing = {label: _differing(configs) for label, configs in alike.items()}
-        for own, members, keys in zip(told, rivals, _apart(told), strict=True):
-            first = [key for key in differing[members[0].method] if key in own]
-            every_key = [*first, *(key for key in keys if key not in first)]
-            words = [_short(key, own, every_key) for key in every_key]
-            apart = tuple(words[len(first) :])
-            result.append(Group(dataset, partition, _with(members[0].method, words), tuple(members), apart))
+        several = [len(quantiles[members[0].method_name]) > 1 for members in rivals]
+        names = [_method(own[0].config["method"], q) for own, q in zip(rivals, several, strict=True)]
+        apart, first = _apart(told), [list[str]() for _ in rivals]
+        for alike in _places(names):
+            keys = [key for key in _differing([told[at] for at in alike]) if key.startswith("method.")]
+            for at in alike:
+                first[at] = [key for key in keys if key in told[at]]
+        labels = [_with(name, _words(*one)) for name, *one in zip(names, told, first, apart, strict=True)]
+        for alike in _places(labels):  # what is as in most may still be what tells two apart
+            for key in _differing([told[at] for at in alike]):
+                for at in alike:
+                    apart[at] += [key] if key in told[at] and key not in first[at] + apart[at] else []
+        for at, members in enumerate(rivals):
+            words = _words(told[at], first[at], apart[at])
+            label, others = _with(names[at], words), tuple(words[len(first[at]) :])
+            result.append(Group(dataset, partition, label, tuple(members), others))
     order = list(METHODS)
 
     def place_of(group: Group) -> tuple[str, str, int, str]:
@@ -573,6 +602,38 @@ def _read(runs: Sequence[Run]) -> dict[Run, str]:
         if len(own) == len({run.seed for run in own}) == len({run.fingerprint for run in own})
     }
     return {run: "" if run in older[run.identity] and run.identity in drawn else run.fingerprint for run in runs}
+
+
+def worlds(gathered: Sequence[Group]) -> tuple[str, ...]:
+    """Say what rows have whose labels do not tell, of all that is not alike among them; a line, or none."""
+    told = [_told(group.runs) for group in gathered]
+    by_setting: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for group, own in zip(gathered, told, strict=True):
+        by_setting[group.setting].append(own)
+    titled = ("method.", "dataset.", "data")
+    keys = [
+        key
+        for key in _differing(told)
+        if not key.startswith(titled)
+        and (not key.startswith("partition.") or key.removeprefix("partition.") in _SPLIT_DETAILS)
+    ]
+    parts = []
+    for key in keys:
+        found: dict[str, list[str]] = defaultdict(list)
+        for setting, configs in by_setting.items():
+            usual = _usual([canonical(config[key]) if key in config else None for config in configs])
+            if usual is not ...:
+                config = next(one for one in configs if (canonical(one[key]) if key in one else None) == usual)
+                found[_short(key, {key: since(key)} | config, keys)].append(setting)
+        for text, where in found.items():
+            parts.append(text if len(where) == len(by_setting) else f"{text} ({few(where, '; ')})")
+    return (f"Unless a row says otherwise: {', '.join(parts)}.",) if parts else ()
+
+
+def few(words: Iterable[str], between: str = ", ") -> str:
+    """Join words; a sweep must not turn a note into a list of its values."""
+    every = list(words)
+    return between.join(every) if len(every) <= 4 else f"{between.join(every[:3])} and {len(every) - 3} more"
 
 
 def unlike(gathered: Sequence[Group]) -> list[list[str]]:
@@ -622,22 +683,40 @@ def _apart(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
         values = [canonical(config[key]) if key in config else None for config in configs]
         if key == "data":  # not to have recorded it is no difference
             values = [value or next(filter(None, values)) for value in values]
-        ranked = Counter(values).most_common(2)
-        usual = ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else ...
+        usual = _usual(values)
         for place, value in enumerate(values):
             if value != usual and (value is not None or usual is not ...):
                 found[place].append(key)
     return found
 
 
-def _short(key: str, config: dict[str, Any], keys: Sequence[str]) -> str:
-    """`lr=0.1`; the whole key where another of `keys` ends alike."""
+def _usual(values: Sequence[str | None]) -> Any:
+    """The most common value, ... where two are."""
+    ranked = Counter(values).most_common(2)
+    return ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else ...
+
+
+def _places(labels: Sequence[str]) -> list[list[int]]:
+    """The places of each label that occurs more than once."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for at, label in enumerate(labels):
+        found[label].append(at)
+    return [places for places in found.values() if len(places) > 1]
+
+
+def _words(told: Mapping[str, Any], first: Sequence[str], apart: Sequence[str]) -> list[str]:
+    return [_short(key, told, [*first, *apart]) for key in (*first, *apart)]
+
+
+def _short(key: str, config: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """`lr=0.1`; the whole key where another of `keys` ends alike, or its end alone says too little."""
     *_, end = parts = key.split(".")
     if end == "name" and len(parts) > 1:
         end = parts[-2]
-    elif sum(other.rsplit(".", 1)[-1] == end for other in keys) > 1:
+    elif end in _VAGUE or sum(other.rsplit(".", 1)[-1] == end for other in keys) > 1:
         end = key
-    return f"{end}={clip(config[key], 40)}" if key in config else f"{end} not set"
+    value = config.get(key, ...)
+    return f"{end} not set" if value in (None, ...) else f"{end}={clip(value, 40)}"
 
 
 def _with(label: str, told: Sequence[str]) -> str:
