@@ -389,7 +389,7 @@ def test_broken_directories_are_named_and_skipped(root: Path, capsys: pytest.Cap
     assert main(["html", str(root)]) == 0
     assert "skipped" in capsys.readouterr().err
     page = Page(root / "report" / "a.html")
-    assert f"{root / 'a/fedavg/k2/seed0'}: summary.json is not valid JSON (line 1)" in page.text
+    assert f"{root / 'a/fedavg/k2/seed0'}: broken: summary.json is not valid JSON (line 1)" in page.text
     assert f"without clients: {root / 'a/fedobp/k1/seed1'}: clients.csv lacks the column client" in page.text
     assert f"without clients: {root / 'a/fedper/k3/seed0'}: no clients.csv" in page.text
     assert page.group("FedOBP")["clients"]["count"] == 10

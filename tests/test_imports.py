@@ -146,7 +146,7 @@ def test_the_report_never_loads_torch():
     loaded = loaded_by("fedpfl.report, fedpfl.report.__main__, fedpfl.__main__")
     assert "torch" not in loaded
     own = {name.split(".")[1] for name in loaded if name.startswith("fedpfl.")}
-    assert own <= {"report", "errors", "identity", "__main__"}
+    assert own <= {"report", "errors", "identity", "lock", "__main__"}
 
 
 def test_importing_the_package_is_cheap():

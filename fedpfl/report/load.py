@@ -566,7 +566,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
             keys = [key for key in _differing([told[at] for at in alike]) if key.startswith("method.")]
             for at in alike:
                 first[at] = [key for key in keys if key in told[at]]
-        labels = [_with(name, _words(*one)) for name, *one in zip(names, told, first, apart, strict=True)]
+        labels = [_with(names[at], _words(told[at], first[at], apart[at])) for at in range(len(rivals))]
         for alike in _places(labels):  # what is as in most may still be what tells two apart
             for key in _differing([told[at] for at in alike]):
                 for at in alike:
