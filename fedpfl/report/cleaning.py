@@ -95,7 +95,7 @@ def found(roots: Sequence[Path], statuses: Sequence[str] = USUAL, where: Sequenc
             try:
                 chosen.append((seen, sum(map(_size, contents(seen)))))
             except (Kept, OSError) as reason:
-                to_stderr(f"left {seen.path}: {reason}")
+                to_stderr(f"left {seen.path}, {seen.words}: {reason}")
     resumable = sum(seen.status == "interrupted" for seen in looked)
     if resumable and "interrupted" not in statuses:
         runs = "1 run" if resumable == 1 else f"{resumable} runs"
@@ -127,7 +127,7 @@ def clean(chosen: Sequence[tuple[State, int]], roots: Sequence[Path], yes: bool)
         try:
             remove(seen, roots)
         except Kept as reason:
-            to_stderr(f"left {seen.path}: {reason}")
+            to_stderr(f"left {seen.path}, {seen.words}: {reason}")
             refused += 1
     print(f"removed {what}" if not refused else f"removed {len(chosen) - refused} of {what}")
     return 1 if refused else 0

@@ -100,11 +100,12 @@ def sides(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, Grou
         below = groups(runs(path, where=where))
         if not below:
             raise FedpflError(f"no readable run below {path}; name a run directory or the folder of a configuration")
-        if len(below) != each:
+        if len(below) < each:
+            raise FedpflError(f"{path} holds one configuration alone, {below[0].title}; name two paths, or another one")
+        if len(below) > each:
             shown = [f"{group.title} ({_place(group.runs)})" for group in below]
-            held = f"{len(below)} configuration{'s' * (len(below) > 1)}"
             wanted = "name one of them" if each == 1 else "name two of them, or choose two by filters"
-            raise FedpflError(f"{path} holds {held}, {wanted}: {few(shown, '; ')}")
+            raise FedpflError(f"{path} holds {len(below)} configurations, {wanted}: {few(shown, '; ')}")
         found += below
     return found[0], found[1]
 

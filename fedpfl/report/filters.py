@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fedpfl.errors import FedpflError, near
 from fedpfl.identity import LATER
 from fedpfl.report.text import bare, clip
 
 _FILTER = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
+_NUMBER = re.compile(r"[-+.\deE]+")
 _MOST = 12  # values that an error tells
-
-Item = TypeVar("Item")
 
 
 def is_filter(word: str) -> bool:
@@ -23,49 +22,30 @@ def is_filter(word: str) -> bool:
 
 
 def choose(
-    items: Iterable[Item],
-    filters: Sequence[str],
-    config: Callable[[Item], Mapping[str, Any]],
-    named: Callable[[Item], Mapping[str, str]] = lambda item: {},
-) -> list[Item]:
-    """Return the items that all filters let through; those of one key are alternatives, as are values behind commas.
+    configs: Sequence[Mapping[str, Any]], filters: Sequence[str], named: Sequence[Mapping[str, str]]
+) -> list[bool]:
+    """Return which configurations all filters let through; those of one key are alternatives.
 
-    config: an item's configuration. A group, such as `method`, stands for its name. named: what groups' values are
-    called for people, which is understood too. Raises FedpflError for a key that no item has, a value that none has,
-    and for values that none has together.
+    A group, such as `method`, stands for its name. named: by group, what each configuration's is called for people,
+    which is understood too. Raises FedpflError for a key or a value that none has, and where none has all.
     """
-    kept = every = list(items)
     wanted: dict[str, list[str]] = {}
     for word in filters:
         key, _, text = word.partition("=")
         wanted.setdefault(key, []).extend([text] if text.startswith("[") else text.split(","))
-    for key, words in wanted.items() if every else ():
-        found = [_value(config(item), key) for item in every]
-        if all(value is ... for value in found):
-            raise FedpflError(f"{key}={','.join(words)}: no run here has such a key{_meant(key, map(config, every))}")
-        if branches := [value for value in found if isinstance(value, Mapping)]:
-            raise FedpflError(
-                f"{key}: a group of keys; name one of them: {', '.join(f'{key}.{k}' for k in branches[0])}"
-            )
-        group = any(isinstance(config(item).get(key), Mapping) for item in every)
-        plain = bare if group else _canonical
-        answers = [
-            {plain(_shown(value)), *(plain(name) for name in [named(item).get(key)] if name)}
-            if value is not ...
-            else {}
-            for item, value in zip(every, found, strict=True)
-        ]
+    kept = [True] * len(configs)
+    for key, words in wanted.items() if configs else ():
+        values = _values(configs, key)
+        plain = bare if any(isinstance(config.get(key), Mapping) for config in configs) else _canonical
+        texts = [set() if value is ... else {plain(_shown(value))} for value in values]
+        for own, names in zip(texts, named, strict=True):
+            own |= {plain(names[key])} if own and key in names else set()
         for word in words:
-            if not any(plain(word) in own for own in answers):
-                there = sorted({_shown(value) for value in found if value is not ...})
-                meant = "" if re.fullmatch(r"[-+.\deE]+", word) else near(word, there)
-                told = ", ".join(clip(text, 40) for text in there[:_MOST]) + ", ..." * bool(there[_MOST:])
-                raise FedpflError(f"{key}={word}: no such run here; there are: {told}{meant}")
-        chosen = {
-            id(item) for item, own in zip(every, answers, strict=True) if any(plain(word) in own for word in words)
-        }
-        kept = [item for item in kept if id(item) in chosen]
-    if every and not kept:
+            if not any(plain(word) in own for own in texts):
+                raise FedpflError(f"{key}={word}: no such run here; there are: {_there(values, word)}")
+        asked = set(map(plain, words))
+        kept = [before and bool(own & asked) for before, own in zip(kept, texts, strict=True)]
+    if configs and not any(kept):
         raise FedpflError(f"no run here is all of {' '.join(filters)}")
     return kept
 
@@ -76,6 +56,23 @@ def since(key: str) -> Any:
     for part in key.split("."):
         value = value.get(part, ...) if isinstance(value, Mapping) else ...
     return value
+
+
+def _values(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
+    """The key's value in each configuration, ... where there is none. Raises FedpflError where there is none at all."""
+    values = [_value(config, key) for config in configs]
+    if all(value is ... for value in values):
+        raise FedpflError(f"{key}: no run here has such a key{_meant(key, configs)}")
+    if groups := [value for value in values if isinstance(value, Mapping)]:
+        raise FedpflError(f"{key} is a group; name a key of it: {', '.join(f'{key}.{one}' for one in groups[0])}")
+    return values
+
+
+def _there(values: Iterable[Any], word: str) -> str:
+    """The values that there are, and which was probably meant."""
+    there = sorted({_shown(value) for value in values if value is not ...})
+    told = ", ".join(clip(text, 40) for text in there[:_MOST]) + ", ..." * bool(there[_MOST:])
+    return told + ("" if _NUMBER.fullmatch(word) else near(word, there))
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:

@@ -380,9 +380,11 @@ def states(*roots: Path, where: Sequence[str] = ()) -> list[State]:
     return [seen for seen in every if seen.run in kept] if where else every
 
 
-def chosen(found: Iterable[Run], where: Sequence[str]) -> list[Run]:
+def chosen(found: Sequence[Run], where: Sequence[str]) -> list[Run]:
     """Return the runs that filters let through. Raises FedpflError for what no run is."""
-    return choose(found, where, lambda run: run.config, lambda run: {"method": run.called, "dataset": run.dataset})
+    named = [{"method": run.called, "dataset": run.dataset} for run in found]
+    kept = choose([run.config for run in found], where, named)
+    return [run for run, own in zip(found, kept, strict=True) if own]
 
 
 def directories(*roots: Path, warn: Callable[[str], None] = to_stderr) -> Iterator[Path]:
