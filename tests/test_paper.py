@@ -645,7 +645,7 @@ def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.T
 def test_figures_take_the_runs_they_are_about(root: Path) -> None:
     every = groups(runs(sweep(root)))
     methods = {name: sorted(group.method for group in figure.of(every)) for name, figure in FIGURES.items()}
-    assert methods["figure2"] == ["FedAvg", "FedOBP (norm=global)", "FedPer"]
+    assert methods["figure2"] == ["FedAvg", "FedOBP (q=0.99993, norm=global)", "FedPer"]
     assert methods["figure3"] == ["FedAvg"]
     assert {group.runs[0].q for group in FIGURES["figure4"].of(every)} == {0.0, 0.9, 0.99993, 1.0}
     assert {group.runs[0].config["method"]["score"] for group in FIGURES["q_sweep"].of(every)} == {"obp"}
