@@ -125,6 +125,20 @@ def test_looking_at_a_lock_gives_it_back(tmp_path: Path) -> None:
     holder.communicate("")
 
 
+def test_looking_leaves_this_processs_own_lock_alone(tmp_path: Path) -> None:
+    """Closing any file that is opened for `run.lock` would let go of it."""
+    run = age(write_run(tmp_path / "run", status="running", reached=3), 9 * HOUR)
+    held = lock.take(run)
+    try:
+        assert load.look(run).status == "running"
+        code = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        other = subprocess.run([sys.executable, "-c", code, str(run / "run.lock")], capture_output=True)
+        assert b"BlockingIOError" in other.stderr
+    finally:
+        lock.release(held, run.resolve())
+    assert load.look(run).status == "interrupted"
+
+
 def test_a_directory_that_is_just_begun_is_running(tmp_path: Path) -> None:
     holder = hold(tmp_path)
     assert load.look(tmp_path).status == "running"

@@ -148,6 +148,13 @@ def test_runs_on_other_data_are_no_seeds_of_one_another(tmp_path: Path, capsys: 
     assert [row["seed_list"] for row in table(capsys, tmp_path)] == ["0 1 3"]
 
 
+def test_a_method_that_was_changed_between_seeds_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for seed, code in enumerate(("aa", "aa", "bb")):
+        amend(write_run(tmp_path / str(seed), seed=seed), code=[{"fedavg.py": code}])
+    assert "was changed between or within the runs of: FedAvg on FMNIST" in shown(capsys, "tables", tmp_path)[0]
+    assert "changed" not in shown(capsys, "tables", tmp_path, "seed=0,1")[0]
+
+
 def test_seeds_that_draw_their_splits_are_one_group(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for seed in range(3):
         split = {"data": f"{seed}" * 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -77,7 +78,7 @@ def accuracy_table(
         if not record["round"]:
             warn(f"{group.title}: no evaluation of all clients to judge")
     compared = [(group, setup_of(group.runs[0]), known.note) for group in gathered if (known := of_run(group.runs[0]))]
-    notes = (*departures(compared), *emptiness(gathered, select, every), *worlds(gathered))
+    notes = (*departures(compared), *emptiness(gathered, select, every), *worlds(gathered), *_codes(gathered))
     table = _table(records, ACCURACY_COLUMNS, _caption(gathered, records, select, every), notes)
     for _, places in table.blocks():
         finished = [gathered[place].used[0].status == "finished" for place in places]
@@ -166,6 +167,16 @@ def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "acc
         if math.isnan(row.get(by, math.nan))
     ]
     return (f"Empty, as a model was not finite or no client has test samples: {few(told)}.",) * bool(told)
+
+
+def _codes(gathered: Iterable[Group]) -> tuple[str, ...]:
+    """Say which rows' methods were changed while their seeds were run."""
+    told = []
+    for group in gathered:
+        every = [own for run in group.used if isinstance(own := run.summary.get("code"), list)]
+        if len({json.dumps(code, sort_keys=True) for own in every for code in own}) > 1:
+            told.append(group.title)
+    return (f"The method's code was changed between or within the runs of: {few(told)}.",) * bool(told)
 
 
 def over_which(seeds: Mapping[str, Sequence[int]]) -> str:
