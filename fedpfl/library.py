@@ -130,7 +130,7 @@ class Trained:
 
     @property
     def status(self) -> str:
-        """finished, running (or interrupted), diverged or failed."""
+        """finished, running, interrupted, diverged or failed, when it was loaded."""
         return self._tables.status
 
     @property
