@@ -24,6 +24,7 @@ from fedpfl import config, overrides, train, trials
 from fedpfl.errors import FedpflError
 from fedpfl.report import load
 from fedpfl.report.table import Cell, Column, Table, over_seeds, render, screen
+from fedpfl.report.tables import chosen_round
 
 OWN = {"trials": 20, "seeds": 5}
 SPACES = Path(overrides.CONF) / "tune"
@@ -140,11 +141,6 @@ def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str,
     return {"seeds": len(seeds)} | {
         f"{name}{suffix}": value[at] for name, value in told.items() for at, suffix in enumerate(("", "_std"))
     }
-
-
-def chosen_round(evaluations: pd.DataFrame) -> pd.Series:
-    """Return the evaluation of the best validation accuracy, of equal ones the first."""
-    return evaluations.loc[evaluations[trials.COLUMN].idxmax()]
 
 
 def _row(record: dict[str, Any]) -> list[Cell]:

@@ -56,6 +56,8 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         lines("Accuracy, pooled (%)", "accuracy_pooled"),
         lines("Accuracy, worst decile of clients (%)", "accuracy_worst10"),
         lines("Accuracy after fine-tuning (%)", "ft_accuracy"),
+        lines("Validation accuracy (%)", "val_accuracy"),
+        lines("Accuracy of unseen clients (%)", "unseen_accuracy", "unseen_ft_accuracy"),
         lines("Spread over clients (points)", "accuracy_std"),
         Panel("bars", "Accuracy, last evaluation (%)", ("last_accuracy",)),
     ),
@@ -102,6 +104,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
 COLUMNS = (
     *("run:state", "run:group", "run:jobType"),
     *(f"summary:last_{name}" for name in ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy")),
+    *(f"summary:last_{name}" for name in ("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy")),
     *("summary:best_accuracy", "summary:best_round", "summary:q", "summary:alpha", "summary:personal_entries"),
     *("summary:bits_down_per_client", "summary:bits_up_per_client", "summary:traffic_gb"),
     *("summary:seconds_per_round", "summary:hours", "summary:status", "summary:commit"),

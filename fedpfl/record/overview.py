@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LAST = ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy")
+LAST += ("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy")
 LAYER = "personal/"
 
 

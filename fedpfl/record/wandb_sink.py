@@ -29,9 +29,10 @@ PATIENCE = 30.0  # seconds that `auto` waits for the server before it goes offli
 CLOUD = ("api.forge.coreweave.com", "api.wandb.ai")
 """The public server: under the first name `wandb login` keeps the key since 0.31, under the second before."""
 
+_PARTS = [f"{others}{tuned}" for others in ("", "val_", "unseen_") for tuned in ("", "ft_")]
 SUMMARIES = {
-    **{f"{part}accuracy{kind}": "max,last" for part in ("", "ft_") for kind in ("", "_pooled", "_worst10")},
-    **dict.fromkeys(("loss", "ft_loss"), "min,last"),
+    **{f"{part}accuracy{kind}": "max,last" for part in _PARTS for kind in ("", "_pooled", "_worst10")},
+    **{f"{part}loss": "min,last" for part in _PARTS},
 }
 """What W&B keeps of a column; of the others the last value."""
 

@@ -20,7 +20,15 @@ from fedpfl.report.compare import LEAST, compare, sides
 from fedpfl.report.filters import is_filter
 from fedpfl.report.load import STATUSES, Run, groups, nothing_below, runs, states, to_stderr
 from fedpfl.report.table import FORMATS, Table, render, screen
-from fedpfl.report.tables import ACCURACIES, AS_PUBLISHED, METRICS, SELECTIONS, accuracy_table, curve_table
+from fedpfl.report.tables import (
+    ACCURACIES,
+    AS_PUBLISHED,
+    METRICS,
+    SELECTIONS,
+    accuracy_table,
+    curve_table,
+    emptiness,
+)
 
 EVERY = "all_methods"
 """The paper's table that it lacks: every method before and after fine-tuning, with its cost."""
@@ -132,6 +140,9 @@ def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path],
     rule = POOLED if own_rule else Rule(options.accuracy, options.select, options.every or 100)
     for name in chosen:
         if name in FIGURES:
+            if rule.select == "validation":  # a figure has no notes
+                for line in emptiness(FIGURES[name].of(gathered), rule.select, rule.every):
+                    to_stderr(f"{name}: {line}")
             for target in FIGURES[name].draw(gathered, (options.out or roots[0] / "figures") / name, rule):
                 to_stderr(f"wrote {target}")
         elif name == EVERY:
@@ -231,7 +242,7 @@ Option = tuple[str, dict[str, Any]]
 LIST: dict[str, Any] = {"type": _words, "default": [], "metavar": "A,B"}
 ROOTS = _option("words", "folders of runs, default: outputs; and filters", nargs="*", metavar="ROOT|KEY=VALUE")
 FORMAT = _option("--format", "of tables; default: terminal, with --out all others", choices=[*FORMATS])
-SELECT = "which evaluation is judged; best-checkpoint looks at test data, as published"
+SELECT = "which evaluation is judged; validation: the best on held-out samples; best-checkpoint: the best on test data"
 OWN_RULE = f"{SELECT}; {AS_PUBLISHED}: by each table's own rule"
 EVERY_N = _option("--every", "best-checkpoint: of every N rounds only; paper: 100", type=_positive, metavar="N")
 JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY_N)

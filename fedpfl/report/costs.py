@@ -48,19 +48,20 @@ def known(run: Run) -> pd.DataFrame:
 def hours(run: Run, device: Device = OURS, transfers: bool = True, until_few: bool = False) -> float:
     """Return the hours that a run's rounds would take on such devices; nan where the run does not tell.
 
-    A round takes as long as its slowest client, on average over cohorts, which are drawn uniformly: of all clients,
-    also where some have stopped, since who has is not recorded. A client passes its training samples `local.epochs`
-    times forward and backward; each gradient, with respect to inputs and to weights, takes as many operations as the
-    forward pass. Not counted: losses on held-out samples, and the one epoch in which Hermes, FedMP and PruneFL rank.
+    A round takes as long as its slowest client, on average over cohorts, which are drawn uniformly: of all clients that
+    take part, also where some have stopped, since who has is not recorded. A client passes its training samples
+    `local.epochs` times forward and backward; each gradient, with respect to inputs and to weights, takes as many
+    operations as the forward pass. Not counted: losses on held-out samples, and the one epoch in which Hermes, FedMP
+    and PruneFL rank.
     transfers: add the bits of its trained entries down and up. until_few: count the rounds before the first with fewer
     clients than a cohort.
     """
     made, widths, clients = known(run), run.get("method.widths"), run.get("clients")
     if made.empty or run.get("method.assign") != "blocks" or len(run.clients) != clients:
         return math.nan
-    samples, seconds = run.clients["train"].tolist(), []
+    samples, seconds = run.participating["train"].tolist(), []
     for client, count in enumerate(samples):
-        own = made.loc[widths[client * len(widths) // clients]]
+        own = made.loc[widths[client * len(widths) // len(samples)]]
         whole = made.iloc[-1] if run.method_name == FREEZING else own
         passes = 2 * whole["operations"] + own["operations"]
         spent = run.get("local.epochs") * count * passes / device.speed

@@ -16,7 +16,7 @@ from fedpfl.report import costs, published
 from fedpfl.report.load import Group, few, unlike
 from fedpfl.report.paper_tables import LAST, PLANS, SHOWN, Measure, Plan, Rule, quantile, rank, reckoned_hours, tuned
 from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
-from fedpfl.report.tables import departures, emptiness, judged, over_which
+from fedpfl.report.tables import chosen_on, departures, emptiness, judged, over_which
 
 Part = tuple[int, int, float | None]
 """Line, column and alpha of what a cell is the mean of."""
@@ -59,6 +59,7 @@ def fill(
     shown = {part: group for part, group in speaking.items() if values[part[:2]]}
     hollow = {part for part, group in speaking.items() if emptiness([group], rule.select, rule.every, rule.by)}
     notes = [*departures(_setups(plan, shown)), *_mixed(plan, speaking)]
+    notes += chosen_on(rule.select) if any(line.kind == "percent" for line in plan.lines) else ()
     notes += emptiness(_once(speaking[part] for part in hollow), rule.select, rule.every, rule.by)
     if ambiguous:
         notes.append(
@@ -195,7 +196,9 @@ def _caption(plan: Plan, values: dict[tuple[int, int], dict[int, float]], rule: 
     }.get(rule.accuracy, rule.accuracy)
     when = "the last evaluation of each run"
     if rule.select == "best-checkpoint":
-        when = f"the best evaluation of each run, chosen on test data as the published numbers are (every {rule.every})"
+        when = f"the best evaluation of each run (every {rule.every})"
+    elif rule.select == "validation":
+        when = "each run's first evaluation of the best validation accuracy"
     seeds: dict[str, list[int]] = {}
     for i, line in enumerate(plan.lines):
         own = {j: sorted(values[i, j]) for j in range(len(plan.places)) if values[i, j]}

@@ -21,7 +21,7 @@ import pandas as pd
 from fedpfl.report.load import STATUSES, Group, Run, chosen, directories, groups, nothing_below, runs, to_stderr
 from fedpfl.report.page.data import page_data
 from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
-from fedpfl.report.tables import accuracy_table
+from fedpfl.report.tables import accuracy_table, chosen_on
 from fedpfl.report.text import html as escape
 from fedpfl.report.text import whole
 
@@ -152,6 +152,8 @@ def page(experiment: Experiment, out: Path, select: str = "last", every: int = 1
         "accuracy": ("Accuracy", as_html(table), _lines([*table.prose("html"), "A click on a heading sorts."])),
         **{name: (heading, _lines([text]), _HOST) for name, (heading, text) in _CHARTS.items() if has[name]},
     }
+    if "clients" in sections and any(run.get("unseen") for run in experiment.runs):
+        sections["clients"] = (*sections["clients"], _lines(["Clients that never take part are left out."]))
     sections["cost"] += (as_html(_costs(gathered, judged), "bare"),)
     body = "\n".join(_section(name, heading, *content) for name, (heading, *content) in sections.items())
     stamp = max((run.path / "rounds.csv").stat().st_mtime for run in experiment.runs)
@@ -167,7 +169,7 @@ def index(found: Sequence[Experiment], select: str = "last", every: int = 1) -> 
         if not experiment.runs:
             continue
         frame = accuracy_table(experiment.runs, select, every, warn=lambda _: None).frame
-        best = "; ".join(_best(part) for _, part in frame.groupby(["dataset", "partition"], sort=False))
+        best = "; ".join(_best(part, select) for _, part in frame.groupby(["dataset", "partition"], sort=False))
         name = Cell(experiment.name, link=f"./{quote(experiment.name)}.html")
         counts = [Cell(len(frame)), Cell(len(experiment.runs)), Cell(_states(experiment.runs)), Cell(best)]
         rows.append([name, *counts, Cell(_hours(experiment.runs))])
@@ -176,7 +178,8 @@ def index(found: Sequence[Experiment], select: str = "last", every: int = 1) -> 
     heads = (Column("experiment"), *numbers, Column("status"), best_of, Column("hours", "number"))
     skipped = [line for experiment in found for line in experiment.skipped]
     table = as_html(Table("experiments", heads, rows), "bare")
-    body = _section("experiments", "Experiments", table, _listed("Skipped, not in any page:", skipped))
+    chosen = [*chosen_on(select), *["Rounds were chosen by validation accuracy."] * (select == "validation")]
+    body = _section("experiments", "Experiments", table, _lines(chosen), _listed("Skipped, not in any page:", skipped))
     return _document("Experiments", {}, body)
 
 
@@ -348,12 +351,12 @@ _ENVIRONMENT: dict[str, Callable[[Run], str]] = {"device": _device, "versions": 
 _TOLD = {"data set": lambda run: run.dataset, "partition": lambda run: run.partition, **_ENVIRONMENT}
 
 
-def _best(part: pd.DataFrame) -> str:
+def _best(part: pd.DataFrame, select: str) -> str:
     """The best configuration of a data set and partition, of the finished ones if there are any."""
     setting = f"{part['dataset'].iloc[0]}, {part['partition'].iloc[0]}"
     part = part[part["accuracy"].notna()]
     if part.empty:
-        return f"{setting}: not evaluated yet"
+        return f"{setting}: {'no validation accuracy' if select == 'validation' else 'not evaluated yet'}"
     finished = part[part["status"].str.contains("finished")]
     part = part if finished.empty else finished
     row = part.loc[part["accuracy"].idxmax()]

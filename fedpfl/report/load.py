@@ -141,7 +141,14 @@ class Run:
         frame = _read_csv(self.path / "clients.csv")
         if "client" not in frame or frame["client"].isna().any():
             raise FedpflError(f"{self.path}: clients.csv lacks the column client, or a client its number")
+        if "unseen" in frame and not frame["unseen"].isin([0, 1]).all():
+            raise FedpflError(f"{self.path}: clients.csv does not say of every client whether it is unseen, by 0 or 1")
         return frame
+
+    @property
+    def participating(self) -> pd.DataFrame:
+        """The rows of `clients` that are about those which may take part. Raises as `clients`."""
+        return self.clients[self.clients["unseen"] == 0] if "unseen" in self.clients else self.clients
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:

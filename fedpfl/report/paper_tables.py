@@ -113,12 +113,13 @@ def _active(run: Run, row: pd.Series, rule: Rule) -> float:
 
 
 def _domain(place: int, run: Run, row: pd.Series, rule: Rule) -> float:
-    """Mean over the clients of a quarter of them, those of one of four domains, at the last evaluation."""
+    """Mean over those that take part of a quarter of the clients, one of four domains, at the last evaluation."""
     each, own = divmod(len(run.clients), 4)
     if own or rule.accuracy != "accuracy" or row["round"] != run.evaluations["round"].iloc[-1]:
         return math.nan
-    part = run.clients.sort_values("client")["accuracy"].iloc[place * each : (place + 1) * each]
-    return float(part.mean(skipna=False))
+    numbers = run.clients["client"].sort_values().iloc[place * each : (place + 1) * each]
+    part = run.participating
+    return float(part[part["client"].isin(numbers)]["accuracy"].mean(skipna=False))
 
 
 def has(run: Run, wanted: Mapping[str, Any]) -> bool:

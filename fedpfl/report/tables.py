@@ -15,10 +15,12 @@ from fedpfl.report.load import Group, Run, few, groups, span, to_stderr, worlds
 from fedpfl.report.published import QUANTILE, SETUP, of_run
 from fedpfl.report.table import Cell, Column, Table, mark, over_seeds
 
-SELECTIONS = ("last", "best-checkpoint")
+SELECTIONS = ("last", "best-checkpoint", "validation")
 AS_PUBLISHED = "as-published"
 """The selection that stands for each paper's table's own rule."""
 ACCURACIES = ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled")
+VALIDATION = "val_accuracy"
+UNSEEN = ("unseen_accuracy", "unseen_accuracy_worst10", "unseen_ft_accuracy")
 TRAFFIC = ("values_down", "values_up", "bits_down", "bits_up")
 
 METRICS = {
@@ -37,6 +39,11 @@ ACCURACY_COLUMNS = _ROW | {
     "accuracy_worst10": Column("worst 10%", "percent", "before", spare=3),
     "ft_accuracy": Column("mean", "percent", "fine-tuned", spare=2),
     "ft_accuracy_pooled": Column("pooled", "percent", "fine-tuned", spare=5),
+    VALIDATION: Column("validation", "percent", spare=4),
+    "unseen_accuracy": Column("mean", "percent", "unseen", spare=2),
+    "unseen_accuracy_worst10": Column("worst 10%", "percent", "unseen", spare=5),
+    "unseen_ft_accuracy": Column("fine-tuned", "percent", "unseen", spare=3),
+    "gap": Column("gap", "difference", "unseen", spare=2),
     "published": Column("value", "percent", "published", spare=1),
     "difference": Column("Δ mean", "difference", "published", spare=1),
     "difference_pooled": Column("Δ pooled", "difference", "published", spare=6),
@@ -66,9 +73,10 @@ def accuracy_table(
 ) -> Table:
     """Make the table with a row per data set, partition and configuration.
 
-    select: `last` judges the last evaluation of a run; `best-checkpoint` the one of highest accuracy, which looks at
-    test data and exists to match the published rule. every: with `best-checkpoint`, look at the evaluations after
-    multiples of this many rounds only (published: 100). Raises FedpflError for an unknown selection.
+    select: `last` judges the last evaluation of a run; `validation` the one of highest accuracy on held-out samples;
+    `best-checkpoint` the one of highest accuracy, which looks at test data and exists to match the published rule.
+    every: with `best-checkpoint`, look at the evaluations after multiples of this many rounds only (published: 100).
+    Raises FedpflError for an unknown selection.
     """
     if select not in SELECTIONS:
         raise FedpflError(f"unknown selection {select!r}; choose one of: {', '.join(SELECTIONS)}")
@@ -76,14 +84,22 @@ def accuracy_table(
     records = [_record(group, select, every) for group in gathered]
     for record, group in zip(records, gathered, strict=True):
         if not record["round"]:
-            warn(f"{group.title}: no evaluation of all clients to judge")
+            kind = "with held-out samples" if select == "validation" else "of all clients"
+            warn(f"{group.title}: no evaluation {kind} to judge")
     compared = [(group, setup_of(group.runs[0]), known.note) for group in gathered if (known := of_run(group.runs[0]))]
-    notes = (*departures(compared), *emptiness(gathered, select, every), *worlds(gathered), *_codes(gathered))
-    table = _table(records, ACCURACY_COLUMNS, _caption(gathered, records, select, every), notes)
+    notes = (*departures(compared), *chosen_on(select), *emptiness(gathered, select, every), *_unmet(gathered))
+    notes += (*worlds(gathered), *_codes(gathered))
+    caption = _caption(gathered, records, select, every)
+    absent = {key for key in (VALIDATION, *UNSEEN, "gap") if all(math.isnan(record[key]) for record in records)}
+    columns = {key: column for key, column in ACCURACY_COLUMNS.items() if key not in absent}
+    for record in records:
+        for key in absent:
+            del record[key], record[f"{key}_seed_std"]
+    table = _table(records, columns, caption, notes)
     for _, places in table.blocks():
         finished = [gathered[place].used[0].status == "finished" for place in places]
-        for at, key in enumerate(ACCURACY_COLUMNS):
-            if key in ACCURACIES:
+        for at, key in enumerate(columns):
+            if key in (*ACCURACIES, *UNSEEN):
                 mark([table.rows[place][at] for place in places], finished)
     return table
 
@@ -139,11 +155,14 @@ def reference_for(group: Group, names: Iterable[str]) -> str | None:
 def judged(group: Group, select: str = "last", every: int = 1, by: str = "accuracy") -> dict[Run, pd.Series]:
     """Return the rows of `rounds.csv` that the runs which speak for a group are judged by, of those that have one.
 
-    by: what the best row is the best by; a cohort's column is known in every round, others where all were evaluated.
+    by: with `best-checkpoint`, what the best row is the best by; a cohort's column is known in every round, others
+    where all were evaluated.
 
-    Runs that are not finished are judged as far as all of them came, so that none is averaged with a longer one.
+    Runs that are not finished are judged as far as all of them came, so that none is averaged with a longer one. With
+    `validation` there is no row of any where one has no accuracy on held-out samples.
     """
-    known = {run: run.rounds if by.startswith("cohort_") else run.evaluations for run in group.used}
+    each = by.startswith("cohort_") and select != "validation"
+    known = {run: run.rounds if each else run.evaluations for run in group.used}
     rows = {run: own for run, own in known.items() if len(own)}
     if rows and group.used[0].status != "finished":
         last = min(own["round"].iloc[-1] for own in rows.values())
@@ -153,20 +172,54 @@ def judged(group: Group, select: str = "last", every: int = 1, by: str = "accura
     chosen = {}
     for run, own in rows.items():
         if len(own):
-            best = select == "best-checkpoint" and by in own and own[by].notna().any()
-            chosen[run] = own.loc[own[by].idxmax()] if best else own.iloc[-1]
+            best = chosen_round(own, {"best-checkpoint": by, "validation": VALIDATION}.get(select, ""))
+            if select == "validation" and best.empty:
+                return {}
+            chosen[run] = own.iloc[-1] if best.empty else best
     return chosen
 
 
+def chosen_round(rows: pd.DataFrame, by: str = VALIDATION) -> pd.Series:
+    """Return the row that is best by a column, of equal ones the first; an empty one where none has a number there."""
+    known = by in rows and rows[by].notna().any()
+    return rows.loc[rows[by].idxmax()] if known else pd.Series(dtype=float)
+
+
+def chosen_on(select: str) -> tuple[str, ...]:
+    """Say that rounds were chosen by what they are judged by, where they were; a line, or none."""
+    told = "Rounds were chosen on test data, as in the published tables, which flatters; --select validation does not."
+    return (told,) * (select == "best-checkpoint")
+
+
 def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "accuracy") -> tuple[str, ...]:
-    """Say which judged evaluations hold no accuracy, which leaves cells empty."""
+    """Say which judged evaluations hold no accuracy, or that none can be chosen, which leaves cells empty."""
+    blind = [
+        group.title
+        for group in gathered
+        if select == "validation" and not judged(group, select) and any(len(run.evaluations) for run in group.used)
+    ]
     told = [
         f"{group.title} (seed {run.seed}, round {int(row['round'])})"
         for group in gathered
         for run, row in judged(group, select, every, by).items()
         if math.isnan(row.get(by, math.nan))
     ]
-    return (f"Empty, as a model was not finite or no client has test samples: {few(told)}.",) * bool(told)
+    return (
+        *(f"Empty, as no samples are held out to choose a round by (see validation=0.1): {few(blind)}.",) * bool(blind),
+        *(f"Empty, as a model was not finite or no client has test samples: {few(told)}.",) * bool(told),
+    )
+
+
+def _unmet(gathered: Sequence[Group]) -> tuple[str, ...]:
+    """Say which rows' newcomers get no model before they fine-tune."""
+    told = [group.title for group in gathered if any(_silent(run) for run in group.used)]
+    why = "as nothing is sent to clients and a newcomer has the model that all began with"
+    return (f"Empty under unseen before fine-tuning, {why}: {few(told)}.",) * bool(told)
+
+
+def _silent(run: Run) -> bool:
+    rows = run.rounds
+    return "unseen_accuracy" in rows and rows["unseen_accuracy"].isna().all() and run.per_client("values_down") == 0
 
 
 def _codes(gathered: Iterable[Group]) -> tuple[str, ...]:
@@ -240,6 +293,11 @@ def _record(group: Group, select: str, every: int) -> dict[str, Any]:
     for key in ACCURACIES:
         values = [float(row.get(key, math.nan)) for row in found.values()]
         record[key], record[f"{key}_seed_std"] = over_seeds(values)
+    others = {key: [float(row.get(key, math.nan)) for row in found.values()] for key in (VALIDATION, *UNSEEN)}
+    own = [float(row.get("accuracy", math.nan)) for row in found.values()]
+    others["gap"] = [mine - theirs for mine, theirs in zip(own, others["unseen_accuracy"], strict=True)]
+    for key, values in others.items():
+        record[key], record[f"{key}_seed_std"] = over_seeds(values)
     known = of_run(group.runs[0])
     record["published"], record["published_seed_std"] = (known.value, known.std) if known else (math.nan, math.nan)
     record["difference"] = record["accuracy"] - record["published"]
@@ -285,7 +343,9 @@ def _caption(gathered: list[Group], records: list[dict[str, Any]], select: str, 
     which = "the last evaluation of each run"
     if select == "best-checkpoint":
         among = "its evaluations" if every == 1 else f"its evaluations after multiples of {every} rounds"
-        which = f"the best of {among}, chosen on test data as the published tables do,"
+        which = f"the best of {among}"
+    elif select == "validation":
+        which = "each run's first evaluation of the best validation accuracy"
     alone = len({group.setting for group in gathered}) == 1
     rows = [group.method if alone else group.title for group in gathered]
     seeds = {row: [int(seed) for seed in own["seed_list"].split()] for row, own in zip(rows, records, strict=True)}
@@ -294,8 +354,15 @@ def _caption(gathered: list[Group], records: list[dict[str, Any]], select: str, 
         "Mean: over clients; pooled: over all their test samples; worst 10%: the clients' worst decile.",
         "Before: each client's personal model as it stands"
         + (f"; fine-tuned: after {span(tuning)} local epochs more." if shown("ft_accuracy") else "."),
-        "Values and bits: per client that took part and round; s/round: median over rounds.",
     ]
+    if shown(VALIDATION):
+        parts.append("Validation: mean over clients, on training samples that are held out.")
+    if any(map(shown, UNSEEN)):
+        parts.append(
+            "Unseen: clients that never take part, as newcomers, and in no other column; gap: the participation gap, "
+            "mean before minus unseen mean, in points."
+        )
+    parts.append("Values and bits: per client that took part and round; s/round: median over rounds.")
     if shown("published"):
         parts.append(
             "Published: FedOBP (arXiv:2604.16574), Tables III and IV; described there as mean over clients, in the "

@@ -24,6 +24,10 @@ EVALUATED = {
     "accuracy_worst10": "worst decile of clients",
     "ft_accuracy": "fine-tuned, mean over clients",
     "ft_accuracy_pooled": "fine-tuned, pooled",
+    "val_accuracy": "validation, mean over clients",
+    "unseen_accuracy": "unseen clients, mean",
+    "unseen_accuracy_worst10": "unseen clients, worst decile",
+    "unseen_ft_accuracy": "unseen clients, fine-tuned, mean",
     "loss": "test loss",
 }
 EVERY_ROUND = {
@@ -98,7 +102,8 @@ def _clients(run: Run, note: Callable[[str], None]) -> pd.DataFrame | None:
         if len(run.evaluations):
             note(f"without clients: {error}")
         return None
-    if {"test", "accuracy"} <= {*frame} and (silent := int(((frame["test"] > 0) & frame["accuracy"].isna()).sum())):
+    part = run.participating
+    if {"test", "accuracy"} <= {*part} and (silent := int(((part["test"] > 0) & part["accuracy"].isna()).sum())):
         note(f"{run.path}: {silent} clients with test samples have no accuracy; they are not among the clients shown")
     return frame
 
@@ -141,7 +146,7 @@ def _cost(group: Group) -> dict[str, Any]:
 
 
 def _spread(group: Group, tables: dict[Any, pd.DataFrame | None]) -> dict[str, Any] | None:
-    """Accuracy over the clients of all seeds.
+    """Accuracy over the clients that take part, of all seeds.
 
     `box`: by metric least, quartile, median, quartile, greatest, mean, mean of the worst decile (over seeds).
     `dots`: seed, client, training samples, accuracy, fine-tuned accuracy, and 1 if in the worst decile, plus 2 if so
@@ -153,7 +158,8 @@ def _spread(group: Group, tables: dict[Any, pd.DataFrame | None]) -> dict[str, A
         frame = tables[run.path]
         if frame is None or "accuracy" not in frame:
             continue
-        kept = frame[frame["accuracy"].notna()].assign(seed=run.seed, flag=0)
+        part = run.participating
+        kept = part[part["accuracy"].notna()].assign(seed=run.seed, flag=0)
         for bit, key in enumerate(deciles, 1):
             if key in kept and len(kept) and kept[key].notna().all():
                 low = worst(kept[key].to_numpy())
