@@ -1,4 +1,4 @@
-"""Every method on every kind of network: texts, recurrence, signals, residual streams; a round and its evaluation on both backends.
+"""Every method on every kind of network: texts, LSTM, signals, residual streams; a round on both backends.
 
 The contract suite has one smooth network of images; what a method assumes of a network shows here.
 """

@@ -14,6 +14,10 @@ class LSTMLayer(nn.Module):
     that a neuron is a block of rows.
     """
 
+    weight: nn.Parameter
+    recurrent: nn.Parameter
+    bias: nn.Parameter
+
     def __init__(self, inputs: int, width: int):
         super().__init__()
         self.inputs, self.width = inputs, width
