@@ -1,7 +1,8 @@
-"""LEAF's files: FEMNIST and Shakespeare as its scripts write them, their natural clients, and two rounds on these."""
+"""LEAF's files: FEMNIST and Shakespeare as its scripts write them, their natural clients; two rounds on small sets."""
 
 import json
 import random
+import string
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ import torch
 from fedpfl import config
 from fedpfl.data.datasets import leaf, load
 from tests.command import composed
-from tests.conftest import BACKENDS, LOCAL, assert_close, rounds
-from tests.test_formats import one_line, write
+from tests.conftest import BACKENDS, assert_close, rounds
+from tests.test_formats import cinic, one_line, write  # noqa: F401
 
 WRITERS = {"f1": {"f0001_41": (6, 3), "f0000_14": (5, 2)}, "f2": {"f0002_07": (4, 1)}}  # by file: samples of both parts
 ROLES = {"f1": {"HAMLET_HAMLET": (6, 3), "HAMLET_CLAUDIUS": (5, 2)}, "f2": {"KING_LEAR_FOOL": (4, 1)}}
@@ -97,6 +98,8 @@ def test_every_pixel_makes_the_round_trip():
 
 
 def test_the_alphabet():
+    capitals, small = string.ascii_uppercase, string.ascii_lowercase
+    assert "\n !\"&'(),-." + string.digits + ":;>?" + capitals + "[]" + small + "}" == leaf.LETTERS
     assert len(set(leaf.LETTERS)) == 80
     assert [leaf.LETTERS.find(letter) for letter in "\n A}z"] == [0, 1, 25, 79, 78]
 
@@ -137,6 +140,7 @@ NUMBER = "f0001_41 has 6 samples and 5 labels, expected 6 of both"
         ("femnist", changed("train", "f0001_41", y=lambda y: [62, *y[1:]]), KINDS),
         ("femnist", changed("train", "f0001_41", y=lambda y: [0.5, *y[1:]]), KINDS),
         ("femnist", changed("train", "f0001_41", y=lambda y: y[1:]), NUMBER),
+        ("femnist", changed("train", num_samples=[5, 5]), "f0001_41 has 6 samples and 6 labels, expected 5 of both"),
         ("femnist", changed("train", num_samples=[6]), "zip() argument 2 is shorter than argument 1"),
         ("femnist", changed("train", users=["f0001_41", "x"]), "is not as published: KeyError: 'x'"),
         ("femnist", changed("train", users=["f0001_41", "a\nb"]), "a user's name is 'a\\nb'"),
@@ -175,38 +179,49 @@ def test_users_twice_and_folders_without_files(tmp_path):
 # Natural clients
 
 
+METHODS = pytest.mark.parametrize("method", [("method=fedavg",), ("method=fedobp", "quantile.q=0.9")])
+
+
+def built(*overrides: str) -> config.Run:
+    return config.build(config.check(composed("clients=3", *overrides)))
+
+
+def play_on_both(run: config.Run) -> None:
+    """Two rounds of all clients; the second one's losses are those of what the first one left."""
+    ends = [rounds(run.method, run.net, run.federation, [[0, 1, 2]] * 2, engine=backend) for backend in BACKENDS]
+    assert all(bool(outcome.finite.all()) for _, outcomes in ends for outcome in outcomes)
+    (loop, ended), (batched, also) = ends
+    assert_close(loop[1].server, batched[1].server, atol=1e-5, rtol=1e-4)
+    assert_close(ended[1].loss, also[1].loss, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("method", [("method=fedavg",), ("method=fedobp", "quantile.q=0.9")])
+@METHODS
 def test_two_rounds(tmp_path, name, method):
-    """Of all clients, each tested on its own part, on both backends."""
+    """Of natural clients, each tested on its own part."""
     write(tmp_path, written(name)[0])
     model = ("model=mlp", "model.hidden=[8]") if name == "femnist" else ("model=lstm", "model.width=8")
-    run = config.build(
-        config.check(
-            composed(f"dataset={name}", f"data_dir={tmp_path}", "partition=natural", "clients=3", *method, *model)
-        )
-    )
+    run = built(f"dataset={name}", f"data_dir={tmp_path}", "partition=natural", *method, *model)
     assert run.federation.train_sizes.tolist() == [5, 6, 4]
     assert run.federation.test_sizes.tolist() == [2, 3, 1]
-    ends = [
-        rounds(run.method, run.net, run.federation, [[0, 1, 2]] * 2, engine=backend, local=LOCAL)
-        for backend in BACKENDS
-    ]
-    for states, outcomes in ends:
-        assert all(bool(outcome.finite.all()) for outcome in outcomes)
-        assert states[2].round == 2
-    assert_close(ends[0][0][1].server, ends[1][0][1].server, atol=1e-5, rtol=1e-4)
-    assert_close(ends[0][1][1].loss, ends[1][1][1].loss, atol=1e-3, rtol=1e-3)
+    play_on_both(run)
+
+
+@METHODS
+def test_two_rounds_of_cinic10(tmp_path, cinic, method):  # noqa: F811
+    write(tmp_path / "CINIC-10", cinic)
+    own = ("dataset=cinic10", f"data_dir={tmp_path}", "partition=iid", "model=mlp", "model.hidden=[8]")
+    play_on_both(built(*own, *method))
 
 
 def test_fewer_clients_than_users_and_more(tmp_path):
     write(tmp_path, written("femnist")[0])
     own = ("dataset=femnist", f"data_dir={tmp_path}", "partition=natural", "model=mlp")
-    run = config.build(config.check(composed(*own, "clients=2")))
+    run = built(*own, "clients=2")
     assert set(run.federation.train_sizes.tolist()) < {5, 6, 4}
-    run = config.build(config.check(composed(*own, "clients=2", "partition.min_samples=7")))
+    run = built(*own, "clients=2", "partition.min_samples=7")
     assert run.federation.train_sizes.tolist() == [5, 6]
-    run = config.build(config.check(composed(*own, "clients=3", "partition.test_fraction=0.5")))
+    run = built(*own, "partition.test_fraction=0.5")
     assert run.federation.test_sizes.tolist() == [3, 4, 2]
-    said = one_line(lambda: config.build(config.check(composed(*own, "clients=4"))))
+    said = one_line(lambda: built(*own, "clients=4"))
     assert "clients to be at most the 3 groups or a multiple of them, got 4; set clients=3" in said

@@ -14,7 +14,10 @@ from fedpfl.data.datasets.samples import Raw, merged, numbered
 from fedpfl.data.datasets.source import Source, counted, folder, kept, reading, unpacked, wrong
 from fedpfl.errors import FedpflError
 
-CINIC_URL = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"
+CINIC_URLS = (
+    "https://datashare.ed.ac.uk/server/api/core/bitstreams/e8e186cc-2688-48f1-aa5a-3fda1a43f8b6/content",
+    "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+)
 CINIC_MD5 = "6ee4d0c996905fe93221de577967a372"  # as in many public loaders
 CINIC_SIZE = 90_000  # of each part
 TINY_URLS = (
@@ -39,7 +42,7 @@ def cinic10(source: Source) -> Raw:
     """CIFAR-10's classes in order of their names, 32 x 32, of CIFAR-10 and ImageNet (Darlow et al. 2018); training,
     validation, test.
     """
-    with unpacked(source, "CINIC-10", "CINIC-10.tar.gz", (CINIC_MD5,), (CINIC_URL,), flat=True) as root:
+    with unpacked(source, "CINIC-10", "CINIC-10.tar.gz", (CINIC_MD5,), CINIC_URLS, flat=True) as root:
         paths: list[Path] = []
         for part in ("train", "valid", "test"):
             own = sorted((root / part).glob("*/*.png"))
