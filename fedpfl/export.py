@@ -87,7 +87,7 @@ def log(run: Trained, logger: Mapping[str, Any]) -> int:
     fails.
     """
     info, summary, picture = _told(run), _summary(run), run.path / "partition.png"
-    status = run.status
+    status = "interrupted" if run.status == "running" else run.status
     try:
         held = lock.take(run.path)
     except OSError as error:
