@@ -45,7 +45,10 @@ BAD = [
     # unknown choices
     ("method=xyz", f"method must be one of {', '.join(sorted(METHODS))}, got 'xyz'"),
     ("dataset=foo", "dataset must be one of ag_news, cifar10, cifar100, cifar10_c, cifar10_c_made, digit5, digits"),
-    ("partition=foo", "partition must be one of dirichlet, file, fixed_dirichlet, groups, iid, natural, published, shards"),
+    (
+        "partition=foo",
+        "partition must be one of dirichlet, file, fixed_dirichlet, groups, iid, natural, published, shards",
+    ),
     ("model=foo", f"model must be one of {', '.join(sorted(MODELS))}, got 'foo'"),
     ("norm=foo", "norm must be one of global, layer, none, got 'foo'"),
     ("score=foo", "score must be one of fisher, fisher_batch, gradient, obp, obp_as_published, got 'foo'"),

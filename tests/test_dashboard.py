@@ -32,7 +32,7 @@ def _nobody_is_logged_in(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory) -> dict[str, dict]:
     """What one real run sends: its history's columns, its summary, its configuration."""
-    (path,) = offline_sweep(tmp_path_factory.mktemp("dashboard"), "quantile.q=0.9")
+    (path,) = offline_sweep(tmp_path_factory.mktemp("dashboard"), "quantile.q=0.9", "validation=0.2", "unseen=0.25")
     found = finished_records(path)
     (begun,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
     columns = {key: value for entry in history(found) for key, value in entry.items()}

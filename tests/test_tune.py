@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from fedpfl import config, trials, tune
 from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS
+from fedpfl.report.tables import chosen_round
 from tests.command import TINY, composed, start, wait
 from tests.command import call as command
 from tests.conftest import sampled
@@ -211,9 +212,7 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
     pd.testing.assert_frame_equal(tables[0][chosen], tables[1][chosen])
     assert (tables[0]["accuracy"] > tables[1]["accuracy"] + 20).all()
     right = worlds / "right" / "tuned"
-    of_run = [
-        tune.chosen_round(pd.read_csv(path)) for path in sorted((right / "final").rglob("fedprox/*/*/rounds.csv"))
-    ]
+    of_run = [chosen_round(pd.read_csv(path)) for path in sorted((right / "final").rglob("fedprox/*/*/rounds.csv"))]
     row = tables[0].set_index("method").loc["fedprox"]
     assert row["accuracy"] == pytest.approx(np.mean([own["accuracy"] for own in of_run]))
     assert row["accuracy_std"] == pytest.approx(np.std([own["accuracy"] for own in of_run], ddof=1))

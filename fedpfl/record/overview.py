@@ -6,8 +6,10 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-LAST = ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy")
-LAST += ("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy")
+LAST = (
+    *("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy"),
+    *("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy"),
+)
 LAYER = "personal/"
 
 

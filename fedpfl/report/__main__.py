@@ -180,7 +180,7 @@ def _compare(options: Namespace) -> None:
     if options.out and options.out.suffix not in (".png", ".pdf"):
         raise FedpflError(f"--out {options.out}: must end in .png or .pdf")
     a, b = sides(options.roots, options.where)
-    print(_text(compare(a, b, options.test, options.metric), options.format), end="")
+    print(_text(compare(a, b, options.test, options.metric, options.select), options.format), end="")
     if options.out:
         from fedpfl.report.figures import comparison
 
@@ -243,6 +243,7 @@ LIST: dict[str, Any] = {"type": _words, "default": [], "metavar": "A,B"}
 ROOTS = _option("words", "folders of runs, default: outputs; and filters", nargs="*", metavar="ROOT|KEY=VALUE")
 FORMAT = _option("--format", "of tables; default: terminal, with --out all others", choices=[*FORMATS])
 SELECT = "which evaluation is judged; validation: the best on held-out samples; best-checkpoint: the best on test data"
+FAIR = ("last", "validation")
 OWN_RULE = f"{SELECT}; {AS_PUBLISHED}: by each table's own rule"
 EVERY_N = _option("--every", "best-checkpoint: of every N rounds only; paper: 100", type=_positive, metavar="N")
 JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY_N)
@@ -322,6 +323,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
                 **{"nargs": "*", "metavar": "A|B|KEY=VALUE"},
             ),
             _option("--test", "paired over seeds, two-sided; default: t", choices=[*LEAST, "none"], default="t"),
+            _option("--select", "validation: at the best accuracy on held-out samples", choices=FAIR, default="last"),
             _option("--metric", "of the curves; default: accuracy", choices=[*METRICS], default="accuracy"),
             _option("--format", "default: terminal", choices=[*FORMATS], default="terminal"),
             _option("--out", "curves: .png or .pdf", type=Path, metavar="FILE"),

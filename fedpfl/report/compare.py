@@ -15,7 +15,7 @@ from fedpfl.errors import FedpflError
 from fedpfl.identity import essence
 from fedpfl.report.load import Group, Run, canonical, few, flat, groups, runs
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
-from fedpfl.report.tables import METRICS, TRAFFIC
+from fedpfl.report.tables import METRICS, TRAFFIC, chosen_round
 
 LEAST = {"wilcoxon": 6, "t": 3}
 """Pairs from which a test is made: with five, Wilcoxon's smallest two-sided p is 2/2^5 = 0.06."""
@@ -110,17 +110,27 @@ def sides(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, Grou
     return found[0], found[1]
 
 
-def compare(a: Group, b: Group, test: str = "t", metric: str = "accuracy") -> list[Table]:
+def compare(a: Group, b: Group, test: str = "t", metric: str = "accuracy", select: str = "last") -> list[Table]:
     """Compare two configurations, by the runs that speak for each (see `Group.used`); the notes stand below the last.
 
-    test: of the paired differences over seeds, of LEAST, or none. metric: of the curve, a column of rounds.csv.
+    test: of the paired differences over seeds, of LEAST, or none. metric: of the curve, a column of rounds.csv. select:
+    `last`, or `validation` for the final accuracies at each run's best validation accuracy. Raises FedpflError where it
+    has none.
     """
     if {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}:
         raise FedpflError(f"{_place(a.runs)} and {_place(b.runs)} hold the same runs; name two different ones")
     test = "" if test == "none" else test
     a, b = labelled(a, b)
+    for group in (a, b) if select == "validation" else ():
+        if any(_judged(run, select).empty for run in group.used):
+            raise FedpflError(f"{group.title}: no samples are held out to choose a round by; see validation=0.1")
     clients, strange = _clients(a, b)
-    final = {heading: _final(a, b, words, heading != COST) for heading, words in FINAL.items()}
+    final = {heading: _final(a, b, words, heading != COST, select) for heading, words in FINAL.items()}
+    if select == "validation":
+        final = {
+            heading.replace("the last evaluation", "the best validation accuracy"): own
+            for heading, own in final.items()
+        }
     tables = [_runs(a, b), _different("setting", a.used, b.used, lambda run: run.config)]
     tables.append(_different("environment", a.used, b.used, lambda run: run.environment))
     for heading, measures in final.items():
@@ -129,7 +139,7 @@ def compare(a: Group, b: Group, test: str = "t", metric: str = "accuracy") -> li
     tables.append(_measured(a, b, f"Over rounds: {METRICS[metric]}", Column("round", "whole"), curve, "", "curve"))
     tables = [table for table in (*tables, clients) if table.rows]
     measures = [one for found in final.values() for one in found]
-    notes = (*_about_runs(a, b), *strange, *_about_seeds(a, b, test, measures))
+    notes = (*_about_runs(a, b, select), *strange, *_about_seeds(a, b, test, measures))
     told = pd.DataFrame({"section": "note", "note": notes})
     return [*tables[:-1], Table(**vars(tables[-1]) | {"notes": notes, "frame": pd.concat([tables[-1].frame, told])})]
 
@@ -175,10 +185,10 @@ def _different(section: str, a: Sequence[Run], b: Sequence[Run], values: Callabl
     return Table(f"{name}: what differs", heads, [[Cell(text) for text in one] for one in found], frame)
 
 
-def _final(a: Group, b: Group, words: dict[str, str], tested: bool) -> list[Measure]:
+def _final(a: Group, b: Group, words: dict[str, str], tested: bool, select: str) -> list[Measure]:
     found = []
     for name, told in words.items():
-        of_a, of_b = ({run.seed: _number(run, name) for run in group.used} for group in (a, b))
+        of_a, of_b = ({run.seed: _number(run, name, select) for run in group.used} for group in (a, b))
         # As in tables, a mean that some seed lacks is no mean of the configuration.
         of_a, of_b = (values if not any(map(math.isnan, values.values())) else {} for values in (of_a, of_b))
         if of_a or of_b:
@@ -186,14 +196,22 @@ def _final(a: Group, b: Group, words: dict[str, str], tested: bool) -> list[Meas
     return found
 
 
-def _number(run: Run, name: str) -> float:
+def _judged(run: Run, select: str) -> pd.Series:
+    """The evaluation that speaks for a run, empty without any."""
+    rows = run.evaluations
+    if select == "validation":
+        return chosen_round(rows)
+    return rows.iloc[-1] if len(rows) else pd.Series(dtype=float)
+
+
+def _number(run: Run, name: str, select: str) -> float:
     """One run's final number, nan where it is not recorded."""
     if name in TRAFFIC:
         return run.per_client(name)
     if name in ("hours", "seconds"):
         return run.seconds if name == "seconds" else run.fact("hours")
-    rows = run.rounds if name == "train_loss" else run.evaluations
-    return float(rows[name].iloc[-1]) if name in rows and len(rows) else math.nan
+    row = run.rounds.iloc[-1] if name == "train_loss" and run.reached else _judged(run, select)
+    return float(row.get(name, math.nan))
 
 
 def _curve(a: Group, b: Group, metric: str) -> list[Measure]:
@@ -235,7 +253,7 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
     if not pairs and len(of_a) == len(of_b) == 1:
         pairs = [(f"{a.used[0].seed} | {b.used[0].seed}", a.used[0], b.used[0])]
     counts: list[tuple[Any, ...]] = []
-    others, strange = list[str](), list[str]()
+    others, strange, apart = list[str](), list[str](), False
     for seed, one, other in pairs:
         try:
             left, right = one.clients, other.clients
@@ -245,6 +263,9 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
         if not _partition(left).equals(_partition(right)):
             others.append(seed)
             continue
+        count = len(left)
+        left, right = one.participating.align(other.participating, join="inner", axis=0)
+        apart = apart or len(left) < count
         for name in ("accuracy", "ft_accuracy"):
             if name in left and name in right:
                 gained = right[name] - left[name]
@@ -259,6 +280,8 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
         strange.append(
             f"Clients of seed {', '.join(others)} are not compared: their label counts differ, so the partitions do."
         )
+    if apart:
+        strange.append("Clients that never take part in A or in B are not compared.")
     frame = pd.DataFrame(counts, columns=["at", "what", "a", "equal", "b"]).assign(section="clients")
     for name, own in frame.groupby("what", sort=False):
         if len(own) > 1:
@@ -275,15 +298,17 @@ def _partition(clients: pd.DataFrame) -> pd.DataFrame:
     return clients[sorted(name for name in clients if name in kept or name.startswith("label_"))]
 
 
-def _about_runs(a: Group, b: Group) -> list[str]:
+def _about_runs(a: Group, b: Group, select: str) -> list[str]:
     """What a reader must know of the runs."""
     told, reached = list[str](), list[list[int]]()
+    if select == "validation":
+        told.append("Each run is judged at its first evaluation of the best validation accuracy, clients at the last.")
     for letter, group in (("A", a), ("B", b)):
         told += [f"{letter} is not simply finished: {group.status}."] if group.status != "finished" else []
-        lasts = {int(run.evaluations["round"].iloc[-1]) for run in group.used if len(run.evaluations)}
-        reached.append(sorted(lasts))
+        rounds = {int(row["round"]) for run in group.used if len(row := _judged(run, select))}
+        reached.append(sorted(rounds))
     if reached[0] != reached[1] or max(map(len, reached)) > 1:
-        words = [", ".join(map(str, rounds)) or "none" for rounds in reached]
+        words = [", ".join(map(str, own)) or "none" for own in reached]
         told.append(f"The final numbers are of different rounds: A of {words[0]}, B of {words[1]}.")
     if (a.dataset, a.partition) != (b.dataset, b.partition):
         told.append("A and B are different tasks (data set or partition): their difference is not a method's.")

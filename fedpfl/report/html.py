@@ -152,7 +152,7 @@ def page(experiment: Experiment, out: Path, select: str = "last", every: int = 1
         "accuracy": ("Accuracy", as_html(table), _lines([*table.prose("html"), "A click on a heading sorts."])),
         **{name: (heading, _lines([text]), _HOST) for name, (heading, text) in _CHARTS.items() if has[name]},
     }
-    if "clients" in sections and any(run.get("unseen") for run in experiment.runs):
+    if "clients" in sections and {"unseen_accuracy", "unseen_ft_accuracy"} & data["metrics"].keys():
         sections["clients"] = (*sections["clients"], _lines(["Clients that never take part are left out."]))
     sections["cost"] += (as_html(_costs(gathered, judged), "bare"),)
     body = "\n".join(_section(name, heading, *content) for name, (heading, *content) in sections.items())
