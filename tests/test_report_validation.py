@@ -73,7 +73,7 @@ def test_runs_are_judged_at_their_best_validation_round(root: Path) -> None:
     )
     assert other["values_up"] == 1000.0
     title = "FedPer on FMNIST, Dir(0.1)"
-    why = "Empty, as no samples are held out to choose a round by (see validation=0.1)"
+    why = "Empty, as no samples are held out to choose a round by (validation=0.1 does)"
     assert f"{why}: {title}." in table.notes
     assert told == [f"{title}: no evaluation with held-out samples to judge"]
 
@@ -139,11 +139,24 @@ def test_papers_tables_choose_by_validation_too(root: Path) -> None:
     assert fedavg == 67.5
     assert fedper != fedper
     assert "at each run's first evaluation of the best validation accuracy" in text
-    assert "no samples are held out to choose a round by (see validation=0.1): FedPer on FMNIST" in text
+    assert "no samples are held out to choose a round by (validation=0.1 does): FedPer on FMNIST" in text
     assert text.count("on test data") == 0
     (fedavg, fedper), text = filled(Rule(select="best-checkpoint"))
     assert (fedavg, fedper) == (80.0, 80.0)
     assert text.count("on test data") == 1
+
+
+def test_figures_refuse_what_cannot_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for q in (0.9, 0.99):
+        hold_out(write_run(tmp_path / str(q), TEST, method={"name": "fedobp", "q": q, "norm": "none"}), TEST)
+    words = ["paper", "q_sweep", str(tmp_path), "--select", "validation", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    (tmp_path / "out/q_sweep.png").unlink()
+    hold_out(tmp_path / "0.9", dict.fromkeys(TEST, float("nan")))
+    assert main(words) == 2
+    line = "error: FedOBP (q=0.9) on FMNIST, Dir(0.1): no samples are held out to choose a round by"
+    assert line in capsys.readouterr().err
+    assert not (tmp_path / "out/q_sweep.png").exists()
 
 
 def test_the_command_chooses_by_validation(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,15 +20,7 @@ from fedpfl.report.compare import LEAST, compare, sides
 from fedpfl.report.filters import is_filter
 from fedpfl.report.load import STATUSES, Run, groups, nothing_below, runs, states, to_stderr
 from fedpfl.report.table import FORMATS, Table, render, screen
-from fedpfl.report.tables import (
-    ACCURACIES,
-    AS_PUBLISHED,
-    METRICS,
-    SELECTIONS,
-    accuracy_table,
-    curve_table,
-    emptiness,
-)
+from fedpfl.report.tables import ACCURACIES, AS_PUBLISHED, METRICS, SELECTIONS, accuracy_table, curve_table
 
 EVERY = "all_methods"
 """The paper's table that it lacks: every method before and after fine-tuning, with its cost."""
@@ -140,9 +132,6 @@ def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path],
     rule = POOLED if own_rule else Rule(options.accuracy, options.select, options.every or 100)
     for name in chosen:
         if name in FIGURES:
-            if rule.select == "validation":  # a figure has no notes
-                for line in emptiness(FIGURES[name].of(gathered), rule.select, rule.every):
-                    to_stderr(f"{name}: {line}")
             for target in FIGURES[name].draw(gathered, (options.out or roots[0] / "figures") / name, rule):
                 to_stderr(f"wrote {target}")
         elif name == EVERY:

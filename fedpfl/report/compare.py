@@ -15,7 +15,7 @@ from fedpfl.errors import FedpflError
 from fedpfl.identity import essence
 from fedpfl.report.load import Group, Run, canonical, few, flat, groups, runs
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
-from fedpfl.report.tables import METRICS, TRAFFIC, chosen_round
+from fedpfl.report.tables import METRICS, TRAFFIC, chosen_round, unchosen
 
 LEAST = {"wilcoxon": 6, "t": 3}
 """Pairs from which a test is made: with five, Wilcoxon's smallest two-sided p is 2/2^5 = 0.06."""
@@ -123,7 +123,7 @@ def compare(a: Group, b: Group, test: str = "t", metric: str = "accuracy", selec
     a, b = labelled(a, b)
     for group in (a, b) if select == "validation" else ():
         if any(_judged(run, select).empty for run in group.used):
-            raise FedpflError(f"{group.title}: no samples are held out to choose a round by; see validation=0.1")
+            raise unchosen(group)
     clients, strange = _clients(a, b)
     final = {heading: _final(a, b, words, heading != COST, select) for heading, words in FINAL.items()}
     if select == "validation":

@@ -16,7 +16,7 @@ from fedpfl.report.figures import THIN, accuracy_figure, by_setting, draw_line, 
 from fedpfl.report.load import METHODS, Group, Mask, Run
 from fedpfl.report.paper_tables import COMPARED, PLANS, Rule, one_each, own_score
 from fedpfl.report.table import over_seeds
-from fedpfl.report.tables import METRICS, judged
+from fedpfl.report.tables import METRICS, judged, unchosen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,6 +119,8 @@ def _longest(gathered: Sequence[Group]) -> list[Group]:
 def _value(group: Group, rule: Rule, column: str = "") -> tuple[float, float]:
     """Mean and standard deviation over seeds of the judged accuracy, or of another column of its row."""
     rows = judged(group, rule.select, rule.every).values()
+    if rule.select == "validation" and not rows:
+        raise unchosen(group)  # a figure has no notes
     return over_seeds([float(row.get(column or rule.accuracy, math.nan)) for row in rows])
 
 

@@ -185,6 +185,11 @@ def chosen_round(rows: pd.DataFrame, by: str = VALIDATION) -> pd.Series:
     return rows.loc[rows[by].idxmax()] if known else pd.Series(dtype=float)
 
 
+def unchosen(group: Group) -> FedpflError:
+    """Return the error of what must choose by validation accuracy and cannot."""
+    return FedpflError(f"{group.title}: no samples are held out to choose a round by; train with validation=0.1")
+
+
 def chosen_on(select: str) -> tuple[str, ...]:
     """Say that rounds were chosen by what they are judged by, where they were; a line, or none."""
     told = "Rounds were chosen on test data, as in the published tables, which flatters; --select validation does not."
@@ -205,7 +210,8 @@ def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "acc
         if math.isnan(row.get(by, math.nan))
     ]
     return (
-        *(f"Empty, as no samples are held out to choose a round by (see validation=0.1): {few(blind)}.",) * bool(blind),
+        *(f"Empty, as no samples are held out to choose a round by (validation=0.1 does): {few(blind)}.",)
+        * bool(blind),
         *(f"Empty, as a model was not finite or no client has test samples: {few(told)}.",) * bool(told),
     )
 
