@@ -161,8 +161,7 @@ def judged(group: Group, select: str = "last", every: int = 1, by: str = "accura
     Runs that are not finished are judged as far as all of them came, so that none is averaged with a longer one. With
     `validation` there is no row of any where one has no accuracy on held-out samples.
     """
-    each = by.startswith("cohort_") and select != "validation"
-    known = {run: run.rounds if each else run.evaluations for run in group.used}
+    known = {run: run.rounds if by.startswith("cohort_") else run.evaluations for run in group.used}
     rows = {run: own for run, own in known.items() if len(own)}
     if rows and group.used[0].status != "finished":
         last = min(own["round"].iloc[-1] for own in rows.values())
