@@ -23,7 +23,8 @@ class RunInfo:
     """What sinks are told at the beginning.
 
     job_type: the method. config: resolved, plain values. start_round: rounds done before this process, 0 for a fresh
-    run. lines: the first lines for the user. facts: what summary.json says at the beginning.
+    run. lines: the first lines for the user. among: instead of them, on a terminal that shows many runs at once.
+    facts: what summary.json says at the beginning.
     """
 
     name: str
@@ -37,6 +38,7 @@ class RunInfo:
     rounds: int
     start_round: int = 0
     lines: tuple[str, ...] = ()
+    among: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -180,7 +182,7 @@ class Console:
         )
         # Lines of parallel runs are mixed on one terminal.
         self._prefix = f"{run.name}: " if worker else ""
-        for line in first_lines(run):
+        for line in (*(run.among or run.lines), *_resumed(run)):
             self.note(line)
         self._begun = self._clock()
         self._times.append(self._begun)
@@ -257,7 +259,7 @@ class LogFile:
         self._rounds = run.rounds
         if _torn(run.path / "run.log"):
             self._file.write("\n")
-        for line in first_lines(run):
+        for line in (*run.lines, *_resumed(run)):
             self.note(line)
 
     def row(self, row: Mapping[str, Any]) -> None:
@@ -289,10 +291,9 @@ def add_to_log(path: Path, text: str) -> None:
         file.write(_stamped(text))
 
 
-def first_lines(run: RunInfo) -> tuple[str, ...]:
-    """The run's first lines, with where a resumed run goes on."""
-    resumed = (f"resumed     after round {run.start_round} of {run.rounds}",) if run.start_round else ()
-    return (*run.lines, *resumed)
+def _resumed(run: RunInfo) -> tuple[str, ...]:
+    """Where a resumed run goes on."""
+    return (f"resumed     after round {run.start_round} of {run.rounds}",) if run.start_round else ()
 
 
 def describe_row(row: Mapping[str, Any], rounds: int) -> str:
