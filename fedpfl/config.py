@@ -91,6 +91,7 @@ class Settings:
     clients: int
     participation: float
     validation: float
+    unseen: float
     data_dir: str
     device: str
     restart: bool
@@ -104,6 +105,14 @@ class Settings:
         _require(self.clients >= 1, "clients", "1 or more", self.clients)
         _require(0 < self.participation <= 1, "participation", "above 0 and at most 1", self.participation)
         _require(0 <= self.validation < 1, "validation", "at least 0 and below 1", self.validation)
+        _require(0 <= self.unseen < 1, "unseen", "at least 0 and below 1", self.unseen)
+        rule = self.newcomers > 0 or not self.unseen
+        _require(rule, "unseen", f"0, or a share that is a client or more of {self.clients}", self.unseen)
+
+    @property
+    def newcomers(self) -> int:
+        """How many of the clients never take part."""
+        return int(round(self.unseen * self.clients, 9))
 
 
 @dataclass(frozen=True)
@@ -162,11 +171,12 @@ class Plan:
 class Run(Plan):
     """Everything a run needs.
 
-    read: a digest of all that was read from files, the same for all seeds. fingerprint: also of who holds which
-    samples.
+    unseen: the clients that never take part, None without any. read: a digest of all that was read from files, the same
+    for all seeds. fingerprint: also of who holds which samples.
     """
 
     federation: Federation
+    unseen: Federation | None
     net: Net
     read: str
     fingerprint: str
@@ -199,6 +209,8 @@ def _plan(config: dict[str, Any]) -> Plan:
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
     if getattr(method, "clients", settings.clients) != settings.clients:
         raise FedpflError(f"method.clients is the run's clients={settings.clients} and cannot be set; leave it out")
+    if hasattr(method, "clients"):  # who never takes part is none of them
+        method = replace(method, clients=settings.clients - settings.newcomers)
     if method.own_steps and not own["local"].plain:
         raise FedpflError(engine.own_steps(f"method={config['method']['name']}", own["local"]))
     _held(config["logger"], "logger")  # the others are held against their schemas
@@ -224,15 +236,17 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     own = dealing.pop("seed", None)
     seed = settings.seed if own is None else own
     split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
-    federation = data.build(samples, split, settings.validation, seed, plan.augment)
+    whole = data.build(samples, split, settings.validation, seed, plan.augment)
+    federation, unseen = data.apart(whole.to(device), settings.newcomers, seed)
     if options.get("weights"):
         options["weights"] = _weights(Path(settings.data_dir), options["weights"])
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
     plan.method.init(net.params, net.parts)  # refuses what this network does not have, while nothing is written
-    splits = federation.train, federation.test, federation.validation
+    splits = (whole.train, whole.test, whole.validation, *([unseen.numbers] if unseen else []))
     return Run(
         **vars(plan),
-        federation=federation.to(device),
+        federation=federation,
+        unseen=unseen,
         net=net,
         read=data.fingerprint(read, options.get("weights")),
         fingerprint=data.fingerprint(read, splits, options.get("weights")),

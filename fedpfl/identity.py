@@ -22,6 +22,7 @@ LATER: dict[str, Any] = {
     },
     "stopping": {"early": False, "lam": 0.7},
     "validation": 0.0,
+    "unseen": 0.0,
     "model": {"weights": None},
     "partition": {"seed": None},
     "method": {"statistics": "aggregate"},

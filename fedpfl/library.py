@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedpfl import config, engine, overrides, plugins, record, tidy, train, tree
 from fedpfl.config import Run
+from fedpfl.data import Federation
 from fedpfl.engine import ranks
 from fedpfl.engine.backend import EvalCall, arithmetic
 from fedpfl.engine.jobs import EvalJob
@@ -96,7 +97,7 @@ class Trained:
         return f"<{self._tables.method} on {self._tables.dataset}: {self.status}, {done}{accuracy}, {self.path}>"
 
     def __len__(self) -> int:
-        return self._run.federation.clients
+        return self._run.settings.clients
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -143,8 +144,8 @@ class Trained:
 
     def mask(self, client: int) -> dict[str, Tensor]:
         """Return which entries are a client's own: bool tensors by names of parameters, of those that may be."""
-        run, client = self._run, self._number(client)
-        masks = run.method.masks(self._state.server, self._state.client(client))
+        run, (_, state, number) = self._run, self._place(client)
+        masks = run.method.masks(state.server, state.client(number))
         if not masks:
             raise FedpflError(f"method={run.config['method']['name']} has no mask of single entries")
         return _own(masks)
@@ -172,12 +173,12 @@ class Trained:
 
     def samples(self, client: int, split: str = "test") -> tuple[Tensor, Tensor]:
         """Return a client's samples of a split (train, test, validation) and their labels, as the data set has them."""
-        run, client = self._run, self._number(client)
-        splits = {"train": run.federation.train, "test": run.federation.test, "validation": run.federation.validation}
+        run, (federation, _, number) = self._run, self._place(client)
+        splits = {"train": federation.train, "test": federation.test, "validation": federation.validation}
         if not splits.get(split):
             known = ", ".join(name for name, own in splits.items() if own)
             raise FedpflError(f"split must be one of {known}, got {split!r}")
-        own = splits[split][client].to(run.device)
+        own = splits[split][number].to(run.device)
         return run.federation.x[own].cpu(), run.federation.y[own].cpu()
 
     def global_model(self) -> dict[str, Tensor]:
@@ -248,10 +249,10 @@ class Trained:
 
     def _judged(self, client: int) -> EvalJob:
         """What the engine evaluates of a client: its personal model, and its statistics."""
-        run, state, client = self._run, self._state, self._number(client)
-        call = EvalCall(run.method, run.federation, state, [client], before=train.looking(run, state))
+        run, (federation, state, number) = self._run, self._place(client)
+        call = EvalCall(run.method, federation, state, [number], before=train.looking(run, state))
         with arithmetic(run.device, run.engine.precision):
-            job = next(evaluation(call, One(client), run.net, self._autocast))
+            job = next(evaluation(call, One(number), run.net, self._autocast))
         assert isinstance(job, EvalJob)
         return job
 
@@ -270,15 +271,21 @@ class Trained:
             run.method.predict(Asked(run.net, job.buffers, False, None), job.params, x)
         return asked[0]
 
-    def _number(self, client: int) -> int:
-        clients = self._run.federation.clients
+    def _place(self, client: int) -> tuple[Federation, engine.State, int]:
+        """Where a client is: its federation, that one's state, and the number there."""
+        run, clients = self._run, len(self)
         try:
             number = operator.index(client)
         except TypeError:
             number = -1
         if not 0 <= number < clients:
             raise FedpflError(f"client must be a whole number from 0 to {clients - 1}, got {client!r}")
-        return number
+        federation, number = train.everyone(run)[number]
+        return federation, self._newcomers if federation is run.unseen else self._state, number
+
+    @cached_property
+    def _newcomers(self) -> engine.State:
+        return train.newcomers(self._run, self._state)
 
 
 def _composed(settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, Any]) -> tuple[DictConfig, str | None]:

@@ -23,6 +23,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 import csv
 import io
 import logging
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -40,6 +41,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import config, engine, lockstep, manual, overrides, plugins, record, tidy, tree
+from fedpfl.data import Federation
 from fedpfl.engine import ranks
 from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
 from fedpfl.engine.keys import Draws
@@ -55,12 +57,21 @@ STATE = ("server", "server_buffers", "stopping")
 """Trees of a state that a checkpoint holds beside the clients' rows."""
 JUDGED = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
 TUNED = tuple(f"ft_{name}" for name in JUDGED)
-COLUMNS = (
-    *("participants", "seconds", "eval_seconds", "cohort_before", "cohort_after", "train_loss"),
-    *(*JUDGED, *TUNED),
-    *("values_down", "values_up", "bits_down", "bits_up"),
-)
-"""Columns of rounds.csv after `round`; a method's own follow. Empty where nothing was judged."""
+OTHERS = ("val_", "unseen_")
+"""What stands before JUDGED and TUNED where they are about held-out samples, and about newcomers."""
+
+
+def columns(*others: str) -> tuple[str, ...]:
+    """Return the columns of rounds.csv after `round`; a method's own follow. Empty where nothing was judged.
+
+    others: which of OTHERS there are.
+    """
+    return (
+        *("participants", "seconds", "eval_seconds", "cohort_before", "cohort_after", "train_loss"),
+        *(f"{prefix}{name}" for prefix in ("", *others) for name in (*JUDGED, *TUNED)),
+        *("values_down", "values_up", "bits_down", "bits_up"),
+    )
+
 
 CHOSEN = ("backend", "graphs", "width")
 """What engine=auto finds out, of the engine's keys."""
@@ -117,32 +128,43 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: boo
             return _told(directory, quiet) if ranks.leads() else {}
         state, best, last, spent, used = begin(run, directory.restore(earlier) or {}, directory.path)
         backend = _backend(run, stage, used)
-        draws = settings.seed, settings.clients, settings.participation
+        draws = settings.seed, federation.clients, settings.participation
         cohorts = islice(engine.cohorts(*draws, settings.rounds), state.round, None)
-        counts = federation.label_counts()
+        each = [own.label_counts() for own in _federations(run)]
+        order = torch.tensor([own.number(client) for own in _federations(run) for client in range(own.clients)])
+        counts = torch.cat(each)[order.argsort()]
         size = len(next(engine.cohorts(*draws, 1)))
         directory.write_summary(status="running", rounds=settings.rounds, **_facts(run, size))
         with _sinks(run, directory, experiment or federation.name, backend, state, counts, needs, quiet) as sinks:
-            title = f"{federation.name}, {federation.clients} clients, {config.described(run.config['partition'])}"
-            splits = (federation.train, federation.test, federation.validation)
-            owned = [[own.numpy() for own in split] for split in splits]
-            directory.write_partition(owned[0], owned[1], counts.numpy(), title, owned[2])
+            title = f"{federation.name}, {settings.clients} clients, {config.described(run.config['partition'])}"
+            owned = [
+                [getattr(own, split)[client].numpy() for own, client in everyone(run) if getattr(own, split)]
+                for split in ("train", "test", "validation")
+            ]
+            directory.write_partition(
+                *owned[:2], counts.numpy(), title, owned[2], run.unseen.numbers if run.unseen else ()
+            )
             sinks.picture("partition", path / "partition.png")
+            there = federation.validation, run.unseen
+            others = [prefix for prefix, own in zip(OTHERS, there, strict=True) if own]
             saved, cost, used = time.monotonic(), 0.0, {}
             try:
                 cohort = _next(run, state, cohorts)
                 while cohort:
-                    row: dict[str, Any] = {"round": state.round + 1, **dict.fromkeys(COLUMNS)}
+                    row: dict[str, Any] = {"round": state.round + 1, **dict.fromkeys(columns(*others))}
                     before = time.monotonic()
                     local = run.local.at(state.round + 1, settings.rounds)
                     state, outcome = engine.play(
                         backend, method, federation, state, cohort, local, settings.seed, run.stopping
                     )
-                    row |= _row(outcome, cohort, time.monotonic() - before)
+                    row |= _row(outcome, [federation.number(client) for client in cohort], time.monotonic() - before)
                     cohort = _next(run, state, cohorts)
                     if state.round % run.eval.every == 0 or not cohort:
                         before = time.monotonic()
-                        judged, clients = _evaluate(run, backend, state, sinks, last=not cohort)
+                        alone = not outcome.sent.values_down
+                        if alone and run.unseen and not last:
+                            sinks.note("nothing is sent to clients: newcomers are judged after fine-tuning alone")
+                        judged, clients = _evaluate(run, backend, state, sinks, alone, last=not cohort)
                         row |= judged | {"eval_seconds": time.monotonic() - before}
                         last = row
                         best = row if row["accuracy"] > best.get("accuracy", -1) else best
@@ -164,7 +186,8 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: boo
                 directory.write_summary(status="diverged", error=str(error))
                 sinks.end("diverged", directory.summary)
                 raise
-            directory.write_masks(engine.compared(method, state))
+            masks = engine.compared(method, state)
+            directory.write_masks(masks and {**masks, "clients": [federation.number(own) for own in masks["clients"]]})
             hours = (spent + time.monotonic() - started) / 3600
             directory.write_summary(status="finished", best=best, last=last, hours=hours, rounds_played=state.round)
             if not run.checkpoint.keep:
@@ -194,10 +217,14 @@ def _earlier(run: config.Run) -> dict[str, Any] | None:
     header, *rows = csv.reader(io.StringIO(files["rounds.csv"]))
     table = [dict(zip(header, row, strict=True)) for row in rows]
     # Its last round was evaluated for being the last.
+    known = [("", *OTHERS)[place] + name for place in range(3) for name in (*JUDGED, *TUNED)]
     if done % run.eval.every:
-        table[-1] |= dict.fromkeys(("eval_seconds", *JUDGED, *TUNED), "")
+        known = ["eval_seconds", *known]
     elif done % run.eval.finetune_every:
-        table[-1] |= dict.fromkeys(TUNED, "")
+        known = [name for name in known if name.endswith(TUNED)]
+    else:
+        known = []
+    table[-1] |= dict.fromkeys((name for name in known if name in header), "")
     judged: list[dict[str, Any]] = [
         {key: _number(cell) for key, cell in row.items()} for row in table if row["accuracy"]
     ]
@@ -287,27 +314,60 @@ def _row(outcome: engine.Outcome, cohort: list[int], seconds: float) -> dict[str
 
 
 def _evaluate(
-    run: config.Run, backend: engine.Backend, state: engine.State, sinks: record.Sinks, last: bool
-) -> tuple[dict[str, float], dict[str, list]]:
-    """All clients' accuracies, as row columns and per client; after fine-tuning too where it is due."""
-    everyone, before = list(range(run.federation.clients)), looking(run, state)
-    seed = run.settings.seed
-    counts = backend.evaluate(run.method, run.federation, state, everyone, before=before)
-    if lost := unsound(counts):
-        raise Diverged(f"training diverged: the model of client {lost[0]} is not finite; lower local.lr")
-    row, clients = accuracies(counts), {"accuracy": per_client(counts)}
+    run: config.Run, backend: engine.Backend, state: engine.State, sinks: record.Sinks, alone: bool, last: bool
+) -> tuple[dict[str, float], dict[str, dict[int, float]]]:
+    """Row columns, and accuracies by the clients' numbers; after fine-tuning too where it is due.
+
+    alone: whether the server sends nothing.
+    """
+    tunings: list[engine.Tuning | None] = [None]
     if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or last):
-        draws = Draws(seed, "finetune", state.round)
+        draws = Draws(run.settings.seed, "finetune", state.round)
         local = replace(run.local, epochs=run.eval.finetune_epochs, steps=None)
-        tuning = engine.Tuning(local, draws, run.eval.finetune_part)
-        tuned = backend.evaluate(run.method, run.federation, state, everyone, tuning, before)
-        clients["ft_accuracy"] = per_client(tuned)
-        if lost := unsound(tuned):  # a mean over the others would flatter
-            note = f"fine-tuning diverged at {len(lost)} of {len(everyone)} clients, client {lost[0]} the first"
-            sinks.note(f"round {state.round}: {note}; its columns stay empty")
-        else:
-            row |= {f"ft_{name}": value for name, value in accuracies(tuned).items()}
+        tunings.append(engine.Tuning(local, draws, run.eval.finetune_part))
+    groups = [(run.federation, state, {"test": "", "validation": "val_"})]
+    if run.unseen:
+        groups.append((run.unseen, newcomers(run, state), {"test": "unseen_"}))
+    row: dict[str, float] = {}
+    clients: dict[str, dict[int, float]] = {}
+    for federation, own, prefixes in groups:
+        for tuning in tunings:
+            if federation is run.unseen and not tuning and alone:
+                continue  # a newcomer's model is the one that all began with
+            everyone = list(range(federation.clients))
+            judged = backend.judge(run.method, federation, own, everyone, tuning, looking(run, state))
+            when = "ft_" if tuning else ""
+            counts = {f"{prefix}{when}": judged[split] for split, prefix in prefixes.items() if split in judged}
+            lost = [federation.number(client) for found in counts.values() for client in unsound(found)]
+            if lost and not tuning:
+                raise Diverged(f"training diverged: the model of client {lost[0]} is not finite; lower local.lr")
+            for prefix, found in counts.items():
+                column = f"{prefix.removeprefix('unseen_')}accuracy"
+                each = enumerate(per_client(found))
+                clients.setdefault(column, {}).update({federation.number(client): value for client, value in each})
+                if not lost:  # a mean over the others would flatter
+                    row |= {f"{prefix}{name}": value for name, value in accuracies(found).items()}
+            if lost:
+                note = f"fine-tuning diverged at {len({*lost})} of {len(everyone)} clients, client {lost[0]} the first"
+                sinks.note(f"round {state.round}: {note}; its columns stay empty")
     return row, clients
+
+
+def newcomers(run: config.Run, state: engine.State) -> engine.State:
+    """Return the state as clients find it who have never taken part: the server's, and their own from the beginning."""
+    assert run.unseen
+    fresh = engine.begin(run.method, run.net, run.unseen.clients, run.device, seed=run.settings.seed)
+    return replace(state, rows=fresh.rows)
+
+
+def everyone(run: config.Run) -> list[tuple[Federation, int]]:
+    """Return where each client of the partition is, in its order: the federation and the number there."""
+    places = {own.number(client): (own, client) for own in _federations(run) for client in range(own.clients)}
+    return [places[number] for number in sorted(places)]
+
+
+def _federations(run: config.Run) -> list[Federation]:
+    return [run.federation, *([run.unseen] if run.unseen else [])]
 
 
 def looking(run: config.Run, state: engine.State) -> engine.Tuning:
@@ -315,19 +375,20 @@ def looking(run: config.Run, state: engine.State) -> engine.Tuning:
     return engine.Tuning(run.local, Draws(run.settings.seed, "adapt", state.round))
 
 
-def _clients(run: config.Run, counts: torch.Tensor, measured: dict[str, list]) -> list[dict[str, Any]]:
+def _clients(run: config.Run, counts: torch.Tensor, measured: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
     """Rows of clients.csv."""
-    federation, labels = run.federation, counts.tolist()
+    labels = counts.tolist()
     return [
         {
-            "client": client,
-            "train": int(federation.train_sizes[client]),
-            **({"validation": len(federation.validation[client])} if federation.validation else {}),
-            "test": int(federation.test_sizes[client]),
-            **{f"label_{label}": count for label, count in enumerate(labels[client])},
-            **{name: values[client] for name, values in measured.items()},
+            "client": number,
+            **({"unseen": int(own is run.unseen)} if run.unseen else {}),
+            "train": int(own.train_sizes[client]),
+            **({"validation": len(own.validation[client])} if own.validation else {}),
+            "test": int(own.test_sizes[client]),
+            **{f"label_{label}": count for label, count in enumerate(labels[number])},
+            **{name: values.get(number, math.nan) for name, values in measured.items()},
         }
-        for client in range(federation.clients)
+        for number, (own, client) in enumerate(everyone(run))
     ]
 
 
@@ -366,6 +427,8 @@ def _sinks(
     held = sum(map(tree.nbytes, state.rows.trees))
     idle = federation.idle(run.local.batch_size)
     told = f"; {idle} never train, for lack of samples" if idle else ""
+    if run.unseen:
+        told += f"; {run.unseen.clients} others never take part"
     each = f"{directory.summary['cohort']} per round; samples min/median/max {spread}{told}"
     named = f"{settings.name}-{name}" if settings.name else name
     header = (

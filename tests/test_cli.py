@@ -404,7 +404,7 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
 
     with (folder / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0])[: 1 + len(train.COLUMNS)] == ["round", *train.COLUMNS]
+    assert list(rows[0])[: 1 + len(train.columns())] == ["round", *train.columns()]
     assert [row["round"] for row in rows] == ["1", "2"]
     judged = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "cohort_before", "cohort_after")
     assert all(0 <= float(row[name]) <= 100 for row in rows for name in judged)

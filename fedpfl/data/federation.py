@@ -16,7 +16,7 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.partition import Partition
 from fedpfl.errors import FedpflError
 
-VALIDATION = 1  # tells the stream of random numbers for validation splits from the partition's
+VALIDATION, UNSEEN = 1, 2  # tell the streams of random numbers for what is held out from the partition's
 
 
 class Shape(tuple[int, ...]):
@@ -47,6 +47,7 @@ class Federation:
     test: tuple[Tensor, ...]
     validation: tuple[Tensor, ...] = ()  # where the run holds training samples out, else empty
     augment: Augment | None = None  # of images in training steps alone
+    numbers: tuple[int, ...] = ()  # of the clients in the partition, where these are not all of it
     # [channels, 1, ...], made once on the device of x: a copy from the host for each batch would stall a GPU
     _shift: Tensor = field(init=False, repr=False)
     _scale: Tensor = field(init=False, repr=False)
@@ -97,6 +98,25 @@ class Federation:
         splits = (self.train, self.validation, self.test) if self.validation else (self.train, self.test)
         counts = [torch.bincount(y[torch.cat(own).cpu()], minlength=self.classes) for own in zip(*splits, strict=True)]
         return torch.stack(counts)
+
+    def number(self, client: int) -> int:
+        """Return what the partition numbers a client."""
+        return self.numbers[client] if self.numbers else client
+
+    def of(self, clients: Sequence[int]) -> Federation:
+        """Return the federation of some clients alone, numbered anew from 0."""
+        train, test, validation = ([own[i] for i in clients] if own else [] for own in self._splits)
+        return replace(
+            self,
+            train=tuple(train),
+            test=tuple(test),
+            validation=tuple(validation),
+            numbers=tuple(map(self.number, clients)),
+        )
+
+    @property
+    def _splits(self) -> tuple[tuple[Tensor, ...], ...]:
+        return self.train, self.test, self.validation
 
     def to(self, device: torch.device | str) -> Federation:
         """Samples and labels on `device`. The indices stay on the CPU, where batches are planned."""
@@ -159,6 +179,14 @@ def build(
         validation=_tensors(held),
         augment=augment or None,
     )
+
+
+def apart(federation: Federation, unseen: int, seed: int) -> tuple[Federation, Federation | None]:
+    """Return those who take part and, if there are any, so many that never do, drawn by `seed`."""
+    if not unseen:
+        return federation, None
+    drawn = np.random.default_rng([seed, UNSEEN]).permutation(federation.clients)
+    return federation.of(sorted(drawn[unseen:].tolist())), federation.of(sorted(drawn[:unseen].tolist()))
 
 
 def _held_out(

@@ -91,8 +91,9 @@ class TrainCall(NamedTuple):
 
 
 class EvalCall(NamedTuple):
-    """Ask to evaluate personal models on the clients' own test samples, fine-tuned copies if asked. The answer: Counts.
+    """Ask to evaluate personal models on the clients' own samples, fine-tuned copies if asked.
 
+    The answer: Counts by split, `test` and, where the federation holds samples out, `validation`.
     before: batch size and draws for methods that look at training data in `before_evaluation`.
     """
 
@@ -105,7 +106,7 @@ class EvalCall(NamedTuple):
 
 
 Call = TrainCall | EvalCall
-Answer = Participation | Counts | Exception
+Answer = Participation | dict[str, Counts] | Exception
 
 
 @contextmanager
@@ -156,9 +157,13 @@ class Backend(ABC):
         """Answer one TrainCall with these fields."""
         return self._one(TrainCall(*about, **more))
 
-    def evaluate(self, *about: Any, **more: Any) -> Counts:
+    def judge(self, *about: Any, **more: Any) -> dict[str, Counts]:
         """Answer one EvalCall with these fields, on the host."""
         return tree.fetch(self._one(EvalCall(*about, **more)))
+
+    def evaluate(self, *about: Any, **more: Any) -> Counts:
+        """Return what `judge` does, of the test samples."""
+        return self.judge(*about, **more)["test"]
 
     def _one(self, call: Call) -> Any:
         versions = _versions(call)

@@ -180,7 +180,9 @@ def participation(
     )
 
 
-def evaluation(call: EvalCall, rows: One, net: Net, autocast: Autocast) -> Generator[TrainJob | EvalJob, Any, Counts]:
+def evaluation(
+    call: EvalCall, rows: One, net: Net, autocast: Autocast
+) -> Generator[TrainJob | EvalJob, Any, dict[str, Counts]]:
     """Evaluate clients' personal models, or copies fine-tuned on their training data."""
     call = newly(call, net)
     method, federation, state, _, tuning, before = call
@@ -199,4 +201,7 @@ def evaluation(call: EvalCall, rows: One, net: Net, autocast: Autocast) -> Gener
         plan = rows.plan(partial(fine_tuning, method, tuning, net.parts), params)
         end: End = yield TrainJob(method, places, [tuning.draws] * len(places), plan, params, server, client, buffers)
         params, buffers = end.params, end.buffers
-    return (yield EvalJob(method, places, params, buffers))
+    counts = {"test": (yield EvalJob(method, places, params, buffers))}
+    if federation.validation:
+        counts["validation"] = yield EvalJob(method, places, params, buffers, "validation")
+    return counts

@@ -197,15 +197,17 @@ class RunDirectory:
         label_counts: np.ndarray,
         title: str,
         validation: Sequence[np.ndarray] = (),
+        unseen: Sequence[int] = (),
     ) -> None:
         """Write partition.npz, and partition.png where it is not there.
 
-        train, test, validation: each client's sample indices; an empty `validation` is left out. label_counts: samples
-        `[clients, classes]`.
+        train, test, validation: each client's sample indices. label_counts: samples `[clients, classes]`. unseen: who
+        never takes part. An empty `validation` or `unseen` is left out.
         """
         splits = {"train": train, "test": test} | ({"validation": validation} if len(validation) else {})
         found: dict[str, Any] = {f"{name}_indices": _joined(own) for name, own in splits.items()}
         found |= {f"{name}_offsets": _offsets(own) for name, own in splits.items()}
+        found |= {"unseen": np.array(unseen, dtype=np.int64)} if len(unseen) else {}
         arrays, picture = io.BytesIO(), io.BytesIO()
         np.savez_compressed(arrays, **found, label_counts=np.asarray(label_counts, dtype=np.int64))
         self._write("partition.npz", arrays.getvalue())

@@ -313,10 +313,17 @@ def cohort(row: Mapping[str, Any]) -> str:
 
 def everyone(row: Mapping[str, Any]) -> str:
     """All clients' mean accuracy, `` where they were not evaluated."""
-    if row.get("accuracy") is None:
-        return ""
-    tuned = f" (fine-tuned {row['ft_accuracy']:.2f} %)" if row.get("ft_accuracy") is not None else ""
-    return f"all clients {row['accuracy']:.2f} %{tuned}"
+
+    def told(words: str, prefix: str = "") -> str:
+        plain, tuned = row.get(f"{prefix}accuracy"), row.get(f"{prefix}ft_accuracy")
+        if plain is None and tuned is None:
+            return ""
+        more = f"fine-tuned {tuned:.2f} %" if tuned is not None else ""
+        if plain is None:
+            return f"{words} {more}"
+        return f"{words} {plain:.2f} %" + (f" ({more})" if more else "")
+
+    return ", ".join(filter(None, (told("all clients"), told("validation", "val_"), told("unseen", "unseen_"))))
 
 
 def duration(seconds: float) -> str:
