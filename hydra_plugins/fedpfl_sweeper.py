@@ -149,10 +149,11 @@ def progress(events: str, jobs: int, now: float) -> str:
 
 def show(returns: Sequence[JobReturn]) -> None:
     """Print the table of what ran, as `python -m fedpfl.report tables` does; nothing if nothing ran."""
-    from fedpfl.report.__main__ import main  # pandas is slow to load
-
     folders = [_folder(job) for job in returns]
-    if begun := [str(folder.absolute()) for folder in folders if folder and _rounds(folder)]:
+    begun = [str(folder.absolute()) for folder in folders if folder and _rounds(folder)]
+    if begun:
+        from fedpfl.report.__main__ import main  # pandas is slow to load
+
         main(["tables", *begun])
         sys.stdout.flush()
 
