@@ -176,7 +176,7 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
     title = f"Ditto-{folder.parent.name}-seed2: method=ditto seed=2; loop in lockstep on cpu; {folder}"
     assert title in told
     assert not any(": data set" in line or ": model" in line for line in told)
-    assert "model       cnn4" in (folder / "run.log").read_text()
+    assert "model cnn4" in (folder / "run.log").read_text()
     assert told[-1].startswith("sweep: 4/4 done in 0:")
     assert result.out.startswith("Digits, Dir(0.1)\n")
 
