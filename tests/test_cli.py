@@ -657,6 +657,8 @@ def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> Non
     alone, swept = call(*words, cwd=tmp_path), call("-m", *words, cwd=tmp_path)
     assert alone.complaints == swept.complaints
     assert "fedpfl: 2 of 2 jobs failed" in alone.err
+    assert "sweep: 1/2 done\n" in alone.err
+    assert "sweep: 2/2 done in 0:" in alone.err
 
 
 def test_a_value_for_all_methods_of_a_sweep_that_the_default_method_lacks(tmp_path: Path) -> None:
