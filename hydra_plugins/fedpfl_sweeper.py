@@ -86,11 +86,13 @@ class Sweeper(BasicSweeper):
 class Counted:
     """The task of a sweep, which says whenever a job has ended how many have, and how long the rest may take.
 
-    Jobs may run in several processes of this machine, so they share a file; on another machine nothing is said.
+    Jobs may run in several processes of this machine, so they share a file; on another machine nothing is said, nor in
+    a sweep whose jobs nobody counts before they run.
     """
 
     def __init__(self, task: TaskFunction):
         self._task = task
+        self._events: Path | None = None
 
     def begin(self, events: Path, jobs: int) -> None:
         """Count from here on. events: an empty file."""
@@ -98,29 +100,30 @@ class Counted:
 
     def __call__(self, cfg: DictConfig) -> Any:
         """Called by Hydra in place of the task."""
+        if self._events is None or not self._events.exists():
+            return self._task(cfg)
         job, path = HydraConfig.get().job.num, HydraConfig.get().runtime.output_dir
         began = time.time()
-        self._add(f"{job} {began}")
+        _add(self._events, f"{job} {began}")
         try:
             result = self._task(cfg)
         except Exception:  # an interrupted job has not ended
-            self._ended(job, began, Path(path))
+            self._ended(self._events, job, began, Path(path))
             raise
-        self._ended(job, began, Path(path))
+        self._ended(self._events, job, began, Path(path))
         return result
 
-    def _ended(self, job: int, began: float, path: Path) -> None:
+    def _ended(self, events: Path, job: int, began: float, path: Path) -> None:
         rows = path / "rounds.csv"
         played = rows.is_file() and rows.stat().st_mtime >= began  # else it was finished before, or failed at once
         now = time.time()
-        self._add(f"{job} {began} {now - began if played else 0}")
-        if self._events.exists():
-            print(f"sweep: {progress(self._events.read_text(), self._jobs, now)}", file=sys.stderr, flush=True)
+        _add(events, f"{job} {began} {now - began if played else 0}")
+        print(f"sweep: {progress(events.read_text(), self._jobs, now)}", file=sys.stderr, flush=True)
 
-    def _add(self, event: str) -> None:
-        if self._events.exists():
-            with self._events.open("a") as file:
-                file.write(f"{event}\n")
+
+def _add(events: Path, event: str) -> None:
+    with events.open("a") as file:
+        file.write(f"{event}\n")
 
 
 def progress(events: str, jobs: int, now: float) -> str:
