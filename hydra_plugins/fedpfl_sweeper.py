@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
@@ -118,36 +117,14 @@ class Counted:
         played = rows.is_file() and rows.stat().st_mtime >= began  # else it was finished before, or failed at once
         now = time.time()
         _add(events, f"{job} {began} {now - began if played else 0}")
+        from fedpfl.record.sinks import progress
+
         print(f"sweep: {progress(events.read_text(), self._jobs, now)}", file=sys.stderr, flush=True)
 
 
 def _add(events: Path, event: str) -> None:
     with events.open("a") as file:
         file.write(f"{event}\n")
-
-
-def progress(events: str, jobs: int, now: float) -> str:
-    """Return `3/8 done, ETA 0:12:30`, or without ETA where nothing tells it.
-
-    events: a line for each job that began: its number and when; another when it ended, with the seconds that it took,
-    0 where it had nothing to do. The others are taken to need as long as those that ended, as many at once as now.
-    """
-    from fedpfl.record.sinks import duration
-
-    told = [line.split() for line in events.splitlines()]
-    ended = {job: float(seconds) for job, _, *rest in told for seconds in rest}
-    began = {job: float(when) for job, when, *_ in told}
-    done = f"{len(ended)}/{jobs} done"
-    took = [seconds for seconds in ended.values() if seconds]
-    running = [now - when for job, when in began.items() if job not in ended]
-    waiting = jobs - len(began)
-    if len(ended) == jobs:
-        return f"{done} in {duration(now - min(began.values()))}"
-    if not took:
-        return done
-    left = [max(0.0, fmean(took) - spent) for spent in running]
-    seconds = max([(sum(left) + fmean(took) * waiting) / (len(running) + bool(waiting)), *left])
-    return f"{done}, ETA {duration(seconds)}" if seconds else done
 
 
 def show(returns: Sequence[JobReturn]) -> None:

@@ -21,9 +21,9 @@ from fedpfl import config, overrides, record, train
 from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg, Method
 from fedpfl.models import MODELS, Parts
+from fedpfl.record import sinks
 from fedpfl.report import __main__ as report
 from fedpfl.tree import Tree
-from hydra_plugins import fedpfl_sweeper
 from tests.command import FILES, TINY, call, snapshot, start, state, summary, table, wait
 from tests.conftest import sampled
 
@@ -649,7 +649,7 @@ def reported(folder: Path, root: str) -> str:
     ],
 )
 def test_how_far_a_sweep_is(events: str, now: float, told: str) -> None:
-    assert fedpfl_sweeper.progress(f"{events}\n", 4, now) == told
+    assert sinks.progress(f"{events}\n", 4, now) == told
 
 
 def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> None:

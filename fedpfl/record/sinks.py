@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol, Self, TextIO
 
 
@@ -330,6 +331,28 @@ def duration(seconds: float) -> str:
     """`1:02:03`."""
     whole = max(0, round(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def progress(events: str, jobs: int, now: float) -> str:
+    """Return how far a sweep is: `3/8 done, ETA 0:12:30`, or without ETA where nothing tells it.
+
+    events: a line for each job that began: its number and when; another when it ended, with the seconds that it took,
+    0 where it had nothing to do. The others are taken to need as long as those that ended, as many at once as now.
+    """
+    told = [line.split() for line in events.splitlines()]
+    ended = {job: float(seconds) for job, _, *rest in told for seconds in rest}
+    began = {job: float(when) for job, when, *_ in told}
+    done = f"{len(ended)}/{jobs} done"
+    took = [seconds for seconds in ended.values() if seconds]
+    running = [now - when for job, when in began.items() if job not in ended]
+    waiting = jobs - len(began)
+    if len(ended) == jobs:
+        return f"{done} in {duration(now - min(began.values()))}"
+    if not took:
+        return done
+    left = [max(0.0, fmean(took) - spent) for spent in running]
+    seconds = max([(sum(left) + fmean(took) * waiting) / (len(running) + bool(waiting)), *left])
+    return f"{done}, ETA {duration(seconds)}" if seconds else done
 
 
 def _stamped(text: str) -> str:
