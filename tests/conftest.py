@@ -181,6 +181,14 @@ def federate(train: tuple[int, ...] = TRAIN, test: tuple[int, ...] = TEST, seed:
     return contract.federate(train, test, seed)
 
 
+def holding(whole: Federation) -> Federation:
+    """The federation that holds the first quarter of each client's training samples out."""
+    parts = [(own[: len(own) // 4], own[len(own) // 4 :]) for own in whole.train]
+    return dataclasses.replace(
+        whole, train=tuple(kept for _, kept in parts), validation=tuple(held for held, _ in parts)
+    )
+
+
 def rounds(
     method: Method, net: Net, federation: Federation, cohorts: list[list[int]] = COHORTS, **more: Any
 ) -> tuple[list[State], list[Outcome]]:

@@ -389,7 +389,8 @@ def _partition(values: Mapping[str, Any]) -> str:
 
 def _method(values: Mapping[str, Any]) -> str:
     """The name and what it is first told apart by: `FedOBP (q=0.9998)`."""
-    told = [f"q={float(values['q']):.10g}"] if isinstance(values.get("q"), int | float) else []
+    q = values.get("q")
+    told = [f"q={float(q):.10g}"] if isinstance(q, int | float) else ["adaptive q"] if isinstance(q, list) else []
     if values.get("score", "obp") != "obp":
         told.append(f"score={values['score']}")
     if values.get("ema"):
