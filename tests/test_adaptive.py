@@ -8,17 +8,17 @@ import torch
 from torch import nn
 
 from fedpfl import config
-from fedpfl.engine import Tuning, begin, make
+from fedpfl.engine import Tuning, make
 from fedpfl.engine.keys import Draws
 from fedpfl.errors import FedpflError
 from fedpfl.identity import identity
-from fedpfl.methods import Batch, Data, FedOBP, Shard
+from fedpfl.methods import Data, FedOBP, Shard
 from fedpfl.methods.shared.importance import personal_count
 from fedpfl.models import Net
 from fedpfl.report.load import begun
 from fedpfl.report.paper_tables import own_score
 from tests.command import TINY, composed, play, table
-from tests.conftest import COHORTS, CPU, LOCAL, as_engine, assert_same, federate, holding, rounds
+from tests.conftest import CPU, LOCAL, as_engine, assert_same, federate, holding, rounds
 from tests.test_report import write_run
 
 N = 549  # entries of the tiny network

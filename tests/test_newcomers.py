@@ -80,6 +80,14 @@ def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name,
         assert differing(counts[other], others[other])
 
 
+def test_who_validates_learns_from_validation_samples_alone(net, worlds):
+    """FedOBP with several q is the one exception: these samples decide, test samples do not."""
+    values = {"q": (0.5, 0.9)}
+    test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part("fedobp", values, net, worlds)
+    one, other = (rounds(METHODS["fedobp"](**values), net, world, watched=False)[0] for world in worlds[:2])
+    assert differing(one, other)
+
+
 def test_who_never_takes_part_is_drawn_by_the_partitions_seed():
     whole = federate()
     seen, unseen = data.apart(whole, 3, seed=5)

@@ -1,6 +1,5 @@
 """FedOBP: element-wise personalization by an Optimal-Brain-Damage score and a quantile threshold."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from fedpfl import tree
 from fedpfl.methods.shared import fisher, importance
-from fedpfl.methods.shared.batch import Shard
+from fedpfl.methods.shared.batch import Data, Shard
 from fedpfl.methods.shared.by_mask import ByMask
 from fedpfl.methods.shared.method import flag
 from fedpfl.models import Bound
@@ -101,9 +100,18 @@ class FedOBP(ByMask):
         judged = []
         for q in self._list:
             model = self.start(server, {**client, "mask": self._above(score, client, q)})
-            judged.append(_judged(lambda x, model=model: self.predict(net.still(), model, x), shard))
+            judged.append(self._judged(net.still(), model, shard.held_out))
         best = max((hits, -loss, q) for (hits, loss), q in zip(torch.stack(judged).tolist(), self._list, strict=True))
         return {"q": torch.full_like(client["q"], best[-1])}
+
+    def _judged(self, net: Bound, model: Tree, data: Data) -> Tensor:
+        """Return hits and summed cross-entropy, `[2]`."""
+        total = torch.zeros(2, dtype=torch.float64, device=data.y.device)
+        with torch.no_grad():
+            for x, y, *_ in data.chunks():
+                logits = self.predict(net, model, x)
+                total += torch.stack([(logits.argmax(1) == y).sum(), F.cross_entropy(logits, y, reduction="sum")])
+        return total
 
     def prepare(self, server, client):
         """Score the entries, average the scores over time, select the personal ones (eqs. 19, 7 and 8)."""
@@ -112,7 +120,7 @@ class FedOBP(ByMask):
         if not self.validates:
             return {**client, "mask": mask}
         client = {**client, "withheld": mask}
-        for q, other in zip(self._list, others, strict=False):
+        for q, other in zip(self._list[:-1], others, strict=True):
             mask = tree.where(client["q"] == q, other, mask)
         return {**client, "mask": mask}
 
@@ -182,14 +190,3 @@ class FedOBP(ByMask):
         if not self.validates:
             return counts
         return {"q_mean": client["q"], **{f"q_share/{q}": (client["q"] == q).float() for q in self._list}, **counts}
-
-
-def _judged(predict: Callable[[Tensor], Tensor], shard: Shard) -> Tensor:
-    """Return hits and summed cross-entropy on the held-out samples, `[2]`, float64."""
-    total = torch.zeros(2, dtype=torch.float64, device=shard.held_out.y.device)
-    with torch.no_grad():
-        for batch in shard.held_out.chunks():
-            logits = predict(batch.x)
-            hits = (logits.argmax(1) == batch.y).sum()
-            total += torch.stack([hits.double(), F.cross_entropy(logits, batch.y, reduction="sum").double()])
-    return total
