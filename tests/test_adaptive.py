@@ -18,7 +18,7 @@ from fedpfl.models import Net
 from fedpfl.report.load import begun
 from fedpfl.report.paper_tables import own_score
 from tests.command import TINY, composed, play, table
-from tests.conftest import CPU, LOCAL, as_engine, assert_same, federate, holding, rounds
+from tests.conftest import CPU, LOCAL, as_engine, assert_same, federate, holding, rounds, tiny
 from tests.test_report import write_run
 
 N = 549  # entries of the tiny network
@@ -137,6 +137,24 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
     upload, kept = method.finish({WEIGHT: SHARED}, entered, {WEIGHT: SHARED}, {WEIGHT: OWN})
     assert upload["chosen"].tolist() == [q == best for q in several[1:]]
     assert kept["q"] == best
+
+
+def test_everybody_is_judged_by_the_best_of_the_list(backend, federation):
+    """Of what the engine says of each q alone, on validation samples; with batch normalisation, in evaluation mode."""
+    several, net, bests = (0.1, 0.3, 0.5, 0.7, 0.9, 0.98), tiny(norm=True), set()
+    states, runner = rounds(FedOBP(q=several), net, federation, engine=backend)[0], make(as_engine(backend), net, CPU)
+    for state in states[1:]:
+        chosen, *alone = (
+            runner.judge(FedOBP(q=q), federation, state, list(range(10))) for q in (several, *reversed(several))
+        )
+        for client in range(10):
+            told = [(-int(own["validation"].correct[client]), float(own["validation"].loss[client])) for own in alone]
+            best = told.index(min(told))
+            bests.add(best)
+            for split, counts in chosen.items():
+                assert counts.correct[client] == alone[best][split].correct[client]
+                assert counts.loss[client] == pytest.approx(float(alone[best][split].loss[client]), rel=1e-5)
+    assert len(bests) > 2
 
 
 # What travels
