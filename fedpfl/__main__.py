@@ -13,7 +13,8 @@ COMMANDS = {
     "train": "train, resume or sweep: fedpfl train method=fedobp dataset=digits",
     "check": "try your own methods on what every method must keep to",
     "report": "tables, figures and pages of runs; fedpfl report ls lists them",
-    "export": "write the personal models of a run, a state_dict for each client",
+    "export": "write the personal models of a run, or send its record to loggers",
+    "tune": "tune methods on equal terms: fedpfl tune method=fedobp,fedper trials=20",
 }
 SHELLS = ("bash", "zsh", "fish")
 USAGE = f"""fedpfl {__version__}: experiments in personalized federated learning

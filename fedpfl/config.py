@@ -351,9 +351,11 @@ def one_line(error: Exception) -> str:
     text, cause = str(error), error.__cause__
     if isinstance(error, FedpflError):
         return text
-    if isinstance(error, MissingConfigException) and error.options:
+    if isinstance(error, MissingConfigException):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return f"{group} must be {_one_of(error.options, name)}"
+        # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
+        if group and (known := error.options or _choices(group)):
+            return f"{group} must be {_one_of(known, name)}"
     if unknown := re.search(r"Could not override '(.*?)'", text):
         if unknown[1].split(".")[0] in OPTIONAL:
             return f"{unknown[1]} is for a hyperparameter that the method does not have"
@@ -388,6 +390,11 @@ def _one_of(known: Collection[str], got: object) -> str:
     meant = near(str(got), known)
     listed = ", ".join(known) if len(known) <= SHORT or not meant else f"{len(known)} names"
     return f"one of {listed}, got {got!r}{meant}"
+
+
+def _choices(group: str) -> list[str]:
+    """Names of a configuration group's files."""
+    return sorted(path.stem for path in (Path(__file__).parent / "conf" / group).glob("*.yaml"))
 
 
 def _near_key(got: str, config: Any) -> str | None:

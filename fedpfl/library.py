@@ -7,7 +7,7 @@ import logging
 import operator
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,15 @@ def load(directory: str | os.PathLike[str], device: str = "auto", data_dir: str 
     return Trained(Path(directory), device, data_dir)
 
 
+def logger(words: Sequence[str]) -> dict[str, Any]:
+    """Return the `logger` part of a configuration that such words of the command line make. Raises FedpflError."""
+    config.register()
+    try:
+        return config.resolve(overrides.composed_once(words))["logger"]
+    except (HydraException, OmegaConfBaseException) as error:
+        raise FedpflError(config.one_line(error)) from None
+
+
 class Trained:
     """A run directory. `rounds` and `clients` are tables, the models are those of the last checkpoint.
 
@@ -121,7 +130,7 @@ class Trained:
 
     @property
     def status(self) -> str:
-        """finished, running (or interrupted), diverged or failed."""
+        """finished, running, interrupted, diverged or failed, when it was loaded."""
         return self._tables.status
 
     @property

@@ -40,7 +40,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl import config, engine, lockstep, manual, overrides, plugins, record, tidy, tree
+from fedpfl import config, engine, lockstep, manual, overrides, plugins, record, tidy, tree, trials
 from fedpfl.data import Federation
 from fedpfl.engine import ranks
 from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
@@ -87,15 +87,21 @@ class Diverged(FedpflError):
     """Training produced numbers that are not finite."""
 
 
+class GivenUp(FedpflError):
+    """A search for hyperparameters has no more use for the run."""
+
+
 STATUS: dict[type[Exception], int] = {Broken: 1, Diverged: 3}
 """The exit status by the kind of error; 2 for the others."""
 
 
-def attempt(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: bool = False) -> dict[str, Any]:
+def attempt(
+    cfg: DictConfig, path: Path, experiment: str | None = None, quiet: bool = False, watch: trials.Watch | None = None
+) -> dict[str, Any]:
     """Do as `train`, and raise FedpflError for whatever a user or the method's author can mend."""
     started = time.time()
     try:
-        return train(cfg, path, experiment, quiet)
+        return train(cfg, path, experiment, quiet, watch)
     except Broken as error:
         raise Broken(f"method={cfg.method.name}: {error}") from error
     except FedpflError:
@@ -107,10 +113,12 @@ def attempt(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: b
         raise fault from error
 
 
-def train(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: bool = False) -> dict[str, Any]:
+def train(
+    cfg: DictConfig, path: Path, experiment: str | None = None, quiet: bool = False, watch: trials.Watch | None = None
+) -> dict[str, Any]:
     """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; returns the summary.
 
-    quiet: nothing on the terminal.
+    quiet: nothing on the terminal. watch: asked at the beginning and after evaluations whether to give up.
     """
     started = time.monotonic()
     stage = lockstep.stage.get()
@@ -150,6 +158,8 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: boo
             saved, cost, used = time.monotonic(), 0.0, {}
             try:
                 cohort = _next(run, state, cohorts)
+                if watch and watch(state.round, None):
+                    raise GivenUp("given up")
                 while cohort:
                     row: dict[str, Any] = {"round": state.round + 1, **dict.fromkeys(columns(*others))}
                     before = time.monotonic()
@@ -182,6 +192,12 @@ def train(cfg: DictConfig, path: Path, experiment: str | None = None, quiet: boo
                         directory.checkpoint({"round": state.round, **parts, **told})
                         saved = time.monotonic()
                         cost = saved - now
+                    if watch and cohort and last is row and watch(state.round, row):
+                        raise GivenUp("given up")
+            except GivenUp:
+                sinks.note(f"given up after round {state.round}: its validation accuracy is below the others' median")
+                sinks.end("interrupted", directory.summary)
+                raise
             except Diverged as error:
                 directory.write_summary(status="diverged", error=str(error))
                 sinks.end("diverged", directory.summary)
@@ -481,15 +497,18 @@ def _told(directory: record.RunDirectory, quiet: bool) -> dict[str, Any]:
 
 
 @hydra.main(config_path=CONF, config_name="train", version_base="1.3")
-def job(cfg: DictConfig) -> None:
-    """One job of a single run or of a sweep."""
+def job(cfg: DictConfig) -> str | None:
+    """One job of a single run or of a sweep; what a search gave up says so."""
     _begun.append(True)
     hydra_cfg = HydraConfig.get()
     path = Path(hydra_cfg.runtime.output_dir)
     try:
         if hydra_cfg.job.chdir and ranks.launched():
             raise FedpflError("hydra.job.chdir must be false under torchrun: one process alone has the run directory")
-        attempt(cfg, path, hydra_cfg.runtime.choices.get("experiment"))
+        watch = trials.watch(hydra_cfg.sweeper, hydra_cfg.job.num) if hydra_cfg.mode != RunMode.RUN else None
+        attempt(cfg, path, hydra_cfg.runtime.choices.get("experiment"), watch=watch)
+    except GivenUp:
+        return trials.PRUNED
     except FedpflError as fault:
         if hydra_cfg.mode == RunMode.RUN:
             _give_up(fault)
@@ -502,6 +521,7 @@ def job(cfg: DictConfig) -> None:
         sys.exit(1)
     finally:
         tidy.prune(path, otherwise=Path(hydra_cfg.sweep.dir))
+    return None
 
 
 def _fault(error: Exception, cfg: DictConfig, log: Path, started: float) -> FedpflError | None:

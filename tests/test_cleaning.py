@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedpfl.record import rundir
-from fedpfl.report import cleaning, state
+from fedpfl.report import cleaning, load
 from fedpfl.report.__main__ import main
 from tests.command import TINY, snapshot, start
 from tests.test_listing import HOUR, age, amend, hold
@@ -133,6 +134,11 @@ def strange_wandb(folder: Path) -> None:
     (folder / "wandb" / "thesis.tex").touch()
 
 
+def strange_events(folder: Path) -> None:
+    (folder / "tensorboard").mkdir()
+    (folder / "tensorboard" / "notes.txt").touch()
+
+
 def linked_file(folder: Path) -> None:
     (folder / "state.pt").rename(folder.parent / "elsewhere.pt")
     (folder / "state.pt").symlink_to(folder.parent / "elsewhere.pt")
@@ -171,6 +177,7 @@ LEFT = {
     "it holds notes.txt, which no run wrote": strange,
     "it holds figures, which no run wrote": strange_folder,
     "it holds wandb, which no run wrote": strange_wandb,
+    "it holds tensorboard, which no run wrote": strange_events,
     "it holds state.pt, which no run wrote": linked_file,
     "it holds wandb, which no run wrote ": linked_folder,
     "it holds rounds.csv, which no run wrote": pipe,
@@ -190,7 +197,7 @@ def test_left_and_named(tmp_path: Path, reason: str, capsys: pytest.CaptureFixtu
     assert clean(tmp_path, "--yes", *ALL) == 0
     assert (there(tmp_path / "a"), sorted(file.name for file in path.iterdir())) == before
     assert not (tmp_path / "b").exists()
-    assert f"left {path}: {reason.strip()}" in capsys.readouterr().err
+    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: {re.escape(reason.strip())}", capsys.readouterr().err)
 
 
 def test_a_foreign_folder_is_never_removed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -218,8 +225,8 @@ def test_what_changes_while_it_asks_is_kept(tmp_path: Path, monkeypatch: pytest.
     assert clean(tmp_path) == 1
     assert there(tmp_path) == ["a", "b"]
     out, err = capsys.readouterr()
-    assert f"left {path}: it holds notes.txt, which no run wrote" in err
-    assert f"left {resumed}: it has changed meanwhile" in err
+    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: it holds notes.txt, which no run wrote", err)
+    assert re.search(rf"left {resumed}, [a-z]+( \d+/\d+)?: it has changed meanwhile", err)
     assert "removed 1 of 3 directories" in out
     assert (path / "state.pt").exists()
 
@@ -234,7 +241,7 @@ def test_a_run_that_is_held_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     on_terminal(monkeypatch, resumed)
     assert clean(tmp_path) == 1
-    assert f"left {path}: a run is being written there" in capsys.readouterr().err
+    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: a run is being written there", capsys.readouterr().err)
     assert clean(tmp_path, "--yes") == 0  # seen as running from the beginning
     holders[0].communicate("")
     assert (path / "state.pt").exists()
@@ -291,6 +298,8 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     path = run(root / "mine" / "seed0")
     (path / "wandb").mkdir()
     (path / "wandb" / "latest-run").symlink_to(outside)
+    (path / "tensorboard").mkdir()
+    (path / "tensorboard" / "events.out.tfevents.1.vm.2.0").touch()
     (root / "folder").symlink_to(tmp_path / "outside")
     (root / "mine" / "seed1").symlink_to(outside)
     (path / ".state.pt.tmp").touch()
@@ -338,7 +347,7 @@ def test_what_the_file_system_refuses_is_named(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "unlink", refuse)
     assert clean(tmp_path, "--yes") == 1
-    assert f"left {path}: cannot be removed: Permission denied" in capsys.readouterr().err
+    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: cannot be removed: Permission denied", capsys.readouterr().err)
     assert path.exists()
 
 
@@ -348,13 +357,13 @@ def test_a_living_run_is_left_and_a_killed_one_is_interrupted(tmp_path: Path, ca
     process = start("rounds=100000", *TINY[1:], f"hydra.run.dir={path}", cwd=tmp_path)
     try:
         until = time.monotonic() + 100
-        while not (path / "rounds.csv").exists() or not (found := state.read(path)).words.startswith("running "):
+        while not (path / "rounds.csv").exists() or not (found := load.look(path)).words.startswith("running "):
             assert process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.1)
         assert found.words.endswith("/100000")
         age(path, HOUR)  # however long its rounds take
-        assert state.read(path).status == "running"
+        assert load.look(path).status == "running"
         assert clean(tmp_path, "--yes", *ALL) == 0
         assert process.poll() is None
         assert json.loads((path / "summary.json").read_text())["status"] == "running"
@@ -363,9 +372,9 @@ def test_a_living_run_is_left_and_a_killed_one_is_interrupted(tmp_path: Path, ca
         process.communicate()
     capsys.readouterr()
     age(path, 0)  # it may not have written since
-    assert state.read(path).status == "interrupted"
+    assert load.look(path).status == "interrupted"
     assert clean(tmp_path, "--yes", *ALL) == 0
-    assert f"left {path}: written a moment ago" in capsys.readouterr().err
+    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: written a moment ago", capsys.readouterr().err)
     age(path, HOUR)
     assert clean(tmp_path, "--yes") == 0
     assert path.exists()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpfl.report.__main__ import main
-from fedpfl.report.compare import Measure, compare, paired_test, side
+from fedpfl.report.compare import Measure, compare, paired_test, sides
 from fedpfl.report.table import Table, render
 from tests.test_report import PNG, write_run
 
@@ -29,7 +29,7 @@ def seeds(folder: Path, accuracies: dict[int, float], **changes: Any) -> Path:
 
 
 def between(a: Path, b: Path, **options: Any) -> list[Table]:
-    return compare(side(a), side(b), **options)
+    return compare(*sides([a, b]), **options)
 
 
 def rows(compared: list[Table], section: str) -> list[dict[str, Any]]:
@@ -314,7 +314,7 @@ def test_other_tasks_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a", "a/seed0"])
 def test_a_side_is_a_run_or_the_folder_of_its_seeds(ab: tuple[Path, Path], name: str) -> None:
-    group = side(ab[0].parent / name)
+    group, _ = sides([ab[0].parent / name, ab[1]])
     assert [run.seed for run in group.runs] == ([0, 1, 2] if name == "a" else [0])
 
 
@@ -323,7 +323,7 @@ def test_more_than_one_configuration_is_one_clear_line(ab: tuple[Path, Path], ca
     assert main(["compare", str(root), str(ab[1])]) == 2
     assert capsys.readouterr().err == (
         f"error: {root} holds 2 configurations, name one of them: FedAvg on FMNIST, Dir(0.1) ({root / 'a'}); "
-        f"FedOBP (q=0.9) on FMNIST, Dir(0.1) ({root / 'b'})\n"
+        f"FedOBP on FMNIST, Dir(0.1) ({root / 'b'})\n"
     )
 
 

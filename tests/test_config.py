@@ -155,7 +155,7 @@ def test_the_papers_quantile_is_an_error_where_the_table_is_silent(overrides: st
 @pytest.mark.parametrize(
     "overrides",
     [
-        *("seed=7", "logger=wandb", "device=cpu", "data_dir=elsewhere", "checkpoint.seconds=1"),
+        *("seed=7", "logger=wandb", "logger=[csv,wandb]", "device=cpu", "data_dir=elsewhere", "checkpoint.seconds=1"),
         *("engine.workers=1", "engine=loop", "engine.width=3", "dataset.download=false"),
         *("quantile.q=0.999", "norm.name=global"),  # what the defaults resolve to
         *("local.lr=1e-2", "local.weight_decay=0", "method.ema=0"),  # another spelling of the same number

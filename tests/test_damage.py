@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl import config, data, record
+from fedpfl import config, data, lock, record
 from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS
-from fedpfl.record import checkpoint, environment, files, rundir
+from fedpfl.record import checkpoint, environment, rundir
 from tests.command import (
     TINY,
     call,
@@ -418,13 +418,13 @@ def test_a_second_writer_that_a_lost_lock_let_in_is_not_disturbed(
 
 
 def test_a_lock_that_was_removed_before_it_was_taken_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = files.fcntl.lockf
+    real = lock.fcntl.lockf
 
     def late(file: int, how: int) -> None:
         (tmp_path / "run.lock").unlink()
         real(file, how)
 
-    monkeypatch.setattr(files.fcntl, "lockf", late)
+    monkeypatch.setattr(lock.fcntl, "lockf", late)
     with pytest.raises(FedpflError, match="in use by process unknown"):
         record.RunDirectory.open(tmp_path, "", "abc")
 

@@ -166,7 +166,7 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         fedpfl.run(*SMALL, **words)
     half = fedpfl.load(tmp_path / "run")
-    assert (half.status, half.round, len(half.rounds)) == ("running", 1, 1)
+    assert (half.status, half.round, len(half.rounds)) == ("interrupted", 1, 1)
     assert len(half.predict(0, half.samples(0)[0])) == len(half.samples(0)[1])
     monkeypatch.undo()
     whole = fedpfl.run(*SMALL, **words)
@@ -228,7 +228,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rundir.files, "take_lock", refuse)
+    monkeypatch.setattr(rundir.lock, "take", refuse)
     with pytest.raises(fedpfl.FedpflError, match="No space left on device"):
         fedpfl.run(*SMALL)
     assert not list(tmp_path.iterdir())

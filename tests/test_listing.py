@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpfl.errors import FedpflError
-from fedpfl.report import listing, load, state
+from fedpfl import lock
+from fedpfl.report import listing, load
 from fedpfl.report.__main__ import main
 from fedpfl.report.listing import Entry
-from fedpfl.report.state import State
+from fedpfl.report.load import State
 from fedpfl.report.table import render
 from tests.conftest import ROOT
 from tests.test_report import BROKEN, write_run
@@ -65,7 +65,7 @@ def names(found: list[Entry]) -> list[str]:
 
 
 def look(*roots: Path) -> list[Entry]:
-    return listing.entries(map(state.read, load.directories(*roots)))
+    return listing.entries(map(load.look, load.directories(*roots)))
 
 
 @pytest.mark.parametrize(
@@ -86,21 +86,21 @@ def look(*roots: Path) -> list[Entry]:
     ],
 )
 def test_verdict(told: str | None, held: bool | None, quiet: bool, status: str) -> None:
-    assert state.verdict(told, held, quiet) == status
+    assert lock.verdict(told, held, quiet) == status
 
 
 def test_without_a_lock_the_age_decides(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", status="running", reached=3)
-    assert state.living(run) is None
-    assert state.read(run).words == "running 3/4"
-    assert state.read(age(run, HOUR)).words == "interrupted 3/4"
+    assert lock.living(run) is None
+    assert load.look(run).words == "running 3/4"
+    assert load.look(age(run, HOUR)).words == "interrupted 3/4"
 
 
 def test_long_rounds_are_waited_for(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", status="running", reached=3)
     (run / "rounds.csv").write_text((run / "rounds.csv").read_text().replace("3,2.0,", "3,1500.0,"))
-    assert state.read(age(run, HOUR)).status == "running"  # three rounds are 75 minutes
-    assert state.read(age(run, 1.3 * HOUR)).status == "interrupted"
+    assert load.look(age(run, HOUR)).status == "running"  # three rounds are 75 minutes
+    assert load.look(age(run, 1.3 * HOUR)).status == "interrupted"
 
 
 def test_the_lock_decides_at_once(tmp_path: Path) -> None:
@@ -108,42 +108,56 @@ def test_the_lock_decides_at_once(tmp_path: Path) -> None:
     holder = hold(run)
     try:
         age(run, 9 * HOUR)
-        assert state.living(run) is True
-        assert state.read(run).status == "running"
+        assert lock.living(run) is True
+        assert load.look(run).status == "running"
     finally:
         holder.kill()
         holder.communicate()
-    assert state.living(run) is False
-    assert state.read(run).status == "interrupted"
+    assert lock.living(run) is False
+    assert load.look(run).status == "interrupted"
 
 
 def test_looking_at_a_lock_gives_it_back(tmp_path: Path) -> None:
     (tmp_path / "run.lock").write_text("1\n")
-    assert state.living(tmp_path) is False
+    assert lock.living(tmp_path) is False
     holder = hold(tmp_path)  # would wait for us
-    assert state.living(tmp_path) is True
+    assert lock.living(tmp_path) is True
     holder.communicate("")
+
+
+def test_looking_leaves_this_processs_own_lock_alone(tmp_path: Path) -> None:
+    """Closing any file that is opened for `run.lock` would let go of it."""
+    run = age(write_run(tmp_path / "run", status="running", reached=3), 9 * HOUR)
+    held = lock.take(run)
+    try:
+        assert load.look(run).status == "running"
+        code = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        other = subprocess.run([sys.executable, "-c", code, str(run / "run.lock")], capture_output=True)
+        assert b"BlockingIOError" in other.stderr
+    finally:
+        lock.release(held, run.resolve())
+    assert load.look(run).status == "interrupted"
 
 
 def test_a_directory_that_is_just_begun_is_running(tmp_path: Path) -> None:
     holder = hold(tmp_path)
-    assert state.read(tmp_path).status == "running"
+    assert load.look(tmp_path).status == "running"
     holder.communicate("")
-    found = state.read(tmp_path)
+    found = load.look(tmp_path)
     assert (found.status, found.reason) == ("broken", "no config.yaml; the run never started or is half written")
 
 
 @pytest.mark.parametrize("status", ["failed", "diverged"])
 def test_the_reason_is_told(tmp_path: Path, status: str) -> None:
     run = amend(write_run(tmp_path / "run", status=status, reached=2), error="OSError: no\nroom")
-    found = state.read(run)
+    found = load.look(run)
     assert (found.words, found.reason) == (f"{status} 2/4", "OSError: no room")
 
 
 def test_a_run_without_rounds_is_not_broken(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", status="failed")
     (run / "rounds.csv").unlink()
-    assert state.read(run).words == "failed 0/4"
+    assert load.look(run).words == "failed 0/4"
 
 
 @pytest.mark.parametrize("message", BROKEN)
@@ -160,7 +174,7 @@ def test_broken_directories_are_listed_with_the_reason(tmp_path: Path, message: 
 
 
 def test_an_unknown_status_is_broken(tmp_path: Path) -> None:
-    found = state.read(write_run(tmp_path / "run", status="sleeping"))
+    found = load.look(write_run(tmp_path / "run", status="sleeping"))
     assert (found.status, found.reason) == ("broken", "summary.json holds an unknown status, 'sleeping'")
 
 
@@ -230,7 +244,7 @@ def test_the_order_is_that_of_tables(several: Path) -> None:
     found = listing.ordered(look(several))
     assert names(found) == ["avg0", "avg1", "obp", "layer", "mnist", "broken"]
     assert [entry.record["label"] or "" for entry in found] == [
-        *("FedAvg", "FedAvg", "FedOBP (q=0.99993, norm=global)", "FedOBP (q=0.99993, norm=layer)", "FedAvg", "")
+        *("FedAvg", "FedAvg", "FedOBP (norm=global)", "FedOBP (norm=layer)", "FedAvg", "")
     ]
 
 
@@ -251,7 +265,7 @@ KEYS = ("accuracy", "ft_accuracy", "hours", "bits", "seed")
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(state.STATUSES), st.none() | st.floats(0, 100), st.floats(0, 1e9)), max_size=20),
+    st.lists(st.tuples(st.sampled_from(load.STATUSES), st.none() | st.floats(0, 100), st.floats(0, 1e9)), max_size=20),
     st.sampled_from(sorted(listing.SORTS)),
     st.booleans(),
     st.randoms(use_true_random=False),
@@ -275,9 +289,9 @@ def test_sorting_loses_nothing_and_puts_the_unknown_last(rows, key: str, reverse
     ("options", "left"),
     [
         (["--status", "failed,broken"], ["avg0", "broken"]),
-        (["--method", "FedOBP"], ["obp", "layer"]),
-        (["--method", "fedobp,fedavg", "--dataset", "mnist"], ["mnist"]),
-        (["--dataset", "FMNIST", "--status", "finished"], ["avg1", "obp", "layer"]),
+        (["method=FedOBP"], ["obp", "layer"]),
+        (["method=fedobp,fedavg", "dataset=mnist"], ["mnist"]),
+        (["dataset=FMNIST", "--status", "finished"], ["avg1", "obp", "layer"]),
         (["--status", "diverged"], []),
         (["--sort", "accuracy", "--reverse", "--status", "finished"], ["avg1", "obp", "layer", "mnist"]),
     ],
@@ -290,9 +304,9 @@ def test_chosen(several: Path, capsys: pytest.CaptureFixture, options: list[str]
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--status", "done"], "--status done: no such status; choose of: running, interrupted, failed, "),
-        (["--method", "fedopb"], "--method fedopb: no such run here; there are: fedavg, fedobp"),
-        (["--dataset", "cifar"], "--dataset cifar: no such run here; there are: fmnist, mnist"),
+        (["--status", "done"], "--status done: no such status; choose of: finished, running, interrupted"),
+        (["method=fedopb"], "method=fedopb: no such run here; there are: fedavg, fedobp; did you mean fedobp?"),
+        (["dataset=cifar"], "dataset=cifar: no such run here; there are: fmnist, mnist\n"),
         (["nowhere"], "no such directory: nowhere"),
     ],
 )
@@ -332,8 +346,8 @@ def test_a_window_is_not_exceeded(several: Path, width: int) -> None:
     assert max(map(len, lines)) <= width
     for name in ("avg0", "avg1", "obp", "layer", "mnist", "broken"):
         assert f"    {several / name}" in text.splitlines()
-    left_out = " ".join(text.split()).partition("Left out for room: ")[2]
-    assert left_out == {60: "fine-tuned, age, hours, bits.", 80: "hours, bits."}.get(width, "")
+    left_out = " ".join(text.split()).partition("Left out of ")[2].partition(". A wider")[0]
+    assert left_out == (f"{width} columns: fine-tuned, age, hours, bits" if width < 100 else "")
 
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
@@ -344,8 +358,3 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
     listed.stdout.close()
     assert (listed.stderr.read(), listed.wait(60)) == (b"", 0)
     listed.stderr.close()
-
-
-def test_an_unknown_choice_names_none_of_the_runs() -> None:
-    with pytest.raises(FedpflError, match="there are: none at all"):
-        listing.select([], methods=["fedavg"])

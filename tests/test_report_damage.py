@@ -79,6 +79,46 @@ def test_without_a_majority_both_are_labelled(tmp_path: Path, capsys: pytest.Cap
     ]
 
 
+def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Within a data set and partition by most of its rows, between them by each."""
+    for number, method in enumerate(("fedavg", "fedper", "fedrep")):
+        write_run(tmp_path / str(number), method={"name": method}, local={"optimizer": "sgd"})
+    adam = {"local": {"optimizer": "adam", "lr": 0.1}, "partition": {"seed": 7}}
+    write_run(tmp_path / "adam", **adam)
+    for seed in (0, 1):
+        write_run(tmp_path / f"far{seed}", partition={"alpha": 0.5}, clients=10, rounds=8, seed=seed)
+    out = shown(capsys, "tables", tmp_path)[0]
+    assert "FedAvg (lr=0.1, optimizer=adam, partition.seed=7) " in out
+    assert (
+        "\nUnless a row says otherwise: clients=100 (FMNIST, Dir(0.1)), clients=10 (FMNIST, Dir(0.5)), lr=0.01, " in out
+    )
+    assert "optimizer=sgd, partition.seed not set, rounds=4 (FMNIST, Dir(0.1)), rounds=8 (FMNIST, Dir(0.5)).\n" in out
+    assert "Unless a row says otherwise: clients=100 (" in shown(capsys, "ls", tmp_path)[0]
+    assert "Unless" not in shown(capsys, "tables", tmp_path, "method=fedavg", "partition.alpha=0.5")[0]
+    # Where they run, or how fast, is no world.
+    write_run(tmp_path / "gpu", method={"name": "ditto"}, engine={"backend": "batched", "workers": 3}, device="cuda")
+    words = ("tables", tmp_path, "partition.alpha=0.1", "local.lr=0.01")
+    assert "Unless" not in shown(capsys, *words)[0]
+
+
+def test_a_quantile_is_named_where_there_is_another(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    obp = {"name": "fedobp", "score": "obp", "norm": "global"}
+    write_run(tmp_path / "a", method=obp | {"q": 0.98})
+    write_run(tmp_path / "b")
+    assert [row["method"] for row in table(capsys, tmp_path)] == ["FedAvg", "FedOBP"]
+    write_run(tmp_path / "c", method=obp | {"q": 0.9}, dataset={"name": "digits"})
+    assert [row["method"] for row in table(capsys, tmp_path)] == ["FedOBP (q=0.9)", "FedAvg", "FedOBP (q=0.98)"]
+    assert [row["method"] for row in table(capsys, tmp_path, "dataset=fmnist")] == ["FedAvg", "FedOBP"]
+
+
+def test_rows_of_one_label_are_told_apart_by_what_is_usual_too(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Data that an older run did not record may be the usual ones, or others: its row needs a label of its own."""
+    for number, data in enumerate(("aa11", "bb22", "")):
+        amend(write_run(tmp_path / str(number), seed=number), read=data)
+    labels = [row["method"] for row in table(capsys, tmp_path)]
+    assert len(set(labels)) == 3
+
+
 def test_rounds_that_were_not_played_are_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     write_run(tmp_path / "a", {4: 70.0}, rounds=400, partition={"name": "published"})
     (row,) = table(capsys, tmp_path)
@@ -106,6 +146,13 @@ def test_runs_on_other_data_are_no_seeds_of_one_another(tmp_path: Path, capsys: 
     assert [row["seeds"] for row in table(capsys, tmp_path)] == ["1", "2", "1"]
     (tmp_path / "2/summary.json").unlink()
     assert [row["seed_list"] for row in table(capsys, tmp_path)] == ["0 1 3"]
+
+
+def test_a_method_that_was_changed_between_seeds_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for seed, code in enumerate(("aa", "aa", "bb")):
+        amend(write_run(tmp_path / str(seed), seed=seed), code=[{"fedavg.py": code}])
+    assert "was changed between or within the runs of: FedAvg on FMNIST" in shown(capsys, "tables", tmp_path)[0]
+    assert "changed" not in shown(capsys, "tables", tmp_path, "seed=0,1")[0]
 
 
 def test_seeds_that_draw_their_splits_are_one_group(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -106,6 +106,25 @@ def test_terminal() -> None:
     assert "nothing" not in render(made())
 
 
+def test_a_narrow_terminal_leaves_out_what_matters_least_first() -> None:
+    spare = {"method": 0, "mean": 0, "pooled": 2, "down": 3, "up": 3, "round": 1}
+    columns = tuple(Column(name, "whole" if name != "method" else "text", spare=own) for name, own in spare.items())
+    table = Table(
+        "", columns, [[Cell("FedAvg"), *(Cell(float(place)) for place in range(5))]], pd.DataFrame({"a": [1]})
+    )
+    order = ["up", "down", "pooled", "round"]
+    for count in range(5):
+        left = [name for name in spare if name not in order[:count]]
+        width = sum(len(name) for name in left) + 2 * (len(left) - 1)
+        lines = render(table, "terminal", width).splitlines()
+        assert lines[0].split() == left
+        gone = ", ".join(name for name in spare if name not in left)
+        told = " ".join(" ".join(lines).partition("Left out of")[2].split())
+        assert told.startswith(f"{width} columns: {gone}. A wider window shows them") if gone else not told
+    for form in FORMATS:  # files and pipes
+        assert "Left out" not in render(table, form)
+
+
 @pytest.mark.parametrize("width", [24, 40, 60])
 def test_a_narrow_terminal_is_not_exceeded(width: int) -> None:
     columns = (Column("status"), Column("name"), *(Column(f"n{k}", "short", spare=k > 1) for k in range(5)))
@@ -115,7 +134,7 @@ def test_a_narrow_terminal_is_not_exceeded(width: int) -> None:
     lines = render(table, "terminal", width).splitlines()
     assert "    /a/very/long/path/that/is/never/cut" in lines
     assert max(len(line) for line in lines if "/a/very" not in line) <= width
-    assert ("Left out for room:" in render(table, "terminal", width)) == (width < 40)
+    assert ("Left out of" in render(table, "terminal", width)) == (width < 60)
     assert "5" in render(table, "terminal", 200)
 
 

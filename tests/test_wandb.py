@@ -17,8 +17,9 @@ import pytest
 
 from fedpfl.errors import FedpflError
 from fedpfl.record import RunDirectory, RunInfo, Sinks, check_logger, open_sinks, partition_picture, wandb_sink
+from fedpfl.record.mirror import run_id
 from fedpfl.record.overview import Overview
-from fedpfl.record.wandb_sink import CLOUD, Options, WandbSink, choose_mode, logged_in, run_id
+from fedpfl.record.wandb_sink import CLOUD, Options, WandbSink, choose_mode, logged_in
 from tests.command import TINY, call
 
 wandb = pytest.importorskip("wandb")

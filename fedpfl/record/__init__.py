@@ -3,7 +3,7 @@
 Nothing here knows methods, data or the engine: rows and summaries are plain mappings.
 """
 
-from fedpfl.record.choose import check_logger, open_sinks
+from fedpfl.record.choose import check_logger, mirrors, open_sinks
 from fedpfl.record.environment import describe, source
 from fedpfl.record.picture import partition_picture
 from fedpfl.record.rundir import Absent, RunDirectory, ended
@@ -21,6 +21,7 @@ __all__ = [
     "check_logger",
     "describe",
     "ended",
+    "mirrors",
     "open_sinks",
     "partition_picture",
     "source",

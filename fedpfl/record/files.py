@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import stat
@@ -12,10 +11,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedpfl.errors import FedpflError
-
-# POSIX locks do not exclude a second opening by the same process, and are lost when that one closes its file.
-_held: set[Path] = set()
-
 
 # Reading
 
@@ -103,46 +98,6 @@ def remove(folder: Path, *names: str) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-# The lock
-
-
-def take_lock(folder: Path) -> int:
-    """Open and lock `run.lock`. Raises FedpflError where another process, or this one, holds it."""
-    if folder.resolve() in _held:
-        raise _busy(folder, str(os.getpid()))
-    lock = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        holder = os.read(lock, 32).decode(errors="replace").strip()
-        os.close(lock)
-        raise _busy(folder, holder or "unknown") from None
-    except OSError:
-        pass  # some cluster file systems have no locks; better to run unguarded than not at all
-    if not holds(lock, folder):  # who held it has just removed it
-        os.close(lock)
-        raise _busy(folder, "unknown")
-    _held.add(folder.resolve())
-    with contextlib.suppress(OSError):
-        os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()}\n".encode())
-    return lock
-
-
-def holds(lock: int, folder: Path) -> bool:
-    """Return whether the open file is still the folder's `run.lock`; if not, another process may hold another."""
-    try:
-        return os.path.samestat(os.fstat(lock), (folder / "run.lock").lstat())
-    except FileNotFoundError:
-        return False
-
-
-def release(lock: int, folder: Path) -> None:
-    """Let go of `run.lock`. folder: resolved."""
-    os.close(lock)
-    _held.discard(folder)
-
-
 # What is wrong, in one line
 
 
@@ -170,9 +125,3 @@ def damaged(path: Path, how: str = "is damaged") -> FedpflError:
 def irregular(path: Path) -> FedpflError:
     """Return that there is no regular file."""
     return FedpflError(f"{path} is not a regular file; remove it, or choose another directory with hydra.run.dir=...")
-
-
-def _busy(folder: Path, pid: str) -> FedpflError:
-    return FedpflError(
-        f"run directory {folder} is in use by process {pid}; wait for it, or choose another with hydra.run.dir=..."
-    )

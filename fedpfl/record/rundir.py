@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from fedpfl import lock
 from fedpfl.errors import FedpflError
 from fedpfl.record import checkpoint, files
 from fedpfl.record.picture import partition_picture
@@ -37,12 +38,12 @@ class RunDirectory:
     own digest and, of a finished run, those of the other files.
     """
 
-    def __init__(self, path: Path, identity: str, lock: int, code: Mapping[str, str] | None = None):
+    def __init__(self, path: Path, identity: str, held: int, code: Mapping[str, str] | None = None):
         self.path = path
         self.notes: list[str] = []
         """Lines for the user: what has changed since the run began."""
         self._identity = identity
-        self._lock: int | None = lock
+        self._lock: int | None = held
         self._held = path.resolve()
         self._rounds: int | None = None  # open file of rounds.csv
         self._columns: tuple[str, ...] | None = None
@@ -76,10 +77,10 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
             new = _is_new(path)
-            lock = files.take_lock(path)
+            held = lock.take(path)
         except OSError as error:
             raise files.refused(path, error) from None
-        directory = cls(path, identity, lock, code)
+        directory = cls(path, identity, held, code)
         try:
             directory._begin(config_yaml, data, restart)
         except BaseException as error:
@@ -96,7 +97,7 @@ class RunDirectory:
     def status(self) -> str:
         """What the files say: `new`, `interrupted` (begun and not ended), `finished`, `diverged` or `failed`."""
         status = str(self._summary.get("status", "new"))
-        return "interrupted" if status == "running" else status
+        return status if status == "new" else lock.verdict(status, held=False)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -241,7 +242,7 @@ class RunDirectory:
         """Let go of the directory. Safe to repeat."""
         self._close_rounds()
         if self._lock is not None:
-            files.release(self._lock, self._held)
+            lock.release(self._lock, self._held)
             self._lock = None
 
     def __enter__(self) -> Self:
@@ -335,7 +336,7 @@ class RunDirectory:
     def _guard(self) -> None:
         """Raise FedpflError where run.lock is no longer the file that is held: another process may hold another."""
         assert self._lock is not None, "the run directory is closed"
-        if not files.holds(self._lock, self.path):
+        if not lock.holds(self._lock, self.path):
             raise FedpflError(
                 f"{self.path / 'run.lock'} was removed or replaced while the run went on, so another process may write "
                 "there; see that none does, and give the same command again"

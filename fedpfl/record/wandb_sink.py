@@ -1,20 +1,14 @@
-"""Weights & Biases as a mirror of rounds.csv. Never needed: tables and figures read the run directory.
-
-A killed process takes along what wandb had not yet written or uploaded, so a resumed run does not trust it: rows that
-the server lacks (online), or all of them (offline), are read back from rounds.csv and sent.
-"""
+"""Weights & Biases as a mirror of rounds.csv. A resumed run that is offline is complete by itself."""
 
 from __future__ import annotations
 
 import configparser
 import contextlib
-import csv
-import hashlib
 import importlib.util
 import netrc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +17,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from fedpfl.errors import FedpflError
-from fedpfl.record.overview import LAYER, Overview
+from fedpfl.record.mirror import Mirror, run_id
+from fedpfl.record.overview import LAYER
 from fedpfl.record.sinks import RunInfo
 
 MODES = ("auto", "online", "offline", "disabled")
@@ -79,22 +74,28 @@ class Options:
         return options
 
 
-class WandbSink:
+class WandbSink(Mirror):
     """One W&B run per run directory; a resumed run continues it.
 
     say: told where the run can be seen or how to upload it.
     """
 
     def __init__(self, options: Options, say: Callable[[str], None] | None = None):
+        super().__init__()
         self._options = options
         self._say = say or (lambda text: print(text, file=sys.stderr))
         self._run: Any = None
-        self._next = 0  # the first round not yet sent
-        self._sent: set[str] = set()
         self._defined: set[str] = set()
-        self._overview = Overview()
 
-    def begin(self, run: RunInfo) -> None:
+    def picture(self, name: str, path: Path) -> None:
+        """Send an image, unless the run that is continued online has sent it."""
+        if self._run is None or self._next:
+            return
+        import wandb
+
+        self._run.log({name: wandb.Image(str(path))})
+
+    def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
         """Start or continue the W&B run; offline where `auto` cannot reach the server. Raises wandb's errors."""
         mode = choose_mode(self._options.mode)
         try:
@@ -108,70 +109,43 @@ class WandbSink:
 
             wandb.teardown()
             self._run = self._init(run, "offline")
-        # Of a continued run the server may hold fewer rounds than the last checkpoint, or more, which are the same.
-        self._next = self._run.step if run.start_round and not self._run.offline else 0
-        self._overview = Overview(run.facts.get("cohort"))
         self._defined = {"round"}
         self._run.define_metric("round", hidden=True)  # an x-axis, not a chart
         self._run.define_metric("*", step_metric="round")
-        self._run.summary.update({**_plain(run.facts), **_marks(run), "status": "running"})
+        self._run.summary.update(facts)
         if self._run.offline and mode != "disabled":
             self._say(f"W&B offline; upload with: wandb sync {Path(self._run.dir).parent}")
         elif self._run.url:
             self._say(f"W&B {self._run.url}")
-        for row in _past(run):
-            self.row(row)
+        # Of a continued run the server may hold fewer rounds than the last checkpoint, or more, which are the same.
+        return self._run.step if run.start_round and not self._run.offline else 0
 
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Send one round's values and the traffic up to it.
-
-        Where all clients were evaluated, the mask distribution over the layers and the runs table's fields as well.
-        """
-        if self._run is None:
-            return
-        self._overview.add(row)
-        if row["round"] < self._next:
-            return
+    def _send(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Send a round; where all clients were evaluated, the mask distribution over the layers and the runs table."""
         import wandb
 
         for name in row:
             if name not in self._defined:
                 self._defined.add(name)
                 self._run.define_metric(name, step_metric="round", summary=SUMMARIES.get(name))
-        values = {key: value for key, value in row.items() if value is not None}
-        self._sent.update(values)
+        sent = dict(values)
         layers = [float(value) for key, value in values.items() if key.startswith(LAYER)]
         if row.get("accuracy") is not None and 0 < len(layers) <= MAX_BINS:
             # Bin i is layer i in the order of the columns.
             edges = np.arange(len(layers) + 1.0)
-            values["mask distribution"] = wandb.Histogram(np_histogram=(np.array(layers), edges))
-        if self._overview.traffic_gb is not None:
-            values["traffic_gb"] = self._overview.traffic_gb
+            sent["mask distribution"] = wandb.Histogram(np_histogram=(np.array(layers), edges))
         # The round as the step: W&B itself then refuses a round it already has.
-        self._run.log(values, step=row["round"])
+        self._run.log(sent, step=row["round"])
         if row.get("accuracy") is not None:
             self._run.summary.update(self._overview.fields())
 
-    def note(self, text: str) -> None:
-        """Nothing: run.log has it."""
-
-    def picture(self, name: str, path: Path) -> None:
-        """Send an image, unless the run that is continued online has sent it."""
-        if self._run is None or self._next:
-            return
-        import wandb
-
-        self._run.log({name: wandb.Image(str(path))})
-
-    def end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Send the summary and finish the W&B run, whatever happened; else it would swallow the sweep's next run."""
+    def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Finish the W&B run, whatever happened; else it would swallow the sweep's next run."""
         if self._run is None:
             return
         run, self._run = self._run, None
         try:
-            # Of a column W&B keeps the last value itself.
-            own = {key: value for key, value in _plain(summary).items() if key not in self._sent}
-            run.summary.update({**own, **self._overview.fields(), "status": status})
+            run.summary.update(summary)  # of a column W&B keeps the last value itself
         finally:
             run.finish(exit_code=0 if status == "finished" else 1)
 
@@ -202,45 +176,6 @@ class WandbSink:
             mode=mode,  # type: ignore[arg-type]
             settings=settings,
         )
-
-
-def run_id(run: RunInfo) -> str:
-    """One W&B id per identity, seed and run directory: a baseline that two experiments share keeps a run in each."""
-    text = "\n".join((run.identity, str(run.seed), str(run.path.resolve())))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _plain(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a table can show of summary.json; a traceback is in run.log."""
-    return {key: value for key, value in summary.items() if value is not None and key != "traceback"}
-
-
-def _marks(run: RunInfo) -> dict[str, Any]:
-    """Values that sweeps go over, where the run has them, and the source's commit."""
-    chosen = {"q": run.config.get("method", {}).get("q"), "alpha": run.config.get("partition", {}).get("alpha")}
-    marks: dict[str, Any] = {key: value for key, value in chosen.items() if isinstance(value, int | float)}
-    if "q" in marks:
-        marks["one_minus_q"] = round(1 - marks["q"], 12)  # of a q near 1 a logarithmic axis shows more
-    commit = run.facts.get("environment", {}).get("commit")
-    return marks | ({"commit": commit} if commit else {})
-
-
-def _past(run: RunInfo) -> Iterator[dict[str, float | None]]:
-    """The rows of rounds.csv up to where the run resumes."""
-    path = run.path / "rounds.csv"
-    if not run.start_round or not path.exists():
-        return
-    with path.open(encoding="utf-8", newline="") as file:
-        for cells in csv.DictReader(file):
-            if int(cells["round"]) <= run.start_round:
-                yield {key: _number(cell) for key, cell in cells.items()} | {"round": int(cells["round"])}
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell) if cell else None
-    except ValueError:
-        return None
 
 
 def choose_mode(mode: str) -> str:

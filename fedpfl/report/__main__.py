@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.errors import FedpflError
-from fedpfl.report import cleaning, costs, listing, state
-from fedpfl.report.compare import LEAST, compare, side
-from fedpfl.report.load import Run, directories, groups, nothing_below, runs, to_stderr
+from fedpfl.report import cleaning, costs, listing
+from fedpfl.report.compare import LEAST, compare, sides
+from fedpfl.report.filters import is_filter
+from fedpfl.report.load import STATUSES, Run, groups, nothing_below, runs, states, to_stderr
 from fedpfl.report.table import FORMATS, Table, render, screen
 from fedpfl.report.tables import ACCURACIES, AS_PUBLISHED, METRICS, SELECTIONS, accuracy_table, curve_table
 
@@ -29,24 +30,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, 2 for a mistake of the user's, or 1 where `clean` left something."""
     words = list(sys.argv[1:] if argv is None else argv)
     name = words.pop(0) if words and words[0] in COMMANDS else ""
-    act, text, options = COMMANDS[name]
+    act, text, example, options = COMMANDS[name]
+    others = "".join(f"  {one:8}  {re.split('[.:;]', about)[0]}\n" for one, (_, about, *_) in COMMANDS.items() if one)
     parser = argparse.ArgumentParser(
         prog=f"python -m fedpfl.report {name}".strip(),
         description=text,
-        epilog="" if name else f"Other commands, each with its own --help: {', '.join(filter(None, COMMANDS))}.",
+        epilog=f"{FILTERS}\n\n{example}" + ("" if name else f"\n\nOther commands, each with its own --help:\n{others}"),
+        formatter_class=_Help,
     )
     for names, settings in options:
         parser.add_argument(*names.split(), **settings)
     try:
-        return act(parser.parse_args(words)) or 0
+        chosen = parser.parse_intermixed_args(words)
+        chosen.where = [word for word in chosen.words if is_filter(word)]
+        chosen.words = [word for word in chosen.words if not is_filter(word)]
+        chosen.roots = [*map(Path, chosen.words)] or [Path("outputs")]
+        return act(chosen) or 0
     except FedpflError as error:
         to_stderr(f"error: {error}")
         return 2
 
 
+class _Help(argparse.HelpFormatter):
+    """Fills paragraphs, and keeps lines that begin with spaces."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        return "\n".join(line if line[:1] in ("", " ") else fill(line, width, indent) for line in text.split("\n"))
+
+
 def _show(options: Namespace, only: str = "") -> None:
     """Show the table and the figures of all runs, or only one of both, and the paper's if asked for."""
-    found = runs(*options.roots)
+    found = runs(*options.roots, where=options.where)
     if not found:
         raise nothing_below(options.roots)
     if only != "figures":
@@ -83,7 +98,7 @@ def _paper(options: Namespace) -> None:
     roots = [Path(word) for word in options.words if word not in known] or [Path("outputs")]
     if absent := [root for root in roots if not root.is_dir()]:
         raise FedpflError(f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(known)}")
-    _show_paper(options, [word for word in options.words if word in known], roots, runs(*roots))
+    _show_paper(options, [word for word in options.words if word in known], roots, runs(*roots, where=options.where))
 
 
 def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path], found: Sequence[Run]) -> None:
@@ -131,15 +146,16 @@ def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path],
 def _html(options: Namespace) -> None:
     from fedpfl.report.html import write
 
-    for target in write(options.roots, options.out or options.roots[0] / "report", options.select, options.every or 1):
+    out = options.out or options.roots[0] / "report"
+    for target in write(options.roots, out, options.select, options.every or 1, options.where):
         to_stderr(f"wrote {target}")
 
 
 def _list(options: Namespace) -> None:
-    listed = listing.entries(map(state.read, directories(*options.roots)))
+    listed = listing.entries(states(*options.roots, where=options.where))
     if not listed:
         raise nothing_below(options.roots)
-    listed = listing.select(listed, options.status, options.method, options.dataset)
+    listed = listing.select(listed, options.status)
     listed = listing.ordered(listed, options.sort, options.reverse)
     text = listing.as_json(listed) if options.format == "json" else _text(listing.table(listed), options.format)
     try:
@@ -152,7 +168,7 @@ def _list(options: Namespace) -> None:
 def _compare(options: Namespace) -> None:
     if options.out and options.out.suffix not in (".png", ".pdf"):
         raise FedpflError(f"--out {options.out}: must end in .png or .pdf")
-    a, b = side(options.a), side(options.b)
+    a, b = sides(options.roots, options.where)
     print(_text(compare(a, b, options.test, options.metric), options.format), end="")
     if options.out:
         from fedpfl.report.figures import comparison
@@ -162,7 +178,7 @@ def _compare(options: Namespace) -> None:
 
 
 def _clean(options: Namespace) -> int:
-    return cleaning.clean(cleaning.found(options.roots, options.status), options.roots, options.yes)
+    return cleaning.clean(cleaning.found(options.roots, options.status, options.where), options.roots, options.yes)
 
 
 def _text(tables: Table | Sequence[Table], form: str | None) -> str:
@@ -213,7 +229,7 @@ def _option(name: str, text: str, **settings: Any) -> Option:
 
 Option = tuple[str, dict[str, Any]]
 LIST: dict[str, Any] = {"type": _words, "default": [], "metavar": "A,B"}
-ROOTS = _option("roots", "default: outputs", nargs="*", metavar="ROOT", type=Path, default=[Path("outputs")])
+ROOTS = _option("words", "folders of runs, default: outputs; and filters", nargs="*", metavar="ROOT|KEY=VALUE")
 FORMAT = _option("--format", "of tables; default: terminal, with --out all others", choices=[*FORMATS])
 SELECT = "which evaluation is judged; best-checkpoint looks at test data, as published"
 OWN_RULE = f"{SELECT}; {AS_PUBLISHED}: by each table's own rule"
@@ -226,18 +242,40 @@ USUAL = (
     *(ROOTS, FORMAT, *JUDGED, _option("--reference", REFERENCE, type=Path, metavar="CSV")),
     *(_option("--paper", "also the paper's, as far as there are runs", action="store_true"), OUT),
 )
-DATASET = _option("--dataset", "only these, such as fmnist", **LIST)
+DATASET = _option("--dataset", "only these columns, such as fmnist", **LIST)
 STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)}"
+FILTERS = (
+    "Filters choose runs by any key of config.yaml, values behind commas being alternatives: method=fedobp,fedavg "
+    "dataset=digits partition.alpha=0.1. A folder of such a name is written ./KEY=VALUE."
+)
 
-COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, tuple[Option, ...]]] = {
-    "": (_show, "Print the table of all runs and draw their figures.", USUAL),
-    "tables": (partial(_show, only="tables"), "Print the table of all runs.", USUAL),
-    "figures": (partial(_show, only="figures"), "Draw accuracy over rounds.", USUAL),
+COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Option, ...]]] = {
+    "": (
+        _show,
+        "Print the table of all runs and draw their figures.",
+        "Example: python -m fedpfl.report outputs/demo method=fedobp,fedavg",
+        USUAL,
+    ),
+    "tables": (
+        partial(_show, only="tables"),
+        "Print the table of all runs.",
+        "Example: python -m fedpfl.report tables dataset=digits partition.alpha=0.1 --format markdown",
+        USUAL,
+    ),
+    "figures": (
+        partial(_show, only="figures"),
+        "Draw accuracy over rounds.",
+        "Example: python -m fedpfl.report figures outputs/demo method=fedobp,fedavg --out figures",
+        USUAL,
+    ),
     "paper": (
         _paper,
         "Show five papers' tables and figures from own runs; without a NAME, all of which there are runs.",
+        "Example: python -m fedpfl.report paper table4 figure4 seed=1,2,3 --out tables",
         (
-            _option("words", "table2, fedselect1, fedspu1, fedpurin1, figure2, ...", nargs="*", metavar="NAME|ROOT"),
+            _option(
+                "words", "table2, fedselect1, figure2, ...; folders; filters", nargs="*", metavar="NAME|ROOT|KEY=VALUE"
+            ),
             *(_option("--only", "of what there are runs", choices=("tables", "figures")), DATASET),
             _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy"),
             _option("--select", OWN_RULE, choices=(*SELECTIONS, AS_PUBLISHED), default="last"),
@@ -246,13 +284,18 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, tuple[Option, 
             *(FORMAT, OUT),
         ),
     ),
-    "html": (_html, "Write an HTML page per experiment, which loads nothing from anywhere.", (ROOTS, OUT, *JUDGED)),
+    "html": (
+        _html,
+        "Write an HTML page per experiment, which loads nothing from anywhere.",
+        "Example: python -m fedpfl.report html outputs dataset=cifar10 --out pages",
+        (ROOTS, OUT, *JUDGED),
+    ),
     "ls": (
         _list,
-        "List runs, one line each: status, what, accuracy, cost, age and path. Broken ones too.",
+        "List runs, one line each: status, what, accuracy, cost, age and path. Without filters also broken ones.",
+        "Example: python -m fedpfl.report ls method=fedobp dataset=digits --status running,interrupted --sort accuracy",
         (
-            *(ROOTS, _option("--status", f"only these: {', '.join(state.STATUSES)}", **LIST), DATASET),
-            _option("--method", "only these, such as fedobp,fedavg", **LIST),
+            *(ROOTS, _option("--status", f"only these: {', '.join(STATUSES)}", **LIST)),
             _option("--sort", "default: run, as in tables", choices=listing.SORTS, default="run"),
             _option("--reverse", "the other way round", action="store_true"),
             _option("--format", "default: terminal", choices=[*FORMATS, "json"], default="terminal"),
@@ -261,9 +304,12 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, tuple[Option, 
     "compare": (
         _compare,
         "Compare two configurations: settings, final numbers over seeds, curves, clients.",
+        "Example: python -m fedpfl.report compare outputs/demo method=fedavg,fedobp --test wilcoxon",
         (
-            _option("a", "a run directory, or a folder that holds the seeds of one", metavar="A", type=Path),
-            _option("b", "the same", metavar="B", type=Path),
+            _option(
+                *("words", "A and B: run directories, or folders that hold the seeds of one; or one that holds both"),
+                **{"nargs": "*", "metavar": "A|B|KEY=VALUE"},
+            ),
             _option("--test", "paired over seeds, two-sided; default: t", choices=[*LEAST, "none"], default="t"),
             _option("--metric", "of the curves; default: accuracy", choices=[*METRICS], default="accuracy"),
             _option("--format", "default: terminal", choices=[*FORMATS], default="terminal"),
@@ -273,6 +319,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, tuple[Option, 
     "clean": (
         _clean,
         "Remove runs that came to nothing, after asking. Never a finished one, nor one being written.",
+        "Example: python -m fedpfl.report clean outputs/demo method=fedobp --status interrupted",
         (
             *(ROOTS, _option("--yes", "do not ask", action="store_true")),
             _option("--status", STATUS, **LIST | {"default": [*cleaning.USUAL]}),

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedpfl.errors import FedpflError
-from fedpfl.report import state
-from fedpfl.report.load import directories, summary_of, to_stderr
-from fedpfl.report.state import State
+from fedpfl.lock import hold
+from fedpfl.report.load import State, look, states, summary_of, to_stderr
 from fedpfl.report.table import Cell, Column, Table, number, render, screen
 
 REMOVABLE = ("failed", "diverged", "broken", "interrupted")
@@ -26,7 +25,11 @@ FILES = (
     *("masks.json", "summary.json", "run.lock"),
 )
 _TEMPORARY = frozenset(f".{name}.tmp" for name in FILES)
-_WANDB = ("run-", "offline-run-", "latest-run", "debug", "settings", "logs")
+_FOLDERS = {
+    "wandb": ("run-", "offline-run-", "latest-run", "debug", "settings", "logs"),
+    "tensorboard": ("events.out.tfevents.",),
+}
+"""Folders of loggers, and how the names in them begin."""
 COLUMNS = (Column("status"), Column("holds"), Column("size", "size"), Column("age", "age"), Column("path", "long"))
 
 
@@ -51,7 +54,7 @@ def contents(seen: State) -> list[Path]:
         for entry in entries:
             file, folder = entry.is_file(follow_symlinks=False), entry.is_dir(follow_symlinks=False)
             known = entry.name in FILES or entry.name in _TEMPORARY or entry.name.startswith(".clients.")
-            if not (file and known) and not (folder and entry.name == "wandb" and _is_wandbs(Path(entry.path))):
+            if not (file and known) and not (folder and _is_loggers(Path(entry.path))):
                 raise Kept(f"it holds {entry.name}, which no run wrote")
             found.append(Path(entry.path))
     return sorted(found, key=lambda path: FILES.index(path.name) if path.name in FILES else -1)
@@ -62,16 +65,16 @@ def remove(seen: State, roots: Sequence[Path]) -> None:
 
     Raises Kept, and leaves it, where it is no longer as it was, a run holds it, or the file system refuses.
     """
-    with state.hold(seen.path) as taken:
+    with hold(seen.path) as taken:
         if taken is False:
             raise Kept("a run is being written there")
         # Asking for the lock would let go of our own.
-        now = state.read(seen.path, held=lambda _: None if taken is None else False)
+        now = look(seen.path, held=lambda _: None if taken is None else False)
         if (now.status, now.changed) != (seen.status, seen.changed):
             raise Kept("it has changed meanwhile")
         try:
             for path in contents(now):
-                shutil.rmtree(path) if path.name == "wandb" else path.unlink()
+                shutil.rmtree(path) if path.name in _FOLDERS else path.unlink()
             folder, ends = seen.path.resolve(), {root.resolve() for root in roots}
             folder.rmdir()
         except OSError as error:
@@ -81,21 +84,22 @@ def remove(seen: State, roots: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def found(roots: Sequence[Path], statuses: Sequence[str] = USUAL) -> list[tuple[State, int]]:
+def found(roots: Sequence[Path], statuses: Sequence[str] = USUAL, where: Sequence[str] = ()) -> list[tuple[State, int]]:
     """Return the directories of these statuses that may go, each with its size in bytes; says which may not, and why.
 
-    Raises FedpflError where a root does not exist, or for a status that is never removed.
+    where: filters, such as `method=fedobp`. Raises FedpflError where a root does not exist, no run is let through, or
+    for a status that is never removed.
     """
     if unknown := [word for word in statuses if word not in REMOVABLE]:
         raise FedpflError(f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}")
-    looked = [state.read(path) for path in directories(*roots)]
+    looked = states(*roots, where=where)
     chosen = []
     for seen in looked:
         if seen.status in statuses:
             try:
                 chosen.append((seen, sum(map(_size, contents(seen)))))
             except (Kept, OSError) as reason:
-                to_stderr(f"left {seen.path}: {reason}")
+                to_stderr(f"left {seen.path}, {seen.words}: {reason}")
     resumable = sum(seen.status == "interrupted" for seen in looked)
     if resumable and "interrupted" not in statuses:
         runs = "1 run" if resumable == 1 else f"{resumable} runs"
@@ -127,7 +131,7 @@ def clean(chosen: Sequence[tuple[State, int]], roots: Sequence[Path], yes: bool)
         try:
             remove(seen, roots)
         except Kept as reason:
-            to_stderr(f"left {seen.path}: {reason}")
+            to_stderr(f"left {seen.path}, {seen.words}: {reason}")
             refused += 1
     print(f"removed {what}" if not refused else f"removed {len(chosen) - refused} of {what}")
     return 1 if refused else 0
@@ -143,8 +147,8 @@ def _agreed(question: str) -> bool:
         return False
 
 
-def _is_wandbs(path: Path) -> bool:
-    return all(entry.name.startswith(_WANDB) for entry in path.iterdir())
+def _is_loggers(path: Path) -> bool:
+    return path.name in _FOLDERS and all(entry.name.startswith(_FOLDERS[path.name]) for entry in path.iterdir())
 
 
 def _size(path: Path) -> int:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedpfl.errors import FedpflError
 from fedpfl.identity import essence
-from fedpfl.report.load import Group, Run, canonical, flat, groups, runs
+from fedpfl.report.load import Group, Run, canonical, few, flat, groups, runs
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
 from fedpfl.report.tables import METRICS, TRAFFIC
 
@@ -87,19 +87,27 @@ def paired_test(pairs: Sequence[float], test: str) -> float:
     return float(stats.ttest_1samp(pairs, 0.0).pvalue)
 
 
-def side(path: Path) -> Group:
-    """Return the one configuration below a path: a run directory, or a folder that holds its seeds.
+def sides(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, Group]:
+    """Return the two configurations to compare: one below each of two paths, or the two below a single one.
 
-    Raises FedpflError where there is none, or more than one.
+    where: filters, such as `method=fedobp`. Raises FedpflError where there are fewer, or more.
     """
-    found = groups(runs(path))
-    if not found:
-        raise FedpflError(f"no readable run below {path}; name a run directory or the folder of a configuration")
-    if len(found) > 1:
-        shown = [f"{group.title} ({_place(group.runs)})" for group in found]
-        told = "; ".join(shown[:4]) + (f"; and {len(shown) - 4} more" if len(shown) > 4 else "")
-        raise FedpflError(f"{path} holds {len(found)} configurations, name one of them: {told}")
-    return found[0]
+    if len(paths) > 2:
+        raise FedpflError(f"compare takes two paths, or one that holds two configurations; these are {len(paths)}")
+    each = 1 if len(paths) == 2 else 2
+    found = []
+    for path in paths:
+        below = groups(runs(path, where=where))
+        if not below:
+            raise FedpflError(f"no readable run below {path}; name a run directory or the folder of a configuration")
+        if len(below) < each:
+            raise FedpflError(f"{path} holds one configuration alone, {below[0].title}; name two paths, or another one")
+        if len(below) > each:
+            shown = [f"{group.title} ({_place(group.runs)})" for group in below]
+            wanted = "name one of them" if each == 1 else "name two of them, or choose two by filters"
+            raise FedpflError(f"{path} holds {len(below)} configurations, {wanted}: {few(shown, '; ')}")
+        found += below
+    return found[0], found[1]
 
 
 def compare(a: Group, b: Group, test: str = "t", metric: str = "accuracy") -> list[Table]:

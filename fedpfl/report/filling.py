@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 
 from fedpfl.report import costs, published
-from fedpfl.report.load import Group, unlike
+from fedpfl.report.load import Group, few, unlike
 from fedpfl.report.paper_tables import LAST, PLANS, SHOWN, Measure, Plan, Rule, quantile, rank, reckoned_hours, tuned
 from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
-from fedpfl.report.tables import departures, emptiness, few, judged, over_which
+from fedpfl.report.tables import departures, emptiness, judged, over_which
 
 Part = tuple[int, int, float | None]
 """Line, column and alpha of what a cell is the mean of."""

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from fedpfl.report.load import STATUSES, Group, Run, directories, groups, nothing_below, runs, to_stderr
+from fedpfl.report.load import STATUSES, Group, Run, chosen, directories, groups, nothing_below, runs, to_stderr
 from fedpfl.report.page.data import page_data
 from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
 from fedpfl.report.tables import accuracy_table
@@ -74,13 +74,21 @@ class Experiment(NamedTuple):
 
 
 def write(
-    roots: Sequence[Path], out: Path, select: str = "last", every: int = 1, warn: Callable[[str], None] = to_stderr
+    roots: Sequence[Path],
+    out: Path,
+    select: str = "last",
+    every: int = 1,
+    where: Sequence[str] = (),
+    warn: Callable[[str], None] = to_stderr,
 ) -> list[Path]:
     """Write a page per experiment into `out`, and `index.html` where there are several; returns the files.
 
-    select, every: as in `accuracy_table`. Raises FedpflError where a root does not exist or nothing can be read.
+    select, every: as in `accuracy_table`. where: filters, such as `method=fedobp`. Raises FedpflError where a root does
+    not exist, nothing can be read, or no run is let through.
     """
     found = experiments(roots, warn)
+    kept = set(chosen([run for experiment in found for run in experiment.runs], where))
+    found = [one._replace(runs=[run for run in one.runs if run in kept]) for one in found]
     shown = [experiment for experiment in found if experiment.runs]
     if not shown:
         raise nothing_below(roots)
@@ -252,10 +260,12 @@ def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[st
     for place, (group, run) in enumerate(members):
         last = run.evaluations.iloc[-1] if len(run.evaluations) else pd.Series({"round": run.reached})
         stale = f"(round {int(last['round'])})" if last["round"] != run.reached else ""
-        word = "running or killed" if run.status == "running" else run.status
         why = " ".join(str(run.summary.get("error") or "").split())[:300]
         cells = [Cell(group.method), *(Cell(told[name][place]) for name in early), Cell(run.seed)]
-        cells += [Cell(word, state=run.status, below=why), Cell(f"{run.reached}/{run.planned}", order=run.reached)]
+        cells += [
+            Cell(run.status, state=run.status, below=why),
+            Cell(f"{run.reached}/{run.planned}", order=run.reached),
+        ]
         cells += [Cell(float(last.get("accuracy", math.nan)), below=stale), Cell(run.fact("hours"))]
         below = run.path.resolve().relative_to(base.resolve()).as_posix()
         rows.append([*cells, *(Cell(told[name][place]) for name in late), Cell(below, link=_link(run.path, out))])

@@ -12,26 +12,25 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpfl.errors import FedpflError
-from fedpfl.report.load import DATASETS, groups
-from fedpfl.report.published import bare
-from fedpfl.report.state import STATUSES, State
+from fedpfl.report.load import STATUSES, State, groups, worlds
 from fedpfl.report.table import Cell, Column, Table
 
 COLUMNS = {
     "words": Column("status"),
-    "experiment": Column("experiment", spare=True),
-    "name": Column("name", spare=True),
+    "experiment": Column("experiment", spare=1),
+    "name": Column("name", spare=2),
     "label": Column("method"),
     "dataset": Column("data set"),
     "partition": Column("partition"),
     "seed": Column("seed", "whole"),
     "accuracy": Column("accuracy", "percent"),
-    "ft_accuracy": Column("fine-tuned", "percent", spare=True),
-    "age": Column("age", "age", spare=True),
-    "hours": Column("hours", "number", spare=True),
-    "bits": Column("bits", "short", spare=True),
+    "ft_accuracy": Column("fine-tuned", "percent", spare=3),
+    "age": Column("age", "age", spare=4),
+    "hours": Column("hours", "number", spare=5),
+    "bits": Column("bits", "short", spare=6),
     "path": Column("path", "long"),
 }
+_ORDER = (*STATUSES[1:], STATUSES[0])  # what may need somebody first
 SORTS = ("run", "status", "accuracy", "fine-tuned", "hours", "bits", "age", "seed", "path")
 _LARGEST_FIRST = ("accuracy", "fine-tuned", "hours", "bits")
 
@@ -45,7 +44,7 @@ class Entry(NamedTuple):
 
     def value(self, key: str) -> Any:
         """Return what it is sorted by, None where there is nothing."""
-        own = {"run": self.order, "age": -self.state.changed, "status": STATUSES.index(self.state.status)}
+        own = {"run": self.order, "age": -self.state.changed, "status": _ORDER.index(self.state.status)}
         return own[key] if key in own else self.record["ft_accuracy" if key == "fine-tuned" else key]
 
 
@@ -59,35 +58,11 @@ def entries(states: Iterable[State]) -> list[Entry]:
     return [Entry(found, _record(found, label), order) for order, (found, label) in enumerate(placed)]
 
 
-def select(
-    listed: Sequence[Entry], statuses: Sequence[str] = (), methods: Sequence[str] = (), datasets: Sequence[str] = ()
-) -> list[Entry]:
-    """Return those of any of the statuses, methods and data sets; an empty choice lets all through.
-
-    Methods and data sets: as in the configuration or as tables show them. Raises FedpflError for a name that no
-    directory has, and for a status that there is none of.
-    """
+def select(listed: Sequence[Entry], statuses: Sequence[str] = ()) -> list[Entry]:
+    """Return those of any of the statuses, all where none is named. Raises FedpflError for one that there is not."""
     if unknown := [word for word in statuses if word not in STATUSES]:
         raise FedpflError(f"--status {unknown[0]}: no such status; choose of: {', '.join(STATUSES)}")
-    kept = [entry for entry in listed if not statuses or entry.state.status in statuses]
-    for option, words, names in (("method", methods, _methods), ("dataset", datasets, _datasets)):
-        for word in words:
-            if not any(bare(word) in map(bare, names(entry)) for entry in listed):
-                there = ", ".join(sorted({name for entry in listed for name in names(entry)[:1]})) or "none at all"
-                raise FedpflError(f"--{option} {word}: no such run here; there are: {there}")
-        wanted = set(map(bare, words))
-        kept = [one for one in kept if not words or wanted & set(map(bare, names(one)))]
-    return kept
-
-
-def _methods(entry: Entry) -> list[str]:
-    run = entry.state.run
-    return [run.method_name, run.called, entry.record["label"]] if run else []
-
-
-def _datasets(entry: Entry) -> list[str]:
-    run = entry.state.run
-    return [run.dataset_name, DATASETS.get(run.dataset_name, run.dataset), run.dataset] if run else []
+    return [entry for entry in listed if not statuses or entry.state.status in statuses]
 
 
 def ordered(listed: Iterable[Entry], key: str = "run", reverse: bool = False) -> list[Entry]:
@@ -106,16 +81,17 @@ def table(listed: Sequence[Entry]) -> Table:
     for entry in listed:
         more = {"words": entry.state.words, "age": time.time() - entry.state.changed}
         rows.append([Cell((entry.record | more)[key]) for key in columns])
-    counts = [(status, sum(entry.state.status == status for entry in listed)) for status in STATUSES]
-    told = ", ".join(f"{count} {status}" for status, count in counts if count)
+    counts = [(status, sum(entry.state.status == status for entry in listed)) for status in _ORDER]
+    counted = ", ".join(f"{count} {status}" for status, count in counts if count)
     last = (
-        f"{len(listed)} {'run' if len(listed) == 1 else 'runs'}{': ' + told if told else ''}. Accuracy: mean over "
-        "clients in percent at the last evaluation. Bits: down and up together, per client that took part in the last "
-        "round. Age: since a file was last written."
+        f"{len(listed)} {'run' if len(listed) == 1 else 'runs'}{': ' + counted if counted else ''}. "
+        "Accuracy: mean over clients in percent at the last evaluation. Bits: down and up together, per client that "
+        "took part in the last round. Age: since a file was last written."
     )
     reasons = [f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason]
+    told = worlds(groups([entry.state.run for entry in listed if entry.state.run]))
     frame = pd.DataFrame([entry.record for entry in listed], dtype=object)
-    return Table("", tuple(columns.values()), rows, frame, notes=(*reasons, last))
+    return Table("", tuple(columns.values()), rows, frame, notes=(*reasons, *told, last))
 
 
 def as_json(listed: Sequence[Entry]) -> str:

@@ -1,4 +1,4 @@
-"""Read run directories: one `Run` per seed, one `Group` per configuration."""
+"""Read run directories: one `Run` per seed, one `Group` per configuration, a `State` of each, whole or broken."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import os
 import stat
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ import yaml
 
 from fedpfl.errors import FedpflError
 from fedpfl.identity import essence, identity
+from fedpfl.lock import living, verdict
+from fedpfl.report.filters import choose, since
 from fedpfl.report.text import clip, plain
 
 # The C loader reads a config some ten times faster; a thousand runs are a common sweep.
@@ -32,10 +35,14 @@ _NEEDED = ("round", "accuracy")
 _SPLIT_DETAILS = frozenset(
     {"seed", "test_fraction", "min_samples", "samples_per_client", "test_samples_per_client", "max_attempts"}
 )
+_VAGUE = frozenset({"seed", "every", "early"})
 _UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 _LARGEST = 1 << 24  # bytes of a config.yaml or summary.json
 _DEEPEST = 32
-STATUSES = ("finished", "running", "failed", "diverged")
+STATUSES = ("finished", "running", "interrupted", "failed", "diverged", "broken")
+"""The first that a configuration's seeds have speaks for it."""
+QUIET = 600.0
+"""Seconds: where no lock tells, a directory that has not changed for longer is nobody's."""
 
 
 def _named(names: str, **others: str) -> dict[str, str]:
@@ -87,7 +94,8 @@ class Mask(NamedTuple):
 class Run:
     """One run directory.
 
-    config: the resolved configuration. summary: `summary.json`. status: of STATUSES. method, dataset, partition: names
+    config: the resolved configuration. summary: `summary.json`. held: whether a living process holds it, None where no
+    lock can tell. changed: when a file of it last was written, in seconds since 1970. method, dataset, partition: names
     for people, the method's with what it is first told apart by (see `groups` for the rest); method_name, dataset_name:
     those of the configuration. q: the quantile of element-wise methods. cohort: clients per round, as planned.
     identity: a hash of what the run computes, the same for all seeds. fingerprint: a hash of the data that it read, of
@@ -97,7 +105,8 @@ class Run:
     path: Path
     config: dict[str, Any]
     summary: dict[str, Any]
-    status: str
+    held: bool | None
+    changed: float
     seed: int
     method: str
     method_name: str
@@ -172,6 +181,25 @@ class Run:
             raise FedpflError(f"{self.path}: masks.json holds no usable value: {_one_line(error)}") from None
         return found
 
+    @cached_property
+    def status(self) -> str:
+        """Of STATUSES, as it was when the directory was read."""
+        return verdict(_told_status(self.summary), self.held, self.quiet)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it has not changed for so long that nobody can be writing it."""
+        # A round may take long; three of the last one are given.
+        last = [own.iloc[-1:].get(key) for own, key in ((self.rounds, "seconds"), (self.evaluations, "eval_seconds"))]
+        seconds = math.fsum(value for own in last if own is not None for value in own if not math.isnan(value))
+        return time.time() - self.changed > max(QUIET, 3 * seconds)
+
+    @property
+    def words(self) -> str:
+        """The status, and how far it is: `running 40/400`."""
+        whole = self.status == "finished" and self.reached >= self.planned
+        return self.status if whole else f"{self.status} {self.reached}/{self.planned}"
+
     @property
     def called(self) -> str:
         """The method's name for people, without its values."""
@@ -224,6 +252,49 @@ class Run:
         """What summary.json says of versions and machine."""
         found = self.summary.get("environment")
         return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """One run directory, whatever is wrong in it.
+
+    status: of STATUSES. changed, held: as in `Run`. run: None where it cannot be read. reason: why it is broken, failed
+    or diverged.
+    """
+
+    path: Path
+    status: str
+    changed: float
+    run: Run | None = None
+    reason: str = ""
+    held: bool | None = None
+
+    @property
+    def words(self) -> str:
+        """The status, and how far it is: `running 40/400`."""
+        return self.run.words if self.run else self.status
+
+    @property
+    def last(self) -> pd.Series:
+        """The last row of rounds.csv, empty without any."""
+        return self.run.rounds.iloc[-1] if self.run and self.run.reached else pd.Series(dtype=float)
+
+    @property
+    def judged(self) -> pd.Series:
+        """The last row after which all clients were evaluated, empty without any."""
+        return self.run.evaluations.iloc[-1] if self.run and len(self.run.evaluations) else pd.Series(dtype=float)
+
+    @property
+    def hours(self) -> float:
+        """Hours of all its processes, of a run that has not finished those of its recorded rounds; nan if unknown."""
+        if self.run is None or self.status == "finished":
+            return self.run.fact("hours") if self.run else math.nan
+        return float(self.run.rounds.reindex(columns=["seconds", "eval_seconds"]).sum().sum()) / 3600
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it has not changed for so long that nobody can be writing it."""
+        return self.run.quiet if self.run else time.time() - self.changed > QUIET
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,18 +356,35 @@ def nothing_below(roots: Iterable[Path]) -> FedpflError:
     return FedpflError(f"no runs found below {below}; run `python -m fedpfl.train` first or name another folder")
 
 
-def runs(*roots: str | Path, warn: Callable[[str], None] = to_stderr) -> list[Run]:
+def runs(*roots: str | Path, where: Sequence[str] = (), warn: Callable[[str], None] = to_stderr) -> list[Run]:
     """Read all readable runs below the roots, ordered by path; one call of `warn` for each directory that is skipped.
 
-    Raises FedpflError where a root does not exist.
+    where: filters, such as `method=fedobp`. Raises FedpflError where a root does not exist, or no run is let through.
     """
     found: list[Run] = []
-    for path in directories(*map(Path, roots), warn=warn):
-        try:
-            found.append(read(path))
-        except FedpflError as error:
-            warn(f"skipped {error}")
+    every = [look(path) for path in directories(*map(Path, roots), warn=warn)]
+    kept = set(chosen([seen.run for seen in every if seen.run], where))
+    for seen in every:
+        if seen.run is None or seen.run in kept:
+            try:
+                found.append(_usable(seen))
+            except FedpflError as error:
+                warn(f"skipped {error}")
     return _without_copies(sorted(found, key=lambda run: str(run.path)), warn)
+
+
+def states(*roots: Path, where: Sequence[str] = ()) -> list[State]:
+    """Look at every run directory below the roots, broken ones too unless there are filters. Raises as `runs`."""
+    every = [look(path) for path in directories(*roots)]
+    kept = set(chosen([seen.run for seen in every if seen.run], where))
+    return [seen for seen in every if seen.run in kept] if where else every
+
+
+def chosen(found: Sequence[Run], where: Sequence[str]) -> list[Run]:
+    """Return the runs that filters let through. Raises FedpflError for what no run is."""
+    named = [{"method": run.called, "dataset": run.dataset} for run in found]
+    kept = choose([run.config for run in found], where, named)
+    return [run for run, own in zip(found, kept, strict=True) if own]
 
 
 def directories(*roots: Path, warn: Callable[[str], None] = to_stderr) -> Iterator[Path]:
@@ -323,28 +411,48 @@ def directories(*roots: Path, warn: Callable[[str], None] = to_stderr) -> Iterat
                 yield path
 
 
+def look(path: Path, held: Callable[[Path], bool | None] = living) -> State:
+    """Look at one run directory; never raises for what is wrong in it, which makes it `broken`. held: as in `begun`."""
+    known, changed = held(path), _changed(path)
+    try:
+        run = begun(path, lambda _: known)
+        if run.status == "finished" and not run.reached:
+            raise FedpflError(f"{path}: finished, but {_without_rounds(path)}")
+    except FedpflError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        return State(path, "running" if known else "broken", changed, None, reason, known)
+    reason = " ".join(str(run.summary.get("error") or "").split()) if run.status in ("failed", "diverged") else ""
+    return State(path, run.status, run.changed, run, reason, run.held)
+
+
 def read(path: Path) -> Run:
     """Read one run directory. Raises FedpflError, in one line, where it is broken or holds no round yet."""
-    run = begun(path)
-    if run.rounds.empty:
-        there = os.path.lexists(path / "rounds.csv")
-        raise FedpflError(f"{path}: {'no round recorded yet' if there else 'no rounds.csv; the run never started'}")
-    return run
+    return _usable(look(path))
 
 
-def begun(path: Path) -> Run:
-    """Read configuration and summary of one run directory, which need not hold a round. Raises as `read`."""
+def _usable(seen: State) -> Run:
+    if seen.run is None or not seen.run.reached:
+        raise FedpflError(f"{seen.path}: {seen.words}: {seen.reason or _without_rounds(seen.path)}")
+    return seen.run
+
+
+def begun(path: Path, held: Callable[[Path], bool | None] = living) -> Run:
+    """Read configuration and summary of one run directory, which need not hold a round. Raises as `read`.
+
+    held: says whether a living process holds it.
+    """
+    # The lock before the summary: a run that ends in between reads as finished, not as interrupted.
+    known, changed = held(path), _changed(path)
     config, summary = _parsed(path / "config.yaml", _yaml), _parsed(path / "summary.json", json.loads)
     for key in ("dataset", "partition", "method"):
         if not isinstance(config.get(key), dict) or "name" not in config[key]:
             raise FedpflError(f"{path}: config.yaml lacks {key}.name")
-    status = str(summary.get("status") or "running")
-    if status not in STATUSES:
+    if (status := _told_status(summary)) not in ("finished", "running", "failed", "diverged"):
         raise FedpflError(f"{path}: summary.json holds an unknown status, {clip(repr(status))}")
     try:
         q, clients = config["method"].get("q"), config.get("clients", 1) * config.get("participation", 1.0)
         run = Run(
-            *(path, config, summary, status),
+            *(path, config, summary, known, changed),
             seed=int(config["seed"]),
             method=_method(config["method"]),
             method_name=str(config["method"]["name"]),
@@ -360,6 +468,24 @@ def begun(path: Path) -> Run:
     except _UNUSABLE as error:
         raise FedpflError(f"{path}: config.yaml or summary.json holds no usable value: {_one_line(error)}") from None
     return run
+
+
+def _told_status(summary: Mapping[str, Any]) -> str:
+    return str(summary.get("status") or "running")
+
+
+def _without_rounds(path: Path) -> str:
+    return "no round recorded yet" if os.path.lexists(path / "rounds.csv") else "no rounds.csv; no round was played"
+
+
+def _changed(path: Path) -> float:
+    """When a file in the directory was last written; a directory that is gone meanwhile changed now."""
+    try:
+        with os.scandir(path) as entries:
+            times = [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
+        return max(times, default=path.stat().st_mtime)
+    except OSError:
+        return time.time()
 
 
 def _dataset(values: Mapping[str, Any]) -> str:
@@ -387,10 +513,12 @@ def _partition(values: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(numbers)})" if numbers else name
 
 
-def _method(values: Mapping[str, Any]) -> str:
-    """The name and what it is first told apart by: `FedOBP (q=0.9998)`."""
+def _method(values: Mapping[str, Any], quantile: bool = True) -> str:
+    """The name and what it is first told apart by: `FedOBP (q=0.9998)`, or without the quantile."""
     q = values.get("q")
-    told = [f"q={float(q):.10g}"] if isinstance(q, int | float) else ["adaptive q"] if isinstance(q, list) else []
+    told = [f"q={float(q):.10g}"] if quantile and isinstance(q, int | float) else []
+    if isinstance(q, list):
+        told.append("adaptive q")
     if values.get("score", "obp") != "obp":
         told.append(f"score={values['score']}")
     if values.get("ema"):
@@ -413,8 +541,9 @@ def summary_of(path: Path) -> dict[str, Any]:
 def groups(runs: Iterable[Run]) -> list[Group]:
     """Gather the seeds of each configuration, ordered by data set, partition and method.
 
-    Where two configurations would carry one label, what differs is added: `FedOBP (q=0.9998, norm=layer)`. So is what
-    else than the method tells a configuration from most others of its data set and partition: `FedAvg (clients=30)`.
+    A label names only what tells it apart from others here: `FedOBP (q=0.98)` where there is another q, what of the
+    method differs between its configurations, and what else is not as in most of its data set and partition:
+    `FedAvg (clients=30)` (see `worlds`).
     """
     every = list(runs)
     read = _read(every)
@@ -427,22 +556,30 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         only = next(iter(known[run.identity])) if len(known[run.identity]) == 1 else ""
         same[run.identity, read[run] or only].append(run)
     settings: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
+    quantiles: dict[str, set[float | None]] = defaultdict(set)
     for members in same.values():
         members.sort(key=lambda run: run.seed)
         settings[members[0].dataset, members[0].partition].append(members)
+        quantiles[members[0].method_name].add(members[0].q)
     result = []
     for (dataset, partition), rivals in settings.items():
         told = [_told(members) for members in rivals]
-        alike: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for own, members in zip(told, rivals, strict=True):
-            alike[members[0].method].append(own)
-        differing = {label: _differing(configs) for label, configs in alike.items()}
-        for own, members, keys in zip(told, rivals, _apart(told), strict=True):
-            first = [key for key in differing[members[0].method] if key in own]
-            every_key = [*first, *(key for key in keys if key not in first)]
-            words = [_short(key, own, every_key) for key in every_key]
-            apart = tuple(words[len(first) :])
-            result.append(Group(dataset, partition, _with(members[0].method, words), tuple(members), apart))
+        several = [len(quantiles[members[0].method_name]) > 1 for members in rivals]
+        names = [_method(own[0].config["method"], q) for own, q in zip(rivals, several, strict=True)]
+        apart, first = _apart(told), [list[str]() for _ in rivals]
+        for alike in _places(names):
+            keys = [key for key in _differing([told[at] for at in alike]) if key.startswith("method.")]
+            for at in alike:
+                first[at] = [key for key in keys if key in told[at]]
+        labels = [_with(names[at], _words(told[at], first[at], apart[at])) for at in range(len(rivals))]
+        for alike in _places(labels):  # what is as in most may still be what tells two apart
+            for key in _differing([told[at] for at in alike]):
+                for at in alike:
+                    apart[at] += [key] if key in told[at] and key not in first[at] + apart[at] else []
+        for at, members in enumerate(rivals):
+            words = _words(told[at], first[at], apart[at])
+            label, others = _with(names[at], words), tuple(words[len(first[at]) :])
+            result.append(Group(dataset, partition, label, tuple(members), others))
     order = list(METHODS)
 
     def place_of(group: Group) -> tuple[str, str, int, str]:
@@ -470,6 +607,38 @@ def _read(runs: Sequence[Run]) -> dict[Run, str]:
         if len(own) == len({run.seed for run in own}) == len({run.fingerprint for run in own})
     }
     return {run: "" if run in older[run.identity] and run.identity in drawn else run.fingerprint for run in runs}
+
+
+def worlds(gathered: Sequence[Group]) -> tuple[str, ...]:
+    """Say what rows have whose labels do not tell, of all that is not alike among them; a line, or none."""
+    told = [_told(group.runs) for group in gathered]
+    by_setting: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for group, own in zip(gathered, told, strict=True):
+        by_setting[group.setting].append(own)
+    titled = ("method.", "dataset.", "data")
+    keys = [
+        key
+        for key in _differing(told)
+        if not key.startswith(titled)
+        and (not key.startswith("partition.") or key.removeprefix("partition.") in _SPLIT_DETAILS)
+    ]
+    parts = []
+    for key in keys:
+        found: dict[str, list[str]] = defaultdict(list)
+        for setting, configs in by_setting.items():
+            usual = _usual([canonical(config[key]) if key in config else None for config in configs])
+            if usual is not ...:
+                config = next(one for one in configs if (canonical(one[key]) if key in one else None) == usual)
+                found[_short(key, {key: since(key)} | config, keys)].append(setting)
+        for text, where in found.items():
+            parts.append(text if len(where) == len(by_setting) else f"{text} ({few(where, '; ')})")
+    return (f"Unless a row says otherwise: {', '.join(parts)}.",) if parts else ()
+
+
+def few(words: Iterable[str], between: str = ", ") -> str:
+    """Join words; a sweep must not turn a note into a list of its values."""
+    every = list(words)
+    return between.join(every) if len(every) <= 4 else f"{between.join(every[:3])} and {len(every) - 3} more"
 
 
 def unlike(gathered: Sequence[Group]) -> list[list[str]]:
@@ -519,22 +688,40 @@ def _apart(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
         values = [canonical(config[key]) if key in config else None for config in configs]
         if key == "data":  # not to have recorded it is no difference
             values = [value or next(filter(None, values)) for value in values]
-        ranked = Counter(values).most_common(2)
-        usual = ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else ...
+        usual = _usual(values)
         for place, value in enumerate(values):
             if value != usual and (value is not None or usual is not ...):
                 found[place].append(key)
     return found
 
 
-def _short(key: str, config: dict[str, Any], keys: Sequence[str]) -> str:
-    """`lr=0.1`; the whole key where another of `keys` ends alike."""
+def _usual(values: Sequence[str | None]) -> Any:
+    """The most common value, ... where two are."""
+    ranked = Counter(values).most_common(2)
+    return ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else ...
+
+
+def _places(labels: Sequence[str]) -> list[list[int]]:
+    """The places of each label that occurs more than once."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for at, label in enumerate(labels):
+        found[label].append(at)
+    return [places for places in found.values() if len(places) > 1]
+
+
+def _words(told: Mapping[str, Any], first: Sequence[str], apart: Sequence[str]) -> list[str]:
+    return [_short(key, told, [*first, *apart]) for key in (*first, *apart)]
+
+
+def _short(key: str, config: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """`lr=0.1`; the whole key where another of `keys` ends alike, or its end alone says too little."""
     *_, end = parts = key.split(".")
     if end == "name" and len(parts) > 1:
         end = parts[-2]
-    elif sum(other.rsplit(".", 1)[-1] == end for other in keys) > 1:
+    elif end in _VAGUE or sum(other.rsplit(".", 1)[-1] == end for other in keys) > 1:
         end = key
-    return f"{end}={clip(config[key], 40)}" if key in config else f"{end} not set"
+    value = config.get(key, ...)
+    return f"{end} not set" if value in (None, ...) else f"{end}={clip(value, 40)}"
 
 
 def _with(label: str, told: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from fedpfl.report.load import DATASETS, Run
+from fedpfl.report.text import bare
 
 FEDOBP = "FedOBP (arXiv:2604.16574) Table "
 # What FedOBP's numbers were produced with; read from the authors' logs (momentum is not in the paper).
@@ -56,11 +57,6 @@ def setting(run: Run) -> str:
     partition = run.config["partition"]
     alpha = partition.get("alpha") if partition["name"] in ("dirichlet", "published") else None
     return f"Dir({alpha:g})" if isinstance(alpha, int | float) else ""
-
-
-def bare(name: str) -> str:
-    """Return letters and digits in lower case: `FedOBP`, `fedobp` and `fed_obp` are one method."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 @cache

@@ -30,13 +30,14 @@ class Column:
     """One column.
 
     kind: `text`, `long` (text that is never cut, below its row where there is no room), or as `number` writes it.
-    group: a heading above several columns. spare: a narrow terminal may leave it out.
+    group: a heading above several columns. spare: a narrow terminal leaves out the columns of the greatest first, those
+    of 0 never.
     """
 
     heading: str
     kind: str = "text"
     group: str = ""
-    spare: bool = False
+    spare: int = 0
 
     @property
     def numeric(self) -> bool:
@@ -304,14 +305,16 @@ def _terminal(table: Table, width: int | None) -> str:
     def needed(places: Sequence[int], widths: dict[int, int]) -> int:
         return sum(widths[at] for at in places) + _GAP * (len(places) - 1)
 
-    under, left_out = None, list[str]()
+    under, left_out = None, list[int]()
     places = [at for at in filled if at >= table.by]
     room = width or 10**9
     if needed(places, whole) > room and table.columns[places[-1]].kind == "long":
         under = places.pop()
-    while needed(places, words) > room and (spare := [at for at in places if table.columns[at].spare]):
-        left_out.insert(0, table.columns[spare[-1]].heading)
-        places.remove(spare[-1])
+    # Text may fold, but not to a tower of words while there is something to leave out.
+    fair = {at: max(words[at], min(whole[at], room // 4)) for at in filled}
+    while needed(places, fair) > room and any(table.columns[at].spare for at in places):
+        left_out.append(max(places, key=lambda at: (table.columns[at].spare, at)))
+        places.remove(left_out[-1])
     first, blocks = places[0], [places[:1]]
     for at in places[1:]:
         # A long label folds rather than push the numbers out.
@@ -336,7 +339,12 @@ def _terminal(table: Table, width: int | None) -> str:
                 out += _lines([texts[row][at] for at in block], block, widths, table.columns)
                 out += [f"    {texts[row][under]}"] if under is not None and block is blocks[-1] else []
             out.append("")
-    prose = [*table.prose("terminal"), *([f"Left out for room: {', '.join(left_out)}."] if left_out else [])]
+    prose = table.prose("terminal")
+    if left_out:
+        names = [f"{table.columns[at].group} {table.columns[at].heading}".strip() for at in sorted(left_out)]
+        prose.append(
+            f"Left out of {width} columns: {', '.join(names)}. A wider window shows them, and so does | less -S."
+        )
     for line in map(plain, prose):
         out += textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if width else [line]
     out += ["Missing cells are filled by:", *(f"  {command}" for command in table.commands)] if table.commands else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from fedpfl.errors import FedpflError
-from fedpfl.report.load import Group, Run, groups, span, to_stderr
+from fedpfl.report.load import Group, Run, few, groups, span, to_stderr, worlds
 from fedpfl.report.published import QUANTILE, SETUP, of_run
 from fedpfl.report.table import Cell, Column, Table, mark, over_seeds
 
@@ -32,18 +33,18 @@ METRICS = {
 _ROW = {"dataset": Column("data set"), "partition": Column("partition"), "method": Column("method")}
 ACCURACY_COLUMNS = _ROW | {
     "accuracy": Column("mean", "percent", "before"),
-    "accuracy_pooled": Column("pooled", "percent", "before"),
-    "accuracy_worst10": Column("worst 10%", "percent", "before"),
-    "ft_accuracy": Column("mean", "percent", "fine-tuned"),
-    "ft_accuracy_pooled": Column("pooled", "percent", "fine-tuned"),
-    "published": Column("value", "percent", "published"),
-    "difference": Column("Δ mean", "difference", "published"),
-    "difference_pooled": Column("Δ pooled", "difference", "published"),
-    "values_down": Column("down", "short", "values"),
-    "values_up": Column("up", "short", "values"),
-    "bits_down": Column("down", "short", "bits"),
-    "bits_up": Column("up", "short", "bits"),
-    "seconds": Column("s/round", "number"),
+    "accuracy_pooled": Column("pooled", "percent", "before", spare=4),
+    "accuracy_worst10": Column("worst 10%", "percent", "before", spare=3),
+    "ft_accuracy": Column("mean", "percent", "fine-tuned", spare=2),
+    "ft_accuracy_pooled": Column("pooled", "percent", "fine-tuned", spare=5),
+    "published": Column("value", "percent", "published", spare=1),
+    "difference": Column("Δ mean", "difference", "published", spare=1),
+    "difference_pooled": Column("Δ pooled", "difference", "published", spare=6),
+    "values_down": Column("down", "short", "values", spare=9),
+    "values_up": Column("up", "short", "values", spare=9),
+    "bits_down": Column("down", "short", "bits", spare=7),
+    "bits_up": Column("up", "short", "bits", spare=7),
+    "seconds": Column("s/round", "number", spare=8),
     "round": Column("round", "whole"),
     "seeds": Column("seeds", "whole"),
     "status": Column("status"),
@@ -77,7 +78,7 @@ def accuracy_table(
         if not record["round"]:
             warn(f"{group.title}: no evaluation of all clients to judge")
     compared = [(group, setup_of(group.runs[0]), known.note) for group in gathered if (known := of_run(group.runs[0]))]
-    notes = (*departures(compared), *emptiness(gathered, select, every))
+    notes = (*departures(compared), *emptiness(gathered, select, every), *worlds(gathered), *_codes(gathered))
     table = _table(records, ACCURACY_COLUMNS, _caption(gathered, records, select, every), notes)
     for _, places in table.blocks():
         finished = [gathered[place].used[0].status == "finished" for place in places]
@@ -168,6 +169,16 @@ def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "acc
     return (f"Empty, as a model was not finite or no client has test samples: {few(told)}.",) * bool(told)
 
 
+def _codes(gathered: Iterable[Group]) -> tuple[str, ...]:
+    """Say which rows' methods were changed while their seeds were run."""
+    told = []
+    for group in gathered:
+        every = [own for run in group.used if isinstance(own := run.summary.get("code"), list)]
+        if len({json.dumps(code, sort_keys=True) for own in every for code in own}) > 1:
+            told.append(group.title)
+    return (f"The method's code was changed between or within the runs of: {few(told)}.",) * bool(told)
+
+
 def over_which(seeds: Mapping[str, Sequence[int]]) -> str:
     """Say over which seeds means are, for each row where they differ. seeds: by row."""
     by_seeds: dict[str, list[str]] = {}
@@ -203,12 +214,6 @@ def departures(compared: Iterable[tuple[Group, Mapping[str, Any], str]]) -> tupl
         told.append(text)
     lines = [f"Set-up that differs from the published one: {'; '.join(told)}."] if told else []
     return (*lines, *(f"{', '.join(names)}: {note}." for note, names in behind.items()))
-
-
-def few(words: Iterable[str]) -> str:
-    """Join words; a sweep must not turn a note into a list of its values."""
-    every = list(words)
-    return ", ".join(every) if len(every) <= 4 else f"{', '.join(every[:3])} and {len(every) - 3} more"
 
 
 def setup_of(run: Run) -> dict[str, Any]:

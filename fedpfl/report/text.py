@@ -42,6 +42,11 @@ def clip(text: Any, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[-half:]}"
 
 
+def bare(name: str) -> str:
+    """Return letters and digits in lower case: `FedOBP`, `fedobp` and `fed_obp` are one method."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
 def markdown(text: Any) -> str:
     """Return text as it is to be read in Markdown, in a table or not."""
     text = re.sub(r"([\\|_`*\[\]])", r"\\\1", plain(text))

@@ -1,0 +1,130 @@
+"""What the sinks of tracking services share. Never needed: tables and figures read the run directory.
+
+All get the same values under the same names. A killed process takes along what a service had not yet written or
+uploaded, so a resumed run does not trust it: the rounds that it lacks are read back from rounds.csv and sent.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib.util
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedpfl.errors import FedpflError
+from fedpfl.record.overview import Overview
+from fedpfl.record.sinks import RunInfo
+
+
+class Mirror:
+    """One record of a service per run directory; a resumed run continues it."""
+
+    def __init__(self) -> None:
+        self._next = 0  # the first round that the service lacks
+        self._facts: dict[str, Any] = {}
+        self._sent: set[str] = set()
+        self._overview = Overview()
+
+    def begin(self, run: RunInfo) -> None:
+        """Start or continue the record, and send the rounds before this process that it lacks."""
+        self._overview = Overview(run.facts.get("cohort"))
+        self._facts = {**_plain(run.facts), **_marks(run)}
+        self._next = self._start(run, {**self._facts, "status": "running"})
+        for row in _past(run):
+            self.row(row)
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Send one round's values and the traffic up to it."""
+        self._overview.add(row)
+        if row["round"] < self._next:
+            return
+        values = {key: value for key, value in row.items() if value is not None}
+        self._sent.update(values)
+        if self._overview.traffic_gb is not None:
+            values["traffic_gb"] = self._overview.traffic_gb
+        self._send(row, values)
+
+    def note(self, text: str) -> None:
+        """Nothing: run.log has it."""
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Send the summary and the runs table's fields, but for columns of rounds.csv, and end the record, once."""
+        known = self._facts | _plain(summary)
+        own = {key: value for key, value in known.items() if key not in self._sent}
+        self._finish(status, {**own, **self._overview.fields(), "status": status})
+
+    def picture(self, name: str, path: Path) -> None:
+        """Send an image file."""
+        raise NotImplementedError
+
+    def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
+        """Start or continue the record; returns the first round that it lacks, 0 if all."""
+        raise NotImplementedError
+
+    def _send(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Send a round. row: with None where nothing was measured. values: without, and with the traffic."""
+        raise NotImplementedError
+
+    def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Send the summary and end the record, if one is open."""
+        raise NotImplementedError
+
+
+def run_id(run: RunInfo) -> str:
+    """One id per identity, seed and run directory: a baseline that two experiments share keeps a record in each."""
+    text = "\n".join((run.identity, str(run.seed), str(run.path.resolve())))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the configuration's values under dotted keys."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def require(package: str) -> None:
+    """Raise FedpflError where the package that a logger of the same name needs is not installed."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:  # a folder of that name in the working directory is no package
+        raise FedpflError(
+            f"logger={package} needs the package {package}; pip install 'fedpfl[{package}]', or choose another logger"
+        )
+
+
+def _plain(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table can show of summary.json; a traceback is in run.log."""
+    return {key: value for key, value in summary.items() if value is not None and key != "traceback"}
+
+
+def _marks(run: RunInfo) -> dict[str, Any]:
+    """Values that sweeps go over, where the run has them, and the source's commit."""
+    chosen = {"q": run.config.get("method", {}).get("q"), "alpha": run.config.get("partition", {}).get("alpha")}
+    marks: dict[str, Any] = {key: value for key, value in chosen.items() if isinstance(value, int | float)}
+    if "q" in marks:
+        marks["one_minus_q"] = round(1 - marks["q"], 12)  # of a q near 1 a logarithmic axis shows more
+    commit = run.facts.get("environment", {}).get("commit")
+    return marks | ({"commit": commit} if commit else {})
+
+
+def _past(run: RunInfo) -> Iterator[dict[str, float | None]]:
+    """The rows of rounds.csv up to where the run resumes."""
+    path = run.path / "rounds.csv"
+    if not run.start_round or not path.exists():
+        return
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]  # behind it: nothing, or half a line
+    for cells in csv.DictReader(io.StringIO(whole)):
+        if int(cells["round"]) <= run.start_round:
+            yield {key: _number(cell) for key, cell in cells.items()} | {"round": int(cells["round"])}
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell) if cell else None
+    except ValueError:
+        return None

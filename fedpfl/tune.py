@@ -1,0 +1,201 @@
+"""Tune methods on equal terms, and judge what was chosen by fresh seeds.
+
+    python -m fedpfl.tune method=fedobp,fedper dataset=digits trials=20 seeds=5
+
+Every method gets as many trials, of as many rounds, in its own search space (conf/tune/), and is chosen by its accuracy
+on held-out samples (validation=0.1 unless it is set). The values chosen are then run with `seeds` seeds that the search
+has not seen. Other words are those of fedpfl.train, for all methods alike; `key=choice(...)` and `key=interval(...)`
+are searched too, and a fixed key is not. The same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import pandas as pd
+import yaml
+
+from fedpfl import config, overrides, train, trials
+from fedpfl.errors import FedpflError
+from fedpfl.report import load
+from fedpfl.report.table import Cell, Column, Table, over_seeds, render, screen
+
+OWN = {"trials": 20, "seeds": 5}
+SPACES = Path(overrides.CONF) / "tune"
+COLUMNS = (
+    *(
+        Column("method"),
+        Column("chosen", "long"),
+        Column("finished", "whole", "trials"),
+        Column("given up", "whole", "trials"),
+    ),
+    *(Column("rounds", "whole", "trials"), Column("validation", "percent"), Column("mean", "percent", "test accuracy")),
+    *(Column("pooled", "percent", "test accuracy"), Column("fine-tuned", "percent", "test accuracy")),
+    *(Column("unseen", "percent"), Column("seeds", "whole")),
+)
+JUDGED = {"accuracy": "mean", "accuracy_pooled": "pooled", "ft_accuracy": "fine-tuned", "unseen_accuracy": "unseen"}
+
+
+class Order(NamedTuple):
+    """What is asked for: the methods, how many trials and fresh seeds, and words for all."""
+
+    methods: list[str]
+    trials: int
+    seeds: int
+    words: list[str]
+
+
+def order(words: Sequence[str]) -> Order:
+    """Read the command line. Raises FedpflError."""
+    own, methods, rest = dict(OWN), list[str](), list[str]()
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in own:
+            if not value.isdecimal() or int(value) < 1:
+                raise FedpflError(f"{key} must be a whole number from 1 on, got {value!r}")
+            own[key] = int(value)
+        elif key == "method":
+            methods = value.split(",")
+        elif word not in ("-m", "--multirun"):
+            rest.append(word)
+    if not methods:
+        raise FedpflError("name the methods to tune: method=fedobp,fedavg")
+    if unknown := [method for method in methods if method not in config.METHODS]:
+        raise FedpflError(f"method.name must be one of {', '.join(sorted(config.METHODS))}, got {unknown[0]!r}")
+    if bad := next((word for word in rest if word.startswith(("seed=", "hydra/sweeper=")) and "," in word), None):
+        raise FedpflError(f"{bad}: tune searches with one seed, and takes the next ones to judge by")
+    return Order(list(dict.fromkeys(methods)), own["trials"], own["seeds"], rest)
+
+
+def space(method: str, words: Sequence[str]) -> list[str]:
+    """Return the words of a method's search space, without keys that the user has set. Raises FedpflError."""
+    given = {word.partition("=")[0].lstrip("+") for word in words}
+    found: dict[str, str] = {}
+    for name in ("all", method):
+        path = SPACES / f"{name}.yaml"
+        if path.is_file():
+            found |= yaml.safe_load(path.read_text()) or {}
+    return [f"{key}={text}" for key, text in found.items() if key not in given]
+
+
+def tune(asked: Order) -> Table:
+    """Search for each method's values, run them with fresh seeds, and tell what came of it."""
+    folder = Path(next((word[16:] for word in asked.words if word.startswith("hydra.sweep.dir=")), "outputs/tune"))
+    words = [word for word in asked.words if not word.startswith("hydra.sweep.dir=")]
+    if not any(word.lstrip("+").startswith("validation=") for word in words):
+        words.append("validation=0.1")
+    records = []
+    for method in asked.methods:
+        searched = [f"method={method}", *words, *space(method, words)]
+        _play(
+            ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}", f"hydra.sweep.dir={folder}/trials"],
+            searched,
+        )
+        found = trials.found[-1]
+        draw(found, folder, method)
+        chosen = {word.partition("=")[0] for word in found.words}
+        fixed = [
+            word for word in words if not word.startswith("hydra.sweeper.") and word.partition("=")[0] not in chosen
+        ]
+        fixed = [f"method={method}", *fixed, *found.words]
+        first = int(overrides.composed([word for word in fixed if not word.startswith("hydra/")]).seed) + 1
+        seeds = [first + number for number in range(asked.seeds)]
+        _play(["-m", f"hydra.sweep.dir={folder}/final"], [*fixed, f"seed={','.join(map(str, seeds))}"])
+        record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
+        record |= {"validation": found.value} | _tested(folder / "final", fixed, seeds)
+        records.append(record)
+    return Table(
+        "Tuned on equal terms",
+        COLUMNS,
+        [_row(record) for record in records],
+        pd.DataFrame(records),
+        f"{asked.trials} trials per method, chosen by validation accuracy; then {asked.seeds} other seeds, each at its "
+        "round of the best validation accuracy: mean (standard deviation over seeds), in percent.",
+        ("Rounds: played by all trials together. A trial below the others' median validation accuracy is given up.",),
+    )
+
+
+def _play(options: Sequence[str], words: Sequence[str]) -> None:
+    """Do as the command line; ends the process where that failed."""
+    sys.argv[1:] = [*options, *words]
+    train.main()
+
+
+def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """Test accuracies of the runs of these seeds, each at its best validation round."""
+    found: dict[str, list[float]] = {name: [] for name in JUDGED}
+    for seed in seeds:
+        cfg = overrides.composed([*(word for word in words if not word.startswith("hydra/")), f"seed={seed}"])
+        choices = cfg.hydra.runtime.choices
+        place = root / config.run_subdir(config.check(cfg).config, choices.get("experiment"))
+        row = chosen_round(load.read(place).evaluations)
+        for name in found:
+            found[name].append(float(row.get(name, float("nan"))))
+    told = {name: over_seeds(values) for name, values in found.items()}
+    return {"seeds": len(seeds)} | {
+        f"{name}{suffix}": value[at] for name, value in told.items() for at, suffix in enumerate(("", "_std"))
+    }
+
+
+def chosen_round(evaluations: pd.DataFrame) -> pd.Series:
+    """Return the evaluation of the best validation accuracy, of equal ones the first."""
+    return evaluations.loc[evaluations[trials.COLUMN].idxmax()]
+
+
+def _row(record: dict[str, Any]) -> list[Cell]:
+    named = {
+        **{column.heading: Cell(record.get(column.heading)) for column in COLUMNS},
+        **{heading: Cell(record[name], record[f"{name}_std"]) for name, heading in JUDGED.items()},
+        "method": Cell(load.METHODS.get(record["method"], record["method"])),
+    }
+    return [named[column.heading] for column in COLUMNS]
+
+
+def draw(found: trials.Found, folder: Path, method: str) -> None:
+    """Draw how the search went and what mattered, into `<method>_history.png` and `<method>_importance.png`."""
+    mpl.use("agg")
+    import optuna
+    from matplotlib import pyplot as plt
+    from optuna.visualization import matplotlib as figures
+
+    whole = [trial for trial in found.study.trials if trial.state == optuna.trial.TrialState.COMPLETE]
+    drawn: dict[str, Callable[[], Any]] = {
+        "history": lambda: figures.plot_optimization_history(found.study, target_name="validation accuracy (%)")
+    }
+    if len({trial.value for trial in whole}) > 1:
+        drawn["importance"] = lambda: figures.plot_param_importances(found.study)
+    for name, make in drawn.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            make()
+        plt.tight_layout()
+        plt.savefig(folder / f"{method}_{name}.png", dpi=150)
+        plt.close("all")
+
+
+def main() -> None:
+    """Entry point: faults of the user's making are one line and a non-zero exit."""
+    words = sys.argv[1:]
+    if {"-h", "--help"} & {*words} or not words:
+        print(__doc__)
+        return
+    try:
+        config.register()
+        asked = order(words)
+        table = tune(asked)
+        folder = Path(next((word[16:] for word in asked.words if word.startswith("hydra.sweep.dir=")), "outputs/tune"))
+        (folder / "tuned.md").write_text(render(table, "markdown") + "\n")
+        (folder / "tuned.csv").write_text(render(table, "csv"))
+        print(render(table, width=screen()))
+    except FedpflError as error:
+        print(f"fedpfl: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The Hydra sweeper `optuna`: a search for the values with the best validation accuracy; see fedpfl/trials.py."""
+
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeperConf
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
+
+from fedpfl import tidy
+from fedpfl.errors import printable
+from hydra_plugins.fedpfl_sweeper import Sweeper, tell
+
+
+@dataclass
+class Options(BasicSweeperConf):
+    """Keys of hydra.sweeper.
+
+    trials: proposals in all. batch: of them at a time, for launchers that run several. startup: of them at random,
+    before any is given up. prune: whether a trial is given up whose validation accuracy is below the median of those
+    that ended, at the same round. study, folder: of a job, written by the sweeper.
+    """
+
+    _target_: str = "hydra_plugins.fedpfl_optuna.Search"
+    trials: int = 20
+    batch: int = 1
+    startup: int = 5
+    prune: bool = True
+    study: str = ""
+    folder: str = ""
+
+
+ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=Options, provider="fedpfl")
+
+
+class Search(Sweeper):
+    """Proposals for the keys swept over; the other keys are the same for all."""
+
+    def __init__(
+        self,
+        trials: int,
+        batch: int,
+        startup: int,
+        prune: bool,
+        study: str,
+        folder: str,
+        max_batch_size: int | None = None,
+        params: Any = None,
+    ):
+        super().__init__(max_batch_size, params)
+        self._trials, self._batch, self._startup = trials, batch, startup
+        for name in ("trials", "batch", "startup"):
+            if getattr(self, f"_{name}") < 1:
+                raise ValueError(f"hydra.sweeper.{name} must be 1 or more, got {getattr(self, f'_{name}')}")
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Called by Hydra with the overrides of the command line. Raises what the first failed job raised."""
+        from fedpfl import trials  # imports torch, which other Hydra programs need not wait for
+        from fedpfl.errors import FedpflError
+
+        returns: list[JobReturn] = []
+
+        def play(jobs: list[tuple[int, list[str]]]) -> list[trials.Outcome]:
+            batch: list[JobReturn] = []
+            cuts = [0, *(i for i, (a, b) in enumerate(pairwise(jobs), 1) if b[0] != a[0] + 1), len(jobs)]
+            for start, end in pairwise(cuts):  # Hydra numbers the jobs of a call one after the other
+                words = [[*fixed, *proposed] for _, proposed in jobs[start:end]]
+                batch += self.launcher.launch(words, initial_job_idx=jobs[start][0])  # type: ignore[union-attr]
+            returns.extend(batch)
+            return [_outcome(job) for job in batch]
+
+        try:
+            search, fixed = self._search(arguments)
+            found = search.run(play, lambda line: print(printable(f"fedpfl: {line}"), file=sys.stderr, flush=True))
+        except FedpflError as error:
+            if any(job.status == JobStatus.FAILED and job._return_value is error for job in returns):
+                raise  # it is told below
+            raise ValueError(str(error)) from None
+        finally:
+            tidy.prune()
+            tell([job for job in returns if job.status == JobStatus.FAILED and not _diverged(job)])
+        trials.found.append(found)
+        counts = ", ".join(f"{count} {what}" for what, count in found.trials.items())
+        print(f"fedpfl: best of {counts}: validation {found.value:.2f} %  {' '.join(found.words)}", file=sys.stderr)
+        return [returns]
+
+    def _search(self, arguments: list[str]) -> tuple[Any, list[str]]:
+        """The search that the overrides ask for, and those of them that all its jobs have."""
+        from fedpfl import config, trials
+        from fedpfl.engine import ranks
+
+        assert self.hydra_context is not None
+        assert self.config is not None
+        if ranks.launched():
+            raise ValueError("torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN")
+        loader = self.hydra_context.config_loader
+        given = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
+        swept = {own.get_key_element(): own for own in given if own.is_sweep_override()}
+        others = [own for own in given if not own.is_sweep_override()]
+        fixed = [f"{own.get_key_element()}={own.get_value_element_as_str()}" for own in others]
+        if not swept:
+            raise ValueError("nothing to search for; give keys a choice(...), range(...) or interval(...)")
+        if "seed" in {key.lstrip("+") for key in swept}:
+            raise ValueError("seed is no hyperparameter; search with one seed, and judge the values by others")
+        space = {key: trials.distribution(own) for key, own in swept.items()}
+        plain = loader.load_sweep_config(self.config, fixed)
+        first = {key: OmegaConf.select(plain, key.lstrip("+"), throw_on_missing=False) for key in space}
+        some = [f"{key}={kind.choices[0] if hasattr(kind, 'choices') else kind.low}" for key, kind in space.items()]
+        plan = config.check(loader.load_sweep_config(self.config, [*fixed, *some]))
+        settings = plan.settings
+        if not settings.validation and plan.config["partition"]["name"] != "file":
+            raise ValueError("a search needs held-out samples to judge by; set validation=0.1")
+        folder = Path(str(self.config.hydra.sweep.dir)).resolve()
+        name = trials.named(plan.identity, settings.seed, [str(own.input_line) for own in swept.values()])
+        asked = self._trials, self._batch, self._startup, settings.rounds // 3, settings.seed
+        here = [f"hydra.sweeper.study={name}", f"hydra.sweeper.folder='{folder}'"]
+        return trials.Search(folder, name, space, first, *asked), [*fixed, *here]
+
+
+def _diverged(job: JobReturn) -> bool:
+    from fedpfl.train import Diverged
+
+    return job.status == JobStatus.FAILED and isinstance(job._return_value, Diverged)
+
+
+def _outcome(job: JobReturn) -> Any:
+    """What became of a trial. Raises what the job raised, but for divergence, which tells of its values."""
+    from fedpfl import trials
+
+    assert job.hydra_cfg is not None
+    lost = _diverged(job)
+    if job.status == JobStatus.FAILED and not lost:
+        raise job._return_value
+    folder = Path(str(job.hydra_cfg.hydra.runtime.output_dir))
+    return trials.outcome(folder, lost or job.return_value == trials.PRUNED)
