@@ -182,7 +182,7 @@ def test_a_wrong_download_is_not_kept(tmp_path, idx_files, monkeypatch):
     assert list((tmp_path / "data/MNIST/raw").iterdir()) == []
 
 
-WITHOUT_ADDRESS = ("mini_imagenet", "office_home", "pacs", "digit5", "har")
+WITHOUT_ADDRESS = ("mini_imagenet", "office_home", "pacs", "digit5", "femnist", "shakespeare", "har")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("digits", "npz")])
