@@ -184,7 +184,7 @@ def _compare(options: Namespace) -> None:
 
 
 def _ranks(options: Namespace) -> None:
-    from fedpfl.report.ranks import diagram, rank_tables
+    from fedpfl.report.ranking import diagram, rank_tables
 
     found = runs(*options.roots, where=options.where)
     if not found:

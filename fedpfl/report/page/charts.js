@@ -537,18 +537,18 @@
     const all = groups.flatMap((group) => group.fairness[state.baseline].dots.flatMap(([, , x, y]) => [x, y]));
     const axis = { low: Math.max(0, Math.floor(extent(all)[0] / 10) * 10 - 1), high: 100.5 };
     for (const group of groups) {
-      const { count, harmed, dots } = group.fairness[state.baseline];
-      const chart = plot(each, tall, `accuracy against that of ${state.baseline}, ${name(group)}`, axis, axis,
+      const { name: called, count, harmed, dots } = group.fairness[state.baseline];
+      const chart = plot(each, tall, `accuracy against that of ${state.baseline}, ${called}`, axis, axis,
         { left: 32, right: 8, top: 22, bottom: 24, small: true });
       const drawn = dots.map(([seed, client, base, own]) => ({ seed, client, base, own, x: chart.sx(base), y: chart.sy(own) }));
-      chart.drawing.append(label(32, 14, cut(name(group), Math.floor(each / 7)), null, "strong"));
+      chart.drawing.append(label(32, 14, cut(called, Math.floor(each / 7)), null, "strong"));
       chart.layer.append(svg("path", { class: "cursor", d: path([axis.low, axis.high].map((end) => [chart.sx(end), chart.sy(end)])) }),
         series(group, svg("path", { class: "dot", "stroke-width": 4, "stroke-opacity": 0.55, d: drawn.map(({ x, y }) => `M${point(x)} ${point(y)}h.01`).join("") })));
       pointer(chart.drawing, (px, py, cx, cy) => {
         const dot = hit(drawn, px, py, 14);
-        if (dot) showTip(cx, cy, ...tell(name(group), `client ${dot.client}${group.seeds.length > 1 ? `, seed ${dot.seed}` : ""}: ${dot.own.toFixed(2)} %`, `${state.baseline}: ${dot.base.toFixed(2)} %`));
+        if (dot) showTip(cx, cy, ...tell(called, `client ${dot.client}${group.seeds.length > 1 ? `, seed ${dot.seed}` : ""}: ${dot.own.toFixed(2)} %`, `${state.baseline}: ${dot.base.toFixed(2)} %`));
         else if (px === null) hideTip();
-        else showTip(cx, cy, ...tell(name(group), `${harmed} % of ${count} clients are harmed`));
+        else showTip(cx, cy, ...tell(called, `${harmed} % of ${count} clients are harmed`));
       });
       panels.append(chart.drawing);
     }

@@ -181,9 +181,10 @@ def _spread(group: Group, tables: dict[Any, pd.DataFrame | None]) -> dict[str, A
 
 
 def _beside(fair: Fair) -> dict[str, Any] | None:
-    """By baseline: how many clients there are, percent of them harmed, and seed, client, baseline's and own accuracy.
+    """By baseline: the label, how many clients there are, percent of them harmed, and some clients.
 
-    Evenly spaced by the baseline's accuracy where there are more than DOTS.
+    `dots`: seed, client, the baseline's and its own accuracy; evenly spaced by the baseline's where there are more than
+    DOTS.
     """
     found = {}
     for name, pairs in fair.pairs.items():
@@ -194,7 +195,7 @@ def _beside(fair: Fair) -> dict[str, Any] | None:
             for seed, client, x, y in shown[["seed", "client", "baseline", "own"]].itertuples(index=False)
         ]
         share = _round(harm(every["own"] - every["baseline"]).harmed)
-        found[BASELINES[name]] = {"count": len(every), "harmed": share, "dots": dots}
+        found[BASELINES[name]] = {"name": fair.method, "count": len(every), "harmed": share, "dots": dots}
     return found or None
 
 

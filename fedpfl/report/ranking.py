@@ -89,27 +89,27 @@ def rank_tables(
     labels = _labels(gathered, metric)
     found: dict[str, dict[str, float]] = defaultdict(dict)
     seeds: dict[str, list[int]] = {}
-    apart, unfinished = [], []
+    apart: dict[str, str] = {}
+    unfinished: dict[str, str] = {}
     for group, (label, column) in labels.items():
         rows = judged(group, select, every)
         value, _ = over_seeds([float(row.get(column, math.nan)) for row in rows.values()])
         if not math.isnan(value):
-            found[group.setting][label] = value
-            seeds[f"{label} on {group.setting}"] = [run.seed for run in rows]
-            apart += [f"{label} on {group.setting} ({', '.join(group.apart)})"] if group.apart else []
-            unfinished += [] if group.whole else [f"{label} on {group.setting} ({group.status})"]
+            name = f"{label} on {group.setting}"
+            found[group.setting][label], seeds[name] = value, [run.seed for run in rows]
+            apart |= {name: ", ".join(group.apart)} if group.apart else {}
+            unfinished |= {} if group.whole else {name: group.status}
     kept, left_out = complete(found)
     try:
         result = ranked(kept)
     except FedpflError as error:
-        raise FedpflError(" ".join((str(error), *left_out)).rstrip(".")) from None
+        raise FedpflError(". ".join((str(error), *left_out)).rstrip(".")) from None
     used = {f"{label} on {block}" for block in kept.index for label in kept.columns}
-    notes = [
-        *left_out,
-        *([f"Not configured as most of their block: {few(own)}."] if (own := _of(apart, used)) else []),
-        *([f"Not simply finished: {few(own)}."] if (own := _of(unfinished, used)) else []),
-        *_about_power(*kept.shape),
-    ]
+    notes = [*left_out]
+    for words, told in (("Not configured as most of their block", apart), ("Not simply finished", unfinished)):
+        if own := [f"{name} ({text})" for name, text in told.items() if name in used]:
+            notes.append(f"{words}: {few(own)}.")
+    notes += _about_power(*kept.shape)
     which = "the last evaluation" if select == "last" else f"the evaluation that --select {select} chooses"
     over = over_which({name: own for name, own in seeds.items() if name in used})
     caption = (
@@ -216,10 +216,6 @@ def _labels(gathered: Sequence[Group], metric: str) -> dict[Group, tuple[str, st
             label = called if column == metric else BASELINES["fedavg"]
         found[group] = label, column
     return found
-
-
-def _of(told: Iterable[str], used: set[str]) -> list[str]:
-    return [text for text in told if any(text.startswith(f"{name} (") for name in used)]
 
 
 def _about_power(blocks: int, methods: int) -> list[str]:
