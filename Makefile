@@ -14,7 +14,6 @@ setup: .venv/ready ## Make .venv with the pinned versions (once)
 
 demo: setup ## FedOBP, FedAvg (+FT), FedPer and Local-Only on embedded data; prints a table (no network)
 	$(BIN)/python -m fedpfl.train experiment=demo
-	$(BIN)/python -m fedpfl.report tables outputs/demo
 	$(BIN)/python -m fedpfl.report figures outputs/demo --out outputs/demo
 
 test test-all: export PYTHONDONTWRITEBYTECODE = # they start hundreds of processes, which need not compile all anew

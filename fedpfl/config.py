@@ -32,6 +32,17 @@ NOISE = (
     *("Error parsing override", "LexerNoViableAltException", "^"),
 )
 """How lines of Hydra's and OmegaConf's messages begin that help nobody."""
+KNOWN = {
+    r"Ambiguous value for argument '(.*?)'\n": r"\1 is a sweep, which needs -m; if it is one value, write a list "
+    "as key=[a,b], a text as \"key='a,b'\"",
+    r"Multiple values for (.*?)\. To override": r"\1 has a value, which \1=... replaces; leave out the +",
+    "Input config does not have a `_target_` field": "hydra.launcher and hydra.sweeper are groups of keys; choose by "
+    "hydra/launcher=... and hydra/sweeper=...",
+    ".* does not support sweep type": "interval is no sweep over values; name them, as in seed=1,2,3 or "
+    "seed=range(1,4)",
+}
+"""What to say instead of messages of Hydra's that begin so."""
+PLUGINS = ("launcher", "sweeper")  # groups of Hydra's, which are chosen with a slash
 SHORT = 12  # names that are listed even where one is near what was meant
 FLOAT = torch.finfo(torch.float32)
 
@@ -358,8 +369,12 @@ def one_line(error: Exception) -> str:
             return f"{unknown[1]} is for a hyperparameter that the method does not have"
         root = cause.parent_node._get_root() if isinstance(cause, OmegaConfBaseException) and cause.parent_node else {}
         meant = _near_key(unknown[1], OmegaConf.to_container(root, resolve=False) if root else dict.fromkeys(GROUPS))
-        rest = f"did you mean {meant}?" if meant else "`python -m fedpfl.train --help` tells all keys"
+        asked = "--cfg hydra" if unknown[1].startswith("hydra") else "--help"
+        rest = f"did you mean {meant}?" if meant else f"`python -m fedpfl.train {asked}` tells all keys"
         return f"{unknown[1] or 'nothing'} is not a key here; {rest}"
+    for pattern, told in KNOWN.items():
+        if found := re.match(pattern, text):
+            return found.expand(told)
     if isinstance(error, OSError) and error.filename:
         return f"cannot make {error.filename}: {error.strerror}; choose another place with hydra.run.dir=..."
     if isinstance(error, OverrideParseException):
@@ -405,6 +420,8 @@ def _near_key(got: str, config: Any) -> str | None:
     known = [key for key in keys(config, "") if key.startswith("hydra") == got.startswith("hydra")]
     place, dot, name = got.replace("/", ".").rpartition(".")
     beside = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == place]
+    if ("/" in got or got in PLUGINS) and (group := near(name, PLUGINS, "hydra/{}")):
+        return group
     if meant := near(name, beside, "{}"):
         return f"{place}{dot}{meant}"
     elsewhere = next((key for key in known if key.endswith(f".{name}")), None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedpfl import record
+from fedpfl import lock, record
 from fedpfl.errors import FedpflError
 from fedpfl.identity import identity
 from fedpfl.library import Trained, load, logger
@@ -89,7 +89,7 @@ def log(run: Trained, logger: Mapping[str, Any]) -> int:
     info, summary, picture = _told(run), _summary(run), run.path / "partition.png"
     status = "interrupted" if run.status == "running" else run.status
     try:
-        lock = files.take_lock(run.path)
+        held = lock.take(run.path)
     except OSError as error:
         raise files.refused(run.path, error) from None
     try:
@@ -106,7 +106,7 @@ def log(run: Trained, logger: Mapping[str, Any]) -> int:
                 with contextlib.suppress(Exception):
                     sink.end("failed", {})  # does nothing where it has ended
     finally:
-        files.release(lock, run.path.resolve())
+        lock.release(held, run.path.resolve())
     return info.start_round
 
 

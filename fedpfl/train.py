@@ -447,7 +447,7 @@ def _sinks(
         told += f"; {run.unseen.clients} others never take part"
     each = f"{directory.summary['cohort']} per round; samples min/median/max {spread}{told}"
     named = f"{settings.name}-{name}" if settings.name else name
-    lines = (
+    header = (
         *([f"name        {settings.name}"] if settings.name else []),
         f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
         f"clients     {federation.clients}, {each}",
@@ -458,10 +458,9 @@ def _sinks(
         f"memory      client states {mib(held)} MiB{where}, up to {mib(needs.states)} once {needs.clients:,} clients "
         f"have trained; checkpoint up to {mib(needs.checkpoint)} MiB",
         f"directory   {directory.path}",
-        *directory.notes,
-        *engine.slow(run.engine, run.device),
-        *tight(run, directory.path, needs, held),
     )
+    notes = (*directory.notes, *engine.slow(run.engine, run.device), *tight(run, directory.path, needs, held))
+    among = (f"{lockstep.title.get()}; {backend.name} on {run.device}; {directory.path}",)
     info = record.RunInfo(
         name=f"{named}-{run.identity}-seed{settings.seed}",
         group=group,
@@ -477,7 +476,8 @@ def _sinks(
         seed=settings.seed,
         rounds=settings.rounds,
         start_round=state.round,
-        lines=lines,
+        lines=(*header, *notes),
+        among=(*among, *notes) if lockstep.stage.get() else (),
         facts=directory.summary,
     )
     return record.open_sinks(run.config["logger"], info, quiet)

@@ -39,15 +39,19 @@ class LockstepLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Called by Hydra with the overrides of every job."""
-        from fedpfl.lockstep import Stage  # imports torch, which other Hydra programs need not wait for
+        from fedpfl import lockstep  # imports torch, which other Hydra programs need not wait for
 
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         before = HydraConfig.instance().cfg
-        jobs = [self._job(list(overrides), initial_job_idx + i) for i, overrides in enumerate(job_overrides)]
+        alike = set(job_overrides[0]).intersection(*job_overrides) if len(job_overrides) > 1 else set()
+        jobs = [
+            self._job(list(overrides), initial_job_idx + i, " ".join(word for word in overrides if word not in alike))
+            for i, overrides in enumerate(job_overrides)
+        ]
         try:
-            returns = Stage(self._jobs).play(jobs)
+            returns = lockstep.Stage(self._jobs).play(jobs)
         finally:
             HydraConfig.instance().cfg = before  # the jobs have ended in any order
         for outcome in returns:
@@ -55,8 +59,11 @@ class LockstepLauncher(Launcher):
                 raise outcome
         return returns
 
-    def _job(self, overrides: list[str], number: int) -> Callable[[], JobReturn]:
+    def _job(self, overrides: list[str], number: int, title: str) -> Callable[[], JobReturn]:
+        from fedpfl import lockstep
+
         def run() -> JobReturn:
+            lockstep.title.set(title)
             config = self._context.config_loader.load_sweep_config(self._config, overrides)
             with open_dict(config):
                 config.hydra.job.id = config.hydra.job.num = number

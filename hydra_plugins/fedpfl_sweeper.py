@@ -1,6 +1,9 @@
-"""The Hydra sweeper `fedpfl`: Hydra's own, which tells at the end which jobs failed, why, and where their logs are."""
+"""The Hydra sweeper `fedpfl`: Hydra's own, which tells how far it is, and in the end the results and what failed."""
 
+import contextlib
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +11,12 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
 
 from fedpfl import tidy
 from fedpfl.errors import printable
@@ -32,6 +39,11 @@ class Sweeper(BasicSweeper):
     writes no file of its own.
     """
 
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Called by Hydra before `sweep`."""
+        self._counted = Counted(task_function)
+        super().setup(hydra_context=hydra_context, task_function=self._counted, config=config)
+
     def sweep(self, arguments: list[str]) -> Any:
         """Called by Hydra with the overrides of the command line. Raises what the first failed job raised."""
         from fedpfl.engine import ranks  # imports torch, which other Hydra programs need not wait for
@@ -45,19 +57,85 @@ class Sweeper(BasicSweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         batches = self.split_arguments(overrides, self.max_batch_size)
-        for batch in batches:
-            self.validate_batch_is_legal(batch)
+        for words in (words for batch in batches for words in batch):
+            self._check(words)
         returns: list[JobReturn] = []
         try:
-            for batch in batches:
-                returns += self.launcher.launch(batch, initial_job_idx=len(returns))
+            with tempfile.NamedTemporaryFile() as events:
+                self._counted.begin(Path(events.name), sum(map(len, batches)))
+                for batch in batches:
+                    returns += self.launcher.launch(batch, initial_job_idx=len(returns))
         finally:
             tidy.prune()
+            show(returns)
             tell(returns)
         for job in returns:
             if job.status == JobStatus.FAILED:
                 raise job._return_value
         return [returns]
+
+    def _check(self, words: Sequence[str]) -> None:
+        """Compose a job. Raises what Hydra does, and HydraException for one that is a sweep itself."""
+        assert self.hydra_context is not None
+        job = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
+        if (job.hydra.sweeper.params or {}) != self.params:
+            raise HydraException(f"{' '.join(words)}: an experiment with a sweep of its own; run one at a time")
+
+
+class Counted:
+    """The task of a sweep, which says whenever a job has ended how many have, and how long the rest may take.
+
+    Jobs may run in several processes of this machine, so they share a file; on another machine nothing is said, nor in
+    a sweep whose jobs nobody counts before they run.
+    """
+
+    def __init__(self, task: TaskFunction):
+        self._task = task
+        self._events: Path | None = None
+
+    def begin(self, events: Path, jobs: int) -> None:
+        """Count from here on. events: an empty file."""
+        self._events, self._jobs = events, jobs
+
+    def __call__(self, cfg: DictConfig) -> Any:
+        """Called by Hydra in place of the task."""
+        if self._events is None or not self._events.exists():
+            return self._task(cfg)
+        job, path = HydraConfig.get().job.num, HydraConfig.get().runtime.output_dir
+        began = time.time()
+        _add(self._events, f"{job} {began}")
+        try:
+            result = self._task(cfg)
+        except Exception:  # an interrupted job has not ended
+            self._ended(self._events, job, began, Path(path))
+            raise
+        self._ended(self._events, job, began, Path(path))
+        return result
+
+    def _ended(self, events: Path, job: int, began: float, path: Path) -> None:
+        rows = path / "rounds.csv"
+        played = rows.is_file() and rows.stat().st_mtime >= began  # else it was finished before, or failed at once
+        now = time.time()
+        _add(events, f"{job} {began} {now - began if played else 0}")
+        from fedpfl.record.sinks import progress
+
+        print(f"sweep: {progress(events.read_text(), self._jobs, now)}", file=sys.stderr, flush=True)
+
+
+def _add(events: Path, event: str) -> None:
+    with events.open("a") as file:
+        file.write(f"{event}\n")
+
+
+def show(returns: Sequence[JobReturn]) -> None:
+    """Print the table of what ran, as `python -m fedpfl.report tables` does; nothing if nothing ran."""
+    folders = [_folder(job) for job in returns]
+    begun = [str(folder.absolute()) for folder in folders if folder and _rounds(folder)]
+    if begun:
+        from fedpfl.report.__main__ import main  # pandas is slow to load
+
+        main(["tables", *begun])
+        sys.stdout.flush()
 
 
 def tell(returns: Sequence[JobReturn]) -> None:
@@ -74,8 +152,23 @@ def tell(returns: Sequence[JobReturn]) -> None:
 
 
 def _log(job: JobReturn) -> str:
-    folder = job.hydra_cfg and job.hydra_cfg.hydra.runtime.get("output_dir")
-    log = Path(folder) / "run.log" if folder else None
-    if log is None or not log.is_file():
+    folder = _folder(job)
+    if folder is None or not (folder / "run.log").is_file():
         return "nothing was written"
-    return str(log.relative_to(Path.cwd())) if log.is_relative_to(Path.cwd()) else str(log)
+    return str(folder / "run.log")
+
+
+def _folder(job: JobReturn) -> Path | None:
+    """The run directory, from here where it lies below."""
+    place = job.hydra_cfg and job.hydra_cfg.hydra.runtime.get("output_dir")
+    if not place:
+        return None
+    folder = Path(place)
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+
+
+def _rounds(folder: Path) -> int:
+    """How many rows rounds.csv has."""
+    with contextlib.suppress(OSError), (folder / "rounds.csv").open() as file:
+        return max(0, sum(1 for _ in file) - 1)
+    return 0

@@ -70,6 +70,7 @@ SHAPES = {  # of a sample; classes; groups
     "organamnist": ((1, 28, 28), 11, 0),
     "organcmnist": ((1, 28, 28), 11, 0),
     "cifar10_c": ((3, 32, 32), 10, 15),
+    "cinic10": ((3, 32, 32), 10, 0),
     "tiny_imagenet": ((3, 64, 64), 200, 0),
     "mini_imagenet": ((3, 84, 84), 100, 0),
     "office_home": ((3, 64, 64), 65, 4),
@@ -77,6 +78,8 @@ SHAPES = {  # of a sample; classes; groups
     "digit5": ((3, 32, 32), 10, 5),
     "speech_commands": ((1, 32, 32), 35, 20),
     "ag_news": ((64,), 4, 0),
+    "femnist": ((1, 28, 28), 62, 20),
+    "shakespeare": ((80,), 80, 20),
     "har": ((9, 128), 6, 30),
 }
 
@@ -171,6 +174,8 @@ def make_up(folder: Path, names: Iterable[str], least: int = 600) -> None:
             arrays["x"] = signal.astype(np.float32)
         elif name == "ag_news":
             arrays["x"] = (100 + 30 * signal).clip(0, 19_999).astype(np.int32)
+        elif name == "shakespeare":
+            arrays["x"] = (40 + 10 * signal).clip(0, 79).astype(np.int32)
         else:
             arrays["x"] = (127 + 30 * signal).clip(0, 255).astype(np.uint8)
         if groups:

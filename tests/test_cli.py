@@ -1,6 +1,9 @@
 """`python -m fedpfl.train` as a user meets it: one line for every fault, whole run directories, sweeps, signals."""
 
+import contextlib
 import csv
+import io
+import re
 import shlex
 import signal
 import time
@@ -18,6 +21,8 @@ from fedpfl import config, overrides, record, train
 from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg, Method
 from fedpfl.models import MODELS, Parts
+from fedpfl.record import sinks
+from fedpfl.report import __main__ as report
 from fedpfl.tree import Tree
 from tests.command import FILES, TINY, call, snapshot, start, state, summary, table, wait
 from tests.conftest import sampled
@@ -44,12 +49,15 @@ BAD = [
     ("method=fedavg method.q=0.5", "method.q is not a key"),
     # unknown choices
     ("method=xyz", f"method must be one of {', '.join(sorted(METHODS))}, got 'xyz'"),
-    ("dataset=foo", "dataset must be one of ag_news, cifar10, cifar100, cifar10_c, cifar10_c_made, digit5, digits"),
-    ("partition=foo", "partition must be one of dirichlet, fixed_dirichlet, groups, iid, published, shards, shuffled_"),
+    ("dataset=foo", "dataset must be one of ag_news, cifar10, cifar100, cifar10_c, cifar10_c_made, cinic10"),
+    (
+        "partition=foo",
+        "partition must be one of dirichlet, file, fixed_dirichlet, groups, iid, natural, published, shards",
+    ),
     ("model=foo", f"model must be one of {', '.join(sorted(MODELS))}, got 'foo'"),
     ("norm=foo", "norm must be one of global, layer, none, got 'foo'"),
     ("score=foo", "score must be one of fisher, fisher_batch, gradient, obp, obp_as_published, got 'foo'"),
-    ("quantile=foo", "quantile must be one of auto, paper, paper_cls, got 'foo'"),
+    ("quantile=foo", "quantile must be one of auto, figure6, paper, paper_cls, got 'foo'"),
     ("engine=foo", "engine must be one of auto, batched, loop, got 'foo'"),
     ("logger=foo", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
     ("logger=[wandb,foo]", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
@@ -60,10 +68,10 @@ BAD = [
     ("engine.precision=fp8", "engine.precision must be one of fp32, tf32, bf16, got 'fp8'"),
     ("norm.name=foo", "norm.name must be one of none, layer, global, got 'foo'"),
     ("hydra/launcher=foo", "hydra/launcher must be one of basic, joblib, lockstep, got 'foo'"),
-    ("hydra/sweeper=foo", "hydra/sweeper must be one of basic, fedpfl, got 'foo'"),
+    ("hydra/sweeper=foo", "hydra/sweeper must be one of basic, fedpfl"),
     # what was probably meant
-    ("method=fedobpp", "method must be one of 37 names, got 'fedobpp'; did you mean fedobp?"),
-    ("method.name=fedoobp", "method.name must be one of 37 names, got 'fedoobp'; did you mean fedobp?"),
+    ("method=fedobpp", f"method must be one of {len(METHODS)} names, got 'fedobpp'; did you mean fedobp?"),
+    ("method.name=fedoobp", f"method.name must be one of {len(METHODS)} names, got 'fedoobp'; did you mean fedobp?"),
     ("experiment=dmeo", "names, got 'dmeo'; did you mean demo?"),
     ("dataset=minst", "got 'minst'; did you mean mnist?"),
     ("partition=dirichelt", "shuffled_shards, got 'dirichelt'; did you mean dirichlet?"),
@@ -71,12 +79,18 @@ BAD = [
     ("norm=golbal", "norm must be one of global, layer, none, got 'golbal'; did you mean global?"),
     ("hydra/launcher=joblb", "basic, joblib, lockstep, got 'joblb'; did you mean joblib?"),
     ("local.momentun=0.5", "local.momentun is not a key here; did you mean local.momentum?"),
-    ("+local.epoch=5", "known keys: epochs, batch_size, lr, momentum, weight_decay, clip; did you mean local.epochs?"),
+    ("+local.epoch=5", "local.epoch is not a key here; did you mean local.epochs?"),
     ("lr=0.1", "lr is not a key here; did you mean local.lr?"),
     ("round=4", "round is not a key here; did you mean rounds?"),
     ("datset=mnist", "datset is not a key here; did you mean dataset?"),
     ("method=fedper method.layer=2", "method.layer is not a key here; did you mean method.layers?"),
     ("hydra.run.dri=x", "hydra.run.dri is not a key here; did you mean hydra.run.dir?"),
+    ("hydra/launcer=lockstep", "hydra/launcer is not a key here; did you mean hydra/launcher?"),
+    ("launcher=lockstep", "launcher is not a key here; did you mean hydra/launcher?"),
+    ("hydra.launcher.n_jobs=2", "hydra.launcher.n_jobs is not a key here; `python -m fedpfl.train --cfg hydra` tells"),
+    ("hydra.launcher=lockstep -m", "hydra.launcher and hydra.sweeper are groups of keys; choose by hydra/launcher=..."),
+    ("+experiment=demo", "experiment has a value, which experiment=... replaces; leave out the +"),
+    ("seed=1,2", "seed=1,2 is a sweep, which needs -m; if it is one value, write a list as key=[a,b], a text as"),
     (
         "method.score=opb",
         "method.score must be one of obp, obp_as_published, gradient, fisher, fisher_batch, got 'opb'",
@@ -145,7 +159,7 @@ BAD = [
     ("participation=1.5", "participation must be above 0 and at most 1, got 1.5"),
     ("participation=nan", "participation must be a finite number, got nan"),
     ("seed=4294967296", "seed must be from 0 to 4294967295, got 4294967296"),
-    ("local.epochs=0", "local.epochs must be 1 or more, got 0"),
+    ("local.epochs=0", "local.epochs must be 1 or more, or null beside local.steps, got 0"),
     ("local.batch_size=1", "local.batch_size must be 2 or more"),
     ("local.lr=0", "local.lr must be a positive number, got 0"),
     ("local.momentum=1", "local.momentum must be at least 0 and below 1, got 1"),
@@ -313,11 +327,13 @@ def test_bad_input_of_a_real_process_is_one_line(words: str, says: str, tmp_path
 
 
 SWEPT = [
+    ("seed=interval(1,3)", "interval is no sweep over values; name them, as in seed=1,2,3 or seed=range(1,4)"),
+    ("experiment=demo,smoke rounds=0", "fedpfl: experiment=demo rounds=0: an experiment with a sweep of its own; run"),
     ("seed=1,2 rounds=0", "rounds must be 1 or more, got 0"),
     ("seed=1,2 +foo=3", "foo is not a key here"),
     ("seed=1,2 foo=3", "foo is not a key here"),
     ("seed=1,2 method=fedselect method.personalise=99", "method.personalise: the network has layers 0 to 3, got 99"),
-    ("method=fedavg,fedobpp", "method must be one of 37 names, got 'fedobpp'; did you mean fedobp?"),
+    ("method=fedavg,fedobpp", f"method must be one of {len(METHODS)} names, got 'fedobpp'; did you mean fedobp?"),
     ("local.lr=1e300,inf", "local.lr must be a finite number, got inf"),
     ('seed=1,2 data_dir="\x1b[31m"', r"data_dir must be a text without control characters, got '\x1b[31m'"),
     ("seed=1,2 hydra.sweep.subdir=${nope}", "hydra.sweep.subdir: Interpolation key 'nope' not found"),
@@ -606,6 +622,47 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     assert result.code == 0, result
     assert seeds(tmp_path) == {"fedavg": ["seed1", "seed2"], "fedper": ["seed1", "seed2"]}
     assert len(list(tmp_path.glob("outputs/digits/*/*"))) == 2  # the seeds of one configuration lie together
+    told = [line for line in result.err.splitlines() if line.startswith("sweep: ")]
+    assert [line[:15] for line in told] == [f"sweep: {done}/4 done" for done in (1, 2, 3, 4)]
+    assert [", ETA 0:00:" in line for line in told] == [True, True, True, False]
+    assert result.out.endswith(reported(tmp_path, "outputs"))
+    again = call("--multirun", *TINY, "method=fedper", "seed=1,2", cwd=tmp_path)
+    assert "sweep: 1/2 done\n" in again.err  # nothing tells how long a job takes
+    assert again.out.endswith(reported(tmp_path, "outputs/digits/fedper"))  # of this sweep's runs alone
+
+
+def reported(folder: Path, root: str) -> str:
+    """What the report's own command prints."""
+    out = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out):
+        assert report.main(["tables", root]) == 0
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("events", "now", "told"),
+    [
+        ("0 0 60", 60, "1/4 done, ETA 0:03:00"),  # one after another
+        ("0 0 60\n1 60 0", 60, "2/4 done, ETA 0:02:00"),  # one that was finished already
+        ("0 0 0\n1 0 0", 0, "2/4 done"),
+        ("0 0\n1 0\n0 0 60", 60, "1/4 done, ETA 0:01:00"),  # two at once, and two left
+        ("0 0\n1 0\n2 0\n3 0\n0 0 60", 60, "1/4 done"),  # the others take longer, nobody knows how long
+        ("0 0\n1 0\n1 0 60\n2 60\n0 0 120\n3 120\n2 60 90", 150, "3/4 done, ETA 0:01:00"),
+        ("0 0\n1 0\n2 60\n3 60\n0 0 60\n1 0 60", 75, "2/4 done, ETA 0:00:45"),
+        ("0 5 60\n1 65 60\n2 125 60\n3 185 60", 245, "4/4 done in 0:04:00"),
+    ],
+)
+def test_how_far_a_sweep_is(events: str, now: float, told: str) -> None:
+    assert sinks.progress(f"{events}\n", 4, now) == told
+
+
+def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> None:
+    words = ("experiment=demo", "rounds=0", "method=fedavg,ditto")
+    alone, swept = call(*words, cwd=tmp_path), call("-m", *words, cwd=tmp_path)
+    assert alone.complaints == swept.complaints
+    assert "fedpfl: 2 of 2 jobs failed" in alone.err
+    assert "sweep: 1/2 done\n" in alone.err
+    assert "sweep: 2/2 done in 0:" in alone.err
 
 
 def test_a_value_for_all_methods_of_a_sweep_that_the_default_method_lacks(tmp_path: Path) -> None:
@@ -653,6 +710,7 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "clients must be at most the number of samples, 1797, got 5000" in result.err
     assert "Traceback" not in result.err
     assert seeds(tmp_path) == {"fedavg": ["seed42"]}
+    assert result.out.endswith(reported(tmp_path, "outputs"))
     told = result.err.splitlines()[-2:]
     assert told[0] == "fedpfl: 1 of 2 jobs failed; the same command skips what is finished and tries these again"
     assert "clients=5000" in told[1]
@@ -683,6 +741,8 @@ def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: 
     result = wait(start("--multirun", *TINY, *parallel, "method=fedavg,local_only", "rounds=2,0", cwd=tmp_path))
     assert result.code == 2, result
     assert "2 of 4 jobs failed" in result.err
+    assert sorted(re.findall(r"sweep: (\d)/4 done", result.err)) == ["1", "2", "3", "4"]
+    assert result.out.endswith(reported(tmp_path, "outputs"))
     assert seeds(tmp_path) == {"fedavg": ["seed42"], "local_only": ["seed42"]}
     (left,) = tmp_path.iterdir()
     assert len(list(left.glob("*/*/*"))) == len(list(left.rglob("seed*"))) == 2

@@ -33,6 +33,7 @@ from fedpfl.errors import FedpflError
 from tests.command import TINY, call
 from tests.test_datasets import idx, md5, pack, write
 from tests.test_formats import picture, sound, tone
+from tests.test_leaf import written
 from tests.test_partition_file import flat
 
 TRIED = 30  # damaged files per format
@@ -221,6 +222,11 @@ def texts(patch: pytest.MonkeyPatch) -> World:
     return World(files, list(files), lambda root: load("ag_news", root, length=8, classes=4), checked=False)
 
 
+def leaf(name: str, classes: int) -> World:
+    files: dict[str, bytes | str] = {**written(name)[0]}
+    return World(files, list(files), lambda root: load(name, root, classes=classes), checked=False)
+
+
 def parts(patch: pytest.MonkeyPatch) -> World:
     data, y = io.BytesIO(), kinds(40)
     flat(partition.iid(y, 5, 0), data)
@@ -251,6 +257,8 @@ WORLDS: dict[str, Callable[[pytest.MonkeyPatch], World]] = {
     "text": activities,
     "csv": texts,
     "mat": digits,
+    "json of images": lambda patch: leaf("femnist", 62),
+    "json of texts": lambda patch: leaf("shakespeare", 80),
     "partition": parts,
     "weights": values,
 }
@@ -549,7 +557,9 @@ def test_images_and_labels_of_other_numbers(tmp_path, monkeypatch, world):
 # Files that are none
 
 
-@pytest.mark.parametrize("name", ["npz", "idx", "png", "lists", "wav", "text", "mat", "partition", "weights", "cifar"])
+@pytest.mark.parametrize(
+    "name", ["npz", "idx", "png", "lists", "wav", "text", "mat", "json of texts", "partition", "weights", "cifar"]
+)
 def test_pipes_are_not_waited_for(tmp_path, monkeypatch, name):
     world = WORLDS[name](monkeypatch)
     write(tmp_path, {file: data.encode() if isinstance(data, str) else data for file, data in world.files.items()})

@@ -1,4 +1,4 @@
-"""Every method on every kind of network: texts, signals, residual streams; a round and its evaluation on both backends.
+"""Every method on every kind of network: texts, LSTM, signals, residual streams; a round on both backends.
 
 The contract suite has one smooth network of images; what a method assumes of a network shows here.
 """
@@ -18,6 +18,7 @@ from tests.conftest import BACKENDS, CLASSES, CPU, LOCAL, SETTINGS, assert_close
 
 NETWORKS = {
     "text": ((6,), {"vocabulary": 30, "width": 8}),
+    "lstm": ((6,), {"vocabulary": 30, "width": 8}),
     "har_cnn": ((3, 32), {}),
     "mlp": ((11,), {"hidden": (16, 8)}),
     "resnet": ((1, 8, 8), {}),
@@ -30,7 +31,7 @@ def setting(network: str):
     shape, options = NETWORKS[network]
     federation, g = federate(TRAIN, TEST), torch.Generator().manual_seed(3)
     x = torch.randn(len(federation.y), *shape, generator=g) + federation.y.view(-1, *[1] * len(shape))
-    if network == "text":
+    if network in ("text", "lstm"):
         x = (8 * x).clamp(0, 40).int()
     if network == "resnet":  # of two blocks: an identity and a projection
         with torch.random.fork_rng():
@@ -41,7 +42,9 @@ def setting(network: str):
 
 
 CASES = [(name, network) for name in METHODS for network in NETWORKS]
-FRONT = {(name, [*NETWORKS][place % 4]) for place, name in enumerate(METHODS)}  # every method, and on each network some
+FRONT = {
+    (name, [*NETWORKS][place % len(NETWORKS)]) for place, name in enumerate(METHODS)
+}  # every method, and on each network some
 
 
 @pytest.mark.parametrize(

@@ -409,6 +409,52 @@ def test_errors_of_tiny_imagenet(tmp_path, tiny, change, message):
 
 
 @pytest.fixture
+def cinic(monkeypatch):
+    """Two images of each of the ten classes in every part."""
+    monkeypatch.setattr(folders, "CINIC_SIZE", 20)
+    kinds = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    names = ("cifar10-train-{}.png", "n02119789_{}.png")
+    places = [f"{part}/{kind}/{name}" for part in ("train", "valid", "test") for kind in kinds for name in names]
+    return {place.format(number): picture(number, (32, 32)) for number, place in enumerate(places)}
+
+
+def test_cinic10(tmp_path, cinic, monkeypatch):
+    write(tmp_path / "CINIC-10", cinic)
+    got = load("cinic10", tmp_path)
+    assert got.x.shape == (60, 3, 32, 32)
+    assert got.y.tolist() == [kind for kind in range(10) for _ in (0, 1)] * 3
+    assert got.test_from == 40  # after training and validation
+    for place in (0, 25, 59):
+        assert np.array_equal(got.x[place], pixels([*cinic.values()][place], 32))
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as tar:
+        for name, content in cinic.items():
+            info = tarfile.TarInfo(f"./{name}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    monkeypatch.setattr(folders, "CINIC_MD5", md5(data.getvalue()))
+    again = load("cinic10", write(tmp_path / "packed", {"CINIC-10.tar.gz": data.getvalue()}))
+    assert torch.equal(again.x, got.x)
+    assert (tmp_path / "packed/CINIC-10/valid").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"valid/cat/n02119789_27.png": None}, "valid is not as published: 19 images, 20 are published"),
+        ({"valid/cat/n02119789_27.png": b"?"}, "n02119789_27.png is not as published: cannot identify image file"),
+        (
+            {"valid/cat/n02119789_27.png": None, "valid/kitten/n02119789_27.png": picture(27, (32, 32))},
+            "CINIC-10 is not as published: 11 classes, 10 are published",
+        ),
+    ],
+)
+def test_errors_of_cinic10(tmp_path, cinic, change, message):
+    write(tmp_path / "CINIC-10", {name: data for name, data in (cinic | change).items() if data is not None})
+    assert message in one_line(lambda: load("cinic10", tmp_path))
+
+
+@pytest.fixture
 def mini(monkeypatch):
     monkeypatch.setattr(folders, "MINI_SIZE", 6)
     files: dict[str, bytes | str] = {}
@@ -572,6 +618,6 @@ def test_errors_of_digit5(tmp_path, digits, monkeypatch):
 
 
 def test_what_is_not_there_is_named_with_its_place(tmp_path):
-    for name in ("har", "office_home", "pacs", "digit5", "mini_imagenet", "ag_news", "speech_commands"):
+    for name in ("har", "office_home", "pacs", "digit5", "mini_imagenet", "cinic10", "ag_news", "speech_commands"):
         message = one_line(lambda name=name: load(name, tmp_path))
         assert f"put {SETS[name].place} there" in message

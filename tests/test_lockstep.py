@@ -170,7 +170,15 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
     result = call(*SWEEP, *ARGUMENTS, cwd=tmp_path)
     assert result.code == 0, result.err
     assert len(same_runs(tmp_path, ARGUMENTS)[1]) == 4
-    assert "loop in lockstep on cpu" in result.err
+    told = result.err.splitlines()
+    assert sum("loop in lockstep on cpu" in line for line in told) == 4
+    folder = next(tmp_path.glob("outputs/digits/ditto/*/seed2"))
+    title = f"Ditto-{folder.parent.name}-seed2: method=ditto seed=2; loop in lockstep on cpu; {folder}"
+    assert title in told
+    assert not any(": data set" in line or ": model" in line for line in told)
+    assert "model cnn4" in (folder / "run.log").read_text()
+    assert told[-1].startswith("sweep: 4/4 done in 0:")
+    assert result.out.startswith("Digits, Dir(0.1)\n")
 
 
 @pytest.mark.full

@@ -16,9 +16,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedpfl import export
+from fedpfl import export, lock
 from fedpfl.errors import FedpflError
-from fedpfl.record import RunDirectory, check_logger, files, mirrors, open_sinks, partition_picture
+from fedpfl.record import RunDirectory, check_logger, mirrors, open_sinks, partition_picture
 from fedpfl.record.mirror import flat
 from tests import test_wandb
 from tests.command import TINY, call, rewrite_summary
@@ -457,11 +457,11 @@ def test_a_killed_run_is_logged_as_far_as_it_came(logged, tmp_path, pretended, c
 
 def test_what_cannot_be_logged_is_told_and_the_others_are(logged, tmp_path, pretended, monkeypatch, capsys):
     held = copied(logged, tmp_path / "held")
-    lock = files.take_lock(held)
+    own = lock.take(held)
     try:
         assert export.main([str(held), str(tmp_path / "no"), str(logged), "logger=mlflow"]) == 2
     finally:
-        files.release(lock, held.resolve())
+        lock.release(own, held.resolve())
     said = capsys.readouterr()
     assert said.out == f"logged 3 rounds of {logged}\n"
     busy, absent = said.err.splitlines()
@@ -470,7 +470,7 @@ def test_what_cannot_be_logged_is_told_and_the_others_are(logged, tmp_path, pret
     monkeypatch.setattr(Client, "log_batch", lambda *given, **named: 1 / 0)
     assert export.main([str(logged), "logger=mlflow"]) == 2
     assert capsys.readouterr().err == f"fedpfl: {logged} is not logged, MlflowSink failed: division by zero\n"
-    files.release(files.take_lock(logged), logged.resolve())
+    lock.release(lock.take(logged), logged.resolve())
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ COUNTS = [
     ("mlp", (561,), 6, {"hidden": ()}, 562 * 6),
     ("har_cnn", (9, 128), 6, {}, 2_253_958),
     ("text", (200,), 4, {}, 641_188),
+    ("lstm", (80,), 80, {}, 80 * 8 + 4 * 256 * (8 + 256 + 1) + 4 * 256 * (256 + 256 + 1) + 257 * 80),
     ("text", (20,), 4, {"vocabulary": 100, "width": 8}, 100 * 8 + 8 * 8 + 8 + 9 * 4),
 ]
 
@@ -112,6 +113,9 @@ def test_networks_for_images_say_so(name, shape):
         ("text", (9, 128), {}, r"takes token ids \[length\], got samples of shape \[9, 128\]"),
         ("text", (9,), {"vocabulary": 1}, "vocabulary must be 2 or more"),
         ("text", (9,), {"width": 0}, "width must be 1 or more"),
+        ("lstm", (9, 128), {}, r"takes token ids \[length\], got samples of shape \[9, 128\]"),
+        ("lstm", (9,), {"vocabulary": 0}, "vocabulary must be 1 or more"),
+        ("lstm", (9,), {"width": 0}, "width must be 1 or more"),
         ("mlp", (9,), {"hidden": (200, 0)}, r"hidden must be widths of 1 or more, got \[200, 0\]"),
         ("lenet5", (1, 28, 15), {}, "at least 16x16 pixels, got 28x15"),
         ("fedspu_emnist", (1, 3, 28), {}, "nothing is left of images of 3x28 pixels"),
@@ -160,13 +164,37 @@ def test_an_empty_text_has_finite_logits():
     assert net.bind({})(net.params, torch.zeros(2, 5)).isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["text", "lstm"])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
-def test_ids_have_any_type_and_large_ones_share_a_row(dtype):
-    net = models.build("text", (4,), 3, 0, vocabulary=20)
+def test_ids_have_any_type_and_large_ones_share_a_row(name, dtype):
+    net = models.build(name, (4,), 3, 0, vocabulary=20, width=8)
     bound = net.bind({})
     ids = torch.tensor([[1, 19, 5, 0]])
     far = torch.tensor([[1, 90_001, 5, 0]])
     assert_same(bound(net.params, far.to(dtype)), bound(net.params, ids))
+
+
+def test_lstm_equals_torchs():
+    net = models.build("lstm", (5,), 3, 0, vocabulary=20, width=6)
+    drawn, ids = (
+        nn.LSTM(8, 6, 2, batch_first=True),
+        torch.randint(20, (4, 5), generator=torch.Generator().manual_seed(0)),
+    )
+    values = {
+        name: value.unflatten(0, (6, 4)).transpose(0, 1).flatten(0, 1)
+        for name, value in net.params.items()
+        if "lstm" in name
+    }
+    theirs = {}
+    for layer in (0, 1):
+        own = [values[f"lstm{layer + 1}.{name}"] for name in ("weight", "recurrent", "bias")]
+        names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_ih_l{layer}", f"bias_hh_l{layer}")
+        theirs |= dict(zip(names, (*own, torch.zeros(24)), strict=True))
+    drawn.load_state_dict(theirs)
+    last = drawn(F.embedding(ids, net.params["embedding.weight"]))[0][:, -1]
+    expected = F.linear(last, net.params["classifier.weight"], net.params["classifier.bias"])
+    assert_close(net.bind({})(net.params, ids), expected)
+    assert all(0.3 < value.abs().max() < 6**-0.5 for value in values.values())  # as nn.LSTM draws
 
 
 # Many clients at once
@@ -178,12 +206,13 @@ SAMPLES = {
     "lenet5": ((1, 16, 16), {}),
     "mlp": ((11,), {}),
     "text": ((6,), {"vocabulary": 30, "width": 8}),
+    "lstm": ((6,), {"vocabulary": 30, "width": 8}),
 }
 
 
 def batch(name: str, shape: tuple[int, ...], clients: int, samples: int) -> Tensor:
     g = torch.Generator().manual_seed(3)
-    if name == "text":
+    if name in ("text", "lstm"):
         return torch.randint(0, 40, (clients, samples, *shape), generator=g, dtype=torch.int32)
     return torch.randn(clients, samples, *shape, generator=g)
 

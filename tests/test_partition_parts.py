@@ -75,19 +75,64 @@ def test_groups_of_fixed_sizes_and_without_the_small_ones():
     assert [int(GROUPS[index[0]]) for index in parts.train] == large
 
 
+def test_some_of_many_groups_are_drawn_by_the_seed():
+    def drawn(seed: int) -> list[int]:
+        parts = partition.groups(Y, 3, seed, groups=GROUPS, min_samples=150)
+        check_disjoint(parts)
+        owned = [np.concatenate([train, test]) for train, test in zip(parts.train, parts.test, strict=True)]
+        found = [int(GROUPS[index[0]]) for index in owned]
+        assert [len(index) for index in owned] == np.bincount(GROUPS)[found].tolist()
+        assert all((GROUPS[index] == group).all() for index, group in zip(owned, found, strict=True))
+        return found
+
+    hands = [drawn(seed) for seed in range(30)]
+    assert drawn(7) == hands[7]
+    assert all(hand == sorted(set(hand)) for hand in hands)
+    assert {group for hand in hands for group in hand} == set(np.flatnonzero(np.bincount(GROUPS) >= 150).tolist())
+
+
+@pytest.mark.parametrize("clients", [3, 5, 15])
+def test_natural_clients_are_tested_on_their_own_part_of_the_original_test_part(clients):
+    parts = partition.groups(Y, clients, 3, groups=GROUPS, test_from=TEST_FROM, test_fraction=None)
+    check_disjoint(parts)
+    assert np.concatenate(parts.train).max() < TEST_FROM <= np.concatenate(parts.test).min()
+    for train, test in zip(parts.train, parts.test, strict=True):
+        assert len({*GROUPS[train], *GROUPS[test]}) == 1
+        if clients <= 5:
+            assert len(train) + len(test) == np.bincount(GROUPS)[GROUPS[train[0]]]
+    assert clients < 5 or len(everything(parts)) == len(Y)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"groups": None}, "partition=groups needs a data set whose samples are from several domains or persons"),
-        ({"clients": 7}, "clients to be a multiple of the 5 groups, got 7; set clients=5"),
+        ({"clients": 7}, "clients to be at most the 5 groups or a multiple of them, got 7; set clients=5"),
         ({"clients": 13}, "set clients=10"),
-        ({"min_samples": 300, "clients": 5}, "groups of at least 300 samples, got 5; set clients="),
+        (
+            {"min_samples": 300, "clients": 5},
+            "groups of at least 300 samples or a multiple of them, got 5; set clients=",
+        ),
         ({"min_samples": 3_000}, "no group has partition.min_samples=3000 samples; lower it"),
         ({"min_samples": 0}, "partition.min_samples must be an integer of at least 1, got 0"),
         ({"samples_per_client": 0}, "partition.samples_per_client must be an integer of at least 1, got 0"),
         ({"samples_per_client": 400}, "too few for 1 clients of 400; lower clients"),
         ({"group_names": tuple("abcde"), "samples_per_client": 400}, "partition=groups: group a has "),
         ({"test_fraction": 1.0}, "partition.test_fraction must be a number in [0, 1), got 1.0"),
+        (
+            {"test_fraction": None},
+            "tests clients on the data set's original test part, and this one has none; set part",
+        ),
+        (
+            {
+                "clients": 10,
+                "test_fraction": None,
+                "test_from": 1_000,
+                "groups": np.repeat(range(5), 400),
+                "group_names": tuple("abcde"),
+            },
+            "partition=groups: group d leaves client 6 no training samples, as the data set's own split has it",
+        ),
     ],
 )
 def test_errors_of_groups(options, message):

@@ -261,6 +261,7 @@ def test_the_bias_tells_neurons_apart():
         ("resnet8", (3, 32, 32), {"norm": "group", "stem": "small"}),
         ("cnn4", (1, 28, 28), {}),
         ("text", (16,), {"vocabulary": 50}),
+        ("lstm", (16,), {"vocabulary": 50, "width": 32}),
     ],
 )
 def test_neurons_are_found_again_in_streams_and_embeddings(name, shape, values):

@@ -132,6 +132,7 @@ NETS = {  # how to build, the inputs of one sample
     "mlp": (lambda: models.build("mlp", (11,), CLASSES, 0), (11,)),
     "har_cnn": (lambda: models.build("har_cnn", (3, 36), CLASSES, 0), (3, 36)),
     "text": (lambda: models.build("text", (6,), CLASSES, 0, vocabulary=5), (6,)),
+    "lstm": (lambda: models.build("lstm", (6,), CLASSES, 0, vocabulary=5, width=7), (6,)),
 }
 
 
@@ -155,7 +156,7 @@ def test_zeroed_entries_are_as_good_as_a_small_dense_network(name, mode):
     active = some(wiring)
     params, buffers = restless(net)
     x = torch.randn(9, *shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    x = x.abs() * 3 if name == "text" else x
+    x = x.abs() * 3 if name in ("text", "lstm") else x
     y = torch.arange(9) % CLASSES
     weight = torch.tensor([1.0] * 6 + [0.0] * 3) if mode == "train padded" else None
 

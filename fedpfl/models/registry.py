@@ -17,6 +17,7 @@ from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
 from fedpfl.models.lenet5 import LeNet5
+from fedpfl.models.lstm import LSTM
 from fedpfl.models.mlp import mlp
 from fedpfl.models.net import Net
 from fedpfl.models.resnet import resnet8, resnet10, resnet18
@@ -32,6 +33,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "fedspu_speech": fedspu_speech,
     "har_cnn": HARCNN,
     "lenet5": LeNet5,
+    "lstm": LSTM,
     "mlp": mlp,
     "resnet8": resnet8,
     "resnet10": resnet10,

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
+from fedpfl.models.lstm import LSTMLayer
+
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 CONVS = {nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
 """Convolutions, and how many axes their values have."""
@@ -49,8 +51,8 @@ class Wiring:
 def wire(module: nn.Module) -> Wiring:
     """Follow the channels through the network, without an example. Other threads may compute meanwhile.
 
-    Convolutions, linear layers and embeddings make neurons; what makes the output makes classes. Raises ValueError for
-    an operation that is not known to keep neurons apart.
+    Convolutions, linear layers, embeddings and LSTM make neurons; what makes the output makes classes. Raises
+    ValueError for an operation that is not known to keep neurons apart.
     Zeroed neurons are not always as good as absent ones: GroupNorm and LayerNorm take statistics over neurons.
     """
     names = dict(module.named_parameters(remove_duplicate=False))
@@ -83,7 +85,7 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Layers of torch and ours."""
-        return isinstance(m, NORMALISATION) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, (*NORMALISATION, LSTMLayer)) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -193,6 +195,13 @@ class _Walk:
             self.widths[name] = layer.embedding_dim
             self.axes[f"{name}.weight"] = (None, Axis(name))
             return _Flow(name, -1)
+        if isinstance(layer, LSTMLayer):
+            gates = Axis(name, 4)
+            self.widths[name] = layer.width
+            self.axes[f"{name}.weight"] = (gates, self.along(given[0], -1, layer.inputs))
+            self.axes[f"{name}.recurrent"] = (gates, Axis(name))
+            self.axes[f"{name}.bias"] = (gates,)
+            return _Flow(name, -1)
         if own:
             raise ValueError(f"{type(layer).__name__} has no known wiring")
         return self.operation(type(layer).__name__, node, given, vars(layer))
@@ -255,6 +264,8 @@ class _Walk:
             return flow
         if kind in REDUCING:
             return self.reduced(flow, option(0, "dim", None), option(1, "keepdim", False))
+        if kind == "select":
+            return self.reduced(flow, rest[0], False)
         if kind == "flatten":
             start = option(0, "start_dim", 1 if settings else 0)
             return self.flattened(flow, start, option(1, "end_dim", -1))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol, Self, TextIO
 
 
@@ -23,7 +24,8 @@ class RunInfo:
     """What sinks are told at the beginning.
 
     job_type: the method. config: resolved, plain values. start_round: rounds done before this process, 0 for a fresh
-    run. lines: the first lines for the user. facts: what summary.json says at the beginning.
+    run. lines: the first lines for the user. among: instead of them, on a terminal that shows many runs at once.
+    facts: what summary.json says at the beginning.
     """
 
     name: str
@@ -37,6 +39,7 @@ class RunInfo:
     rounds: int
     start_round: int = 0
     lines: tuple[str, ...] = ()
+    among: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -180,7 +183,7 @@ class Console:
         )
         # Lines of parallel runs are mixed on one terminal.
         self._prefix = f"{run.name}: " if worker else ""
-        for line in first_lines(run):
+        for line in (*(run.among or run.lines), *_resumed(run)):
             self.note(line)
         self._begun = self._clock()
         self._times.append(self._begun)
@@ -257,7 +260,7 @@ class LogFile:
         self._rounds = run.rounds
         if _torn(run.path / "run.log"):
             self._file.write("\n")
-        for line in first_lines(run):
+        for line in (*run.lines, *_resumed(run)):
             self.note(line)
 
     def row(self, row: Mapping[str, Any]) -> None:
@@ -289,10 +292,9 @@ def add_to_log(path: Path, text: str) -> None:
         file.write(_stamped(text))
 
 
-def first_lines(run: RunInfo) -> tuple[str, ...]:
-    """The run's first lines, with where a resumed run goes on."""
-    resumed = (f"resumed     after round {run.start_round} of {run.rounds}",) if run.start_round else ()
-    return (*run.lines, *resumed)
+def _resumed(run: RunInfo) -> tuple[str, ...]:
+    """Where a resumed run goes on."""
+    return (f"resumed     after round {run.start_round} of {run.rounds}",) if run.start_round else ()
 
 
 def describe_row(row: Mapping[str, Any], rounds: int) -> str:
@@ -329,6 +331,28 @@ def duration(seconds: float) -> str:
     """`1:02:03`."""
     whole = max(0, round(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def progress(events: str, jobs: int, now: float) -> str:
+    """Return how far a sweep is: `3/8 done, ETA 0:12:30`, or without ETA where nothing tells it.
+
+    events: a line for each job that began: its number and when; another when it ended, with the seconds that it took,
+    0 where it had nothing to do. The others are taken to need as long as those that ended, as many at once as now.
+    """
+    told = [line.split() for line in events.splitlines()]
+    ended = {job: float(seconds) for job, _, *rest in told for seconds in rest}
+    began = {job: float(when) for job, when, *_ in told}
+    done = f"{len(ended)}/{jobs} done"
+    took = [seconds for seconds in ended.values() if seconds]
+    running = [now - when for job, when in began.items() if job not in ended]
+    waiting = jobs - len(began)
+    if len(ended) == jobs:
+        return f"{done} in {duration(now - min(began.values()))}"
+    if not took:
+        return done
+    left = [max(0.0, fmean(took) - spent) for spent in running]
+    seconds = max([(sum(left) + fmean(took) * waiting) / (len(running) + bool(waiting)), *left])
+    return f"{done}, ETA {duration(seconds)}" if seconds else done
 
 
 def _stamped(text: str) -> str:

@@ -62,7 +62,7 @@ METHODS = _named(
 )
 DATASETS = _named(
     "Digits, MNIST, FMNIST, EMNIST, CIFAR10, CIFAR100, SVHN, OrganAMNIST, OrganCMNIST, CIFAR10-C, Tiny-ImageNet, "
-    "Mini-ImageNet, OfficeHome, PACS, Digit5, Speech Commands, AG News, HAR",
+    "Mini-ImageNet, OfficeHome, PACS, Digit5, Speech Commands, AG News, HAR, CINIC10, FEMNIST, Shakespeare",
     OfficeHome="office_home",
 )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpfl.data.datasets import archive, cifar10c, digit5, folders, har, idx, news, pixels, speech
+from fedpfl.data.datasets import archive, cifar10c, digit5, folders, har, idx, leaf, news, pixels, speech
 from fedpfl.data.datasets.samples import Raw, Samples, checked
 from fedpfl.data.datasets.source import Source, line
 from fedpfl.errors import FedpflError
@@ -45,6 +45,7 @@ SETS = {
     "organamnist": Set(archive.medmnist, "MedMNIST's organamnist.npz"),
     "organcmnist": Set(archive.medmnist, "MedMNIST's organcmnist.npz"),
     "cifar10_c": Set(cifar10c.cifar10_c, cifar10c.PLACE),
+    "cinic10": Set(folders.cinic10, "CINIC-10.tar.gz (or CINIC-10/ with train, valid and test, unpacked)"),
     "tiny_imagenet": Set(folders.tiny_imagenet, "tiny-imagenet-200.zip (http://cs231n.stanford.edu)"),
     "mini_imagenet": Set(folders.mini_imagenet, folders.MINI_PLACE),
     "office_home": Set(folders.office_home, folders.OFFICE_PLACE),
@@ -52,6 +53,8 @@ SETS = {
     "digit5": Set(digit5.digit5, digit5.PLACE),
     "speech_commands": Set(speech.speech_commands, "speech_commands_v0.02.tar.gz (or SpeechCommands/, unpacked)"),
     "ag_news": Set(news.ag_news, "ag_news_csv/train.csv and ag_news_csv/test.csv"),
+    "femnist": Set(leaf.femnist, leaf.PLACE.format("femnist")),
+    "shakespeare": Set(leaf.shakespeare, leaf.PLACE.format("shakespeare")),
     "har": Set(har.har, har.PLACE),
     "npz": Set(_own, "nothing"),
 }

@@ -1,4 +1,4 @@
-"""Data sets that are folders of image files: Tiny-ImageNet, Mini-ImageNet, OfficeHome, PACS."""
+"""Data sets that are folders of image files: CINIC-10, Tiny-ImageNet, Mini-ImageNet, OfficeHome, PACS."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from fedpfl.data.datasets.samples import Raw, merged, numbered
 from fedpfl.data.datasets.source import Source, counted, folder, kept, reading, unpacked, wrong
 from fedpfl.errors import FedpflError
 
+CINIC_URLS = (
+    "https://datashare.ed.ac.uk/server/api/core/bitstreams/e8e186cc-2688-48f1-aa5a-3fda1a43f8b6/content",
+    "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+)
+CINIC_MD5 = "6ee4d0c996905fe93221de577967a372"  # as in many public loaders
+CINIC_SIZE = 90_000  # of each part
 TINY_URLS = (
     "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     "https://zenodo.org/records/10720917/files/tiny-imagenet-200.zip?download=1",
@@ -30,6 +36,25 @@ PACS_PLACE = "PACS/ with art_painting, cartoon, photo and sketch (https://domain
 PACS_SIZES = {"art_painting": 2_048, "cartoon": 2_344, "photo": 1_670, "sketch": 3_929}
 ENDINGS = (".jpg", ".jpeg", ".png")
 PIXELS = 80_000_000  # of one image, before it is brought to size
+
+
+def cinic10(source: Source) -> Raw:
+    """CIFAR-10's classes in order of their names, 32 x 32, of CIFAR-10 and ImageNet (Darlow et al. 2018); training,
+    validation, test.
+    """
+    with unpacked(source, "CINIC-10", "CINIC-10.tar.gz", (CINIC_MD5,), CINIC_URLS, flat=True) as root:
+        paths: list[Path] = []
+        for part in ("train", "valid", "test"):
+            own = sorted((root / part).glob("*/*.png"))
+            counted(root / part, "images", len(own), CINIC_SIZE)
+            paths += own
+        labels, names = numbered([path.parent.name for path in paths])
+        counted(root, "classes", len(names), 10)
+
+        def make() -> Raw:
+            return Raw(_images(paths, 32), labels, test_from=2 * CINIC_SIZE)
+
+        return kept(source, {}, paths, make) if root.is_relative_to(source.folder) else make()
 
 
 def tiny_imagenet(source: Source, size: int = 64) -> Raw:

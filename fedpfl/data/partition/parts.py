@@ -30,34 +30,44 @@ def groups(
     group_names: Sequence[str] = (),
     min_samples: int = 1,
     samples_per_client: int | None = None,
-    test_fraction: float = 0.25,
+    test_from: int | None = None,
+    test_fraction: float | None = 0.25,
 ) -> Partition:
-    """Feature shift: each client is one group (a domain, a person), or an equal random part of one.
+    """Natural clients: each is one group (a domain, a person, a role), or an equal random part of one.
 
     `groups` and `group_names` are the data set's. Groups of fewer than `min_samples` are left out; the others come in
-    order, clients / groups clients each. With `samples_per_client` each client keeps that many.
+    order, clients / groups clients each, or as many as there are clients, drawn at random. With `samples_per_client`
+    each client keeps that many. test_fraction None: a client is tested on its samples of the original test part.
 
-    Raises: FedpflError if the data set has no groups, clients are no multiple of them, or a group has too few samples.
+    Raises: FedpflError if the data set has no groups, clients are more and no multiple of them, a group has too few
+    samples, or there is no test part.
     """
-    y = checked_labels(y, clients, seed, test_fraction)
+    y = checked_labels(y, clients, seed, test_fraction or 0.0)
     check_integer("partition.min_samples", min_samples, 1)
     if samples_per_client is not None:
         check_integer("partition.samples_per_client", samples_per_client, 1)
     if groups is None:
         raise FedpflError(
             "partition=groups needs a data set whose samples are from several domains or persons (digit5, har, "
-            "office_home, pacs, speech_commands, cifar10_c, or your archive with an array groups)"
+            "office_home, pacs, femnist, shakespeare, speech_commands, cifar10_c, or your archive with an array groups)"
         )
     owned = [(number, index) for number, index in enumerate(by_class(np.asarray(groups))) if len(index) >= min_samples]
     if not owned:
         raise FedpflError(f"partition=groups: no group has partition.min_samples={min_samples} samples; lower it")
+    if test_fraction is None and test_from is None:
+        raise FedpflError(
+            "partition.test_fraction=null tests clients on the data set's original test part, and this one has none; "
+            "set partition.test_fraction=0.25 to split each client's samples"
+        )
+    rng = np.random.default_rng(seed)
+    if clients < len(owned):
+        owned = [owned[place] for place in sorted(rng.choice(len(owned), clients, replace=False))]
     if clients % len(owned):
         enough = f" of at least {min_samples} samples" if min_samples > 1 else ""
         raise FedpflError(
-            f"partition=groups needs clients to be a multiple of the {len(owned)} groups{enough}, got {clients}; set "
-            f"clients={len(owned) * max(1, clients // len(owned))}"
+            f"partition=groups needs clients to be at most the {len(owned)} groups{enough} or a multiple of them, got "
+            f"{clients}; set clients={len(owned) * (clients // len(owned))}"
         )
-    rng = np.random.default_rng(seed)
     each = clients // len(owned)
     needed = samples_per_client or 1
     pieces: list[Index] = []
@@ -70,7 +80,17 @@ def groups(
                 "lower clients or partition.samples_per_client, or raise partition.min_samples"
             )
         pieces += [part[:samples_per_client] for part in parts]
-    return split(pieces, test_fraction, rng)
+    if test_fraction is not None:
+        return split(pieces, test_fraction, rng)
+    train, test = ([own[(own >= test_from) == held].astype(np.int64) for own in pieces] for held in (False, True))
+    for client, own in enumerate(train):
+        if not len(own):
+            number = owned[client // each][0]
+            raise FedpflError(
+                f"partition=groups: group {group_names[number] if group_names else number} leaves client {client} no "
+                "training samples, as the data set's own split has it; set partition.test_fraction=0.25 to split anew"
+            )
+    return Partition(tuple(train), tuple(test))
 
 
 def shuffled_shards(

@@ -67,6 +67,9 @@ def align(plan: Tree, writer: Tensor, source: Tree, target: Tree, mode: Mode) ->
         if bias in source:
             both = zip(sides, (source, target), strict=True)
             sides = [torch.cat([side, params[bias].double().unsqueeze(1)], 1) for side, params in both]
+        numbers = plan["rows" if axis == 0 else "columns"][name]
+        block = len(numbers) // number.count(group)  # entries of a neuron along the axis
+        sides = [side.unflatten(0, (-1, block)).flatten(1) for side in sides]
         moves.append(match(torch.cdist(sides[0], sides[1], compute_mode="use_mm_for_euclid_dist"), mode))
     aligned, covered = {}, {}
     for name, leaf in source.items():

@@ -1,0 +1,64 @@
+"""A network that reads a text letter by letter, as LEAF's for Shakespeare (Caldas et al. 2018, arXiv:1812.01097)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedpfl.models.shapes import tokens
+
+
+class LSTMLayer(nn.Module):
+    """One layer of LSTM that starts from zeros; torch.nn.LSTM's gates and initial values, but one bias.
+
+    torch.func.vmap cannot take nn.LSTM. The rows of a neuron's gates (input, forget, cell, output) are neighbours, so
+    that a neuron is a block of rows.
+    """
+
+    weight: nn.Parameter
+    recurrent: nn.Parameter
+    bias: nn.Parameter
+
+    def __init__(self, inputs: int, width: int):
+        super().__init__()
+        self.inputs, self.width = inputs, width
+        for name, shape in (("weight", (inputs,)), ("recurrent", (width,)), ("bias", ())):
+            values = torch.empty(4 * width, *shape).uniform_(-(width**-0.5), width**-0.5)
+            self.register_parameter(name, nn.Parameter(values))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs `[batch, length, inputs]` to the states after each, `[batch, length, width]`."""
+        weight, recurrent, bias = (  # gate by gate, once per call: a step then works on four contiguous parts
+            values.unflatten(0, (-1, 4)).transpose(0, 1).flatten(0, 1)
+            for values in (self.weight, self.recurrent, self.bias)
+        )
+        hidden = cell = x.new_zeros(*x.shape[:-2], recurrent.shape[-1])
+        states = []
+        for given in F.linear(x, weight, bias).unbind(-2):
+            entry, forget, new, output = (given + F.linear(hidden, recurrent)).chunk(4, -1)
+            cell = forget.sigmoid() * cell + entry.sigmoid() * new.tanh()
+            hidden = output.sigmoid() * cell.tanh()
+            states.append(hidden)
+        return torch.stack(states, -2)
+
+
+class LSTM(nn.Module):
+    """Embeddings of 8, two layers of LSTM, of whose last state the classifier tells the next letter.
+
+    Ids from `vocabulary` on share the last row; none is padding.
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: int = 80, width: int = 256):
+        super().__init__()
+        tokens(shape)
+        for name, value in (("vocabulary", vocabulary), ("width", width)):
+            if value < 1:
+                raise ValueError(f"{name} must be 1 or more, got {value}")
+        self.embedding = nn.Embedding(vocabulary, 8)
+        self.lstm1 = LSTMLayer(8, width)
+        self.lstm2 = LSTMLayer(width, width)
+        self.classifier = nn.Linear(width, classes)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Token ids `[batch, length]`, of any type, to logits `[batch, classes]`."""
+        ids = ids.long().clamp(max=self.embedding.num_embeddings - 1)
+        return self.classifier(self.lstm2(self.lstm1(self.embedding(ids))).select(-2, -1))
