@@ -242,6 +242,9 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
         options["weights"] = _weights(Path(settings.data_dir), options["weights"])
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
     plan.method.init(net.params, net.parts)  # refuses what this network does not have, while nothing is written
+    if plan.method.validates and not any(map(len, federation.validation)):
+        name = config["method"]["name"]
+        raise FedpflError(f"method={name} chooses by held-out samples, and there are none; set validation=0.1")
     splits = (whole.train, whole.test, whole.validation, *([unseen.numbers] if unseen else []))
     return Run(
         **vars(plan),

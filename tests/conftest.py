@@ -69,6 +69,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": 0.8, "score": "gradient", "scope": "tensor"},
         {"q": 0.9, "score": "fisher", "norm": "none", "ema": 0.5},
         {"q": 0.7, "score": "fisher_batch", "classifier_only": True, "cold_start": "global"},
+        {"q": (0.5, 0.9, 0.99)},
+        {"q": (0.3, 0.8), "score": "gradient", "scope": "tensor", "norm": "layer", "ema": 0.3},
     ],
     "fedavg": [{}, {"statistics": "local"}],
     "fedala": [{}, {"layers": 2, "max_epochs": 12, "threshold": 0.0}],
@@ -177,6 +179,14 @@ HEAD = ("classifier.weight", "classifier.bias")
 def federate(train: tuple[int, ...] = TRAIN, test: tuple[int, ...] = TEST, seed: int = 0) -> Federation:
     """Images of five noisy patterns, label-skewed over the clients."""
     return contract.federate(train, test, seed)
+
+
+def holding(whole: Federation) -> Federation:
+    """The federation that holds the first quarter of each client's training samples out."""
+    parts = [(own[: len(own) // 4], own[len(own) // 4 :]) for own in whole.train]
+    return dataclasses.replace(
+        whole, train=tuple(kept for _, kept in parts), validation=tuple(held for held, _ in parts)
+    )
 
 
 def rounds(

@@ -30,6 +30,7 @@ EXPERIMENTS = CONF / "experiment"
 OPTIONS = [(path.parent.name, path.stem) for path in FILES if path.parent.name in GROUPS and path.parent != EXPERIMENTS]
 UNSET = {
     "npz": ["dataset.path=mine.npz"],
+    "tuned": ["quantile.q=0.9"],
     "file": ["partition.path=mine.json"],
     **{key: ["dataset=fmnist"] for key in ("paper", "paper_cls", "figure6", "fedobp_cls")},
     **{key: ["method=subflot"] for key in [f"subflot_without_{part}" for part in ("ota", "otp", "sar")]},

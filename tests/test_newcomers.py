@@ -16,7 +16,7 @@ from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS
 from tests.command import TINY, composed, table
 from tests.command import play as run
-from tests.conftest import CLASSES, CPU, LOCAL, assert_same, differing, every_method, federate
+from tests.conftest import CLASSES, CPU, LOCAL, assert_same, differing, every_method, federate, holding
 
 COHORTS = [0, 2, 4, 6], [1, 2, 3, 5]  # of the seven that take part
 SETTINGS = (*TINY, "model=lenet5", "clients=6", "validation=0.25", "unseen=0.34", "eval.finetune_epochs=1")
@@ -25,18 +25,21 @@ JUDGED = ("eval.finetune_every=2", "local.batch_size=8")
 
 @pytest.fixture(scope="module")
 def worlds():
-    """Those who take part and those who do not, as they are, and with other samples where nobody may look."""
-    whole = federate()
-    held = tuple(own[: len(own) // 4] for own in whole.train)
-    whole = dataclasses.replace(
-        whole, train=tuple(own[len(own) // 4 :] for own in whole.train), validation=held, augment=None
-    )
+    """Those who take part and those who do not, as they are, and with other samples where nobody may look.
+
+    There are two of these: with other validation samples, and with other test samples for those who validate.
+    """
+    whole = holding(federate())
     clean = data.apart(whole, 3, seed=0)
     assert [own.clients for own in clean] == [7, 3]
-    secret = torch.cat([*clean[0].validation, *clean[1].train, *clean[1].test, *clean[1].validation])
-    x, y = whole.x.clone(), whole.y.clone()
-    x[secret], y[secret] = 255 - x[secret], (y[secret] + 1) % CLASSES
-    return [clean, data.apart(dataclasses.replace(whole, x=x, y=y), 3, seed=0)]
+
+    def otherwise(hidden):
+        secret = torch.cat([*hidden, *clean[1].train, *clean[1].test, *clean[1].validation])
+        x, y = whole.x.clone(), whole.y.clone()
+        x[secret], y[secret] = 255 - x[secret], (y[secret] + 1) % CLASSES
+        return data.apart(dataclasses.replace(whole, x=x, y=y), 3, seed=0)
+
+    return clean, otherwise(clean[0].validation), otherwise(clean[0].test)
 
 
 def rounds(method, net, world, watched):
@@ -59,16 +62,30 @@ def rounds(method, net, world, watched):
 
 @every_method()
 def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name, values, net, worlds):
-    """With other samples there nothing else is other: no state, no accuracy on test samples, also fine-tuned."""
+    """With other samples there nothing else is other: no state, no accuracy on test samples, also fine-tuned.
+
+    A method that `validates` chooses by the validation samples, and then test samples are no more than judged by.
+    """
     clients = {"clients": 7} if name == "scaffold" else {}
     method = METHODS[name](**{**values, **clients})
-    (one, judged), (other, again) = (rounds(method, net, world, watched=world is worlds[1]) for world in worlds)
-    assert_same(one, other)
-    sizes = [len(own) for own in worlds[0][0].validation]
+    assert method.validates == (name == "fedobp" and isinstance(values["q"], tuple))
+    same, other = ("validation", "test") if method.validates else ("test", "validation")
+    clean, secret = worlds[0], worlds[2 if method.validates else 1]
+    (states, judged), (anew, again) = (rounds(method, net, world, watched=world is secret) for world in (clean, secret))
+    assert_same(states, anew)
+    sizes = [len(own) for own in clean[0].validation]
     for counts, others in zip(judged, again, strict=True):
-        assert_same(counts["test"], others["test"])
+        assert_same(counts[same], others[same])
         assert counts["validation"].total.tolist() == sizes
-        assert differing(counts["validation"], others["validation"])
+        assert differing(counts[other], others[other])
+
+
+def test_who_validates_learns_from_validation_samples_alone(net, worlds):
+    """FedOBP with several q is the one exception: these samples decide, test samples do not."""
+    values = {"q": (0.5, 0.9)}
+    test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part("fedobp", values, net, worlds)
+    one, other = (rounds(METHODS["fedobp"](**values), net, world, watched=False)[0] for world in worlds[:2])
+    assert differing(one, other)
 
 
 def test_who_never_takes_part_is_drawn_by_the_partitions_seed():

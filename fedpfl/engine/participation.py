@@ -45,11 +45,10 @@ class One:
         """Apply a pure hook."""
         return hook(*trees)
 
-    def personal(self, method: Method, state: State, client: dict[str, Tree]) -> Tree:
-        """Apply that hook: once for all clients of a call that are in the initial state and find out nothing."""
-        finds_out = type(method).before_evaluation is not Method.before_evaluation
-        if finds_out or not state.rows.alike(self.clients[0]):
-            return method.personal(state.server, client)
+    def personal(self, method: Method, state: State, client: dict[str, Tree], found: dict[str, Tree]) -> Tree:
+        """Apply that hook: once for all clients of a call that are in the initial state and found out nothing."""
+        if found or not state.rows.alike(self.clients[0]):
+            return method.personal(state.server, client | found)
         if "personal" not in self._common:
             self._common["personal"] = method.personal(state.server, client)
         return self._common["personal"]
@@ -77,9 +76,9 @@ class Many(One):
         """Vectorise it."""
         return each(hook, *trees, count=len(self.clients))
 
-    def personal(self, method: Method, state: State, client: dict[str, Tree]) -> Tree:
+    def personal(self, method: Method, state: State, client: dict[str, Tree], found: dict[str, Tree]) -> Tree:
         """Apply that hook to all."""
-        return self.each(partial(method.personal, state.server), client)
+        return self.each(partial(method.personal, state.server), client | found)
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
         """Call it client by client and stack the answers."""
@@ -195,8 +194,9 @@ def evaluation(
             return method.before_evaluation(net.bind(buffers, training=True), shard, server, client)
 
     client, buffers = rows.states(state)
-    client |= rows.one_by_one(before_evaluation, client, buffers)
-    params = rows.personal(method, state, client)
+    found = rows.one_by_one(before_evaluation, client, buffers)
+    params = rows.personal(method, state, client, found)
+    client |= found
     if tuning:
         plan = rows.plan(partial(fine_tuning, method, tuning, net.parts), params)
         end: End = yield TrainJob(method, places, [tuning.draws] * len(places), plan, params, server, client, buffers)

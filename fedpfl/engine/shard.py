@@ -24,10 +24,12 @@ def laid_out(federation: Federation, samples: Tensor) -> Tensor:
 
 
 def training_shard(federation: Federation, client: int, batch_size: int, draws: Draws) -> Shard:
-    """Return a client's training data, with its batch orders; they are gathered when they are looked at."""
+    """Return a client's training data with its batch orders, and what it holds out; gathered when looked at."""
     indices = federation.train[client]
+    held = federation.validation[client] if federation.validation else indices[:0]
     return Shard(
         lambda: gathered(federation, indices),
         batch_size,
         lambda stream, epoch: draws.order(client, stream, epoch, len(indices)),
+        lambda: gathered(federation, held),
     )

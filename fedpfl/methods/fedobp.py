@@ -3,12 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl import tree
 from fedpfl.methods.shared import fisher, importance
+from fedpfl.methods.shared.batch import Data, Shard
 from fedpfl.methods.shared.by_mask import ByMask
 from fedpfl.methods.shared.method import flag
+from fedpfl.models import Bound
 from fedpfl.tree import Masked, Tree
 
 
@@ -21,7 +25,16 @@ class FedOBP(ByMask):
     Departures from the paper's text: the mean's weights sum to 1 (eq. 11 divides by the cohort once more), and the
     quantile is the order statistic of rank floor(q (N - 1)), which gives the counts of Table II.
 
-    q: quantile in [0, 1]; 1 is FedAvg, 0 keeps everything but the least important entries.
+    With several q (the adaptive quantile that the authors leave to future work; the algorithm is ours), each client
+    that is about to train or to be evaluated chooses one by its validation samples V_i:
+    1. it receives the entries of theta_g that are not above the quantile of the largest q, and ranks these itself:
+       those withheld rank above all of them, so it knows the entries above the quantile of every q;
+    2. for each q it forms the model that it would start from, and counts the hits and adds up the cross-entropy of
+       that model on V_i, without training and with BatchNorm's statistics as they are;
+    3. it takes the q of most hits, of these that of least cross-entropy, of these the largest; so does who has no V_i;
+    4. it starts from that model, and beside theta_i it sends a bit for each q but the least: whether it is its choice.
+
+    q: quantile in [0, 1]; 1 is FedAvg, 0 keeps everything but the least important entries. Several: ascending.
     norm: normalisation of the scores before the quantile: none, layer (per tensor) or global (same mask as none).
     score: obp = (theta_i - theta_g)^2 (eq. 19); obp_as_published = |(theta_i - theta_g) theta_i|, behind the authors'
         result files; gradient = |start - end| of the client's last training (eq. 5); fisher = mean over the client's
@@ -34,7 +47,7 @@ class FedOBP(ByMask):
         moved furthest fall back to their initial values) or has no personal entries (`global`).
     """
 
-    q: float
+    q: float | tuple[float, ...]
     norm: Literal["none", "layer", "global"] = "global"
     score: Literal["obp", "obp_as_published", "gradient", "fisher", "fisher_batch"] = "obp"
     scope: Literal["all", "tensor"] = "all"
@@ -44,8 +57,21 @@ class FedOBP(ByMask):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check(0 <= self.q <= 1, "q", "between 0 and 1")
+        self.check(all(0 <= q <= 1 for q in self._list), "q", "between 0 and 1")
+        self.check(self._list == tuple(sorted({*self._list})) != (), "q", "in ascending order, if it is a list")
         self.check(0 <= self.ema < 1, "ema", "at least 0 and below 1")
+        if len(self._list) > 1 and self.score.startswith("obp"):  # of what it lacks a client knows no score
+            self.check(not self.ema, "ema", f"0 with several q and score={self.score}")
+            self.check(self.norm != "layer", "norm", f"none or global with several q and score={self.score}")
+
+    @property
+    def _list(self) -> tuple[float, ...]:
+        return self.q if isinstance(self.q, tuple) else (self.q,)
+
+    @property
+    def validates(self):
+        """Tell whether clients choose their q."""
+        return isinstance(self.q, tuple)
 
     def init(self, params, parts):
         """Let theta_g and theta_i start equal; of theta_i only what is scored is kept."""
@@ -55,22 +81,67 @@ class FedOBP(ByMask):
             client["score"] = tree.full_like(model, 0.0)
         if self.ema:
             client |= {"average": tree.full_like(model, 0.0), "averaged": flag(params)}
+        if self.validates:
+            client["q"] = torch.tensor(self._list[-1], dtype=torch.float64, device=client["trained"].device)
         return params, client
+
+    def before_training(self, net, shard, server, client):
+        """Choose q, if there are several."""
+        return self._choice(net, shard, server, client)
+
+    def before_evaluation(self, net, shard, server, client):
+        """Choose q for the present theta_g."""
+        return self._choice(net, shard, server, client)
+
+    def _choice(self, net: Bound, shard: Shard, server: Tree, client: dict[str, Tree]) -> dict[str, Tree]:
+        if not self.validates:
+            return {}
+        score, _ = self._scored(server, client)
+        judged = []
+        for q in self._list:
+            model = self.start(server, {**client, "mask": self._above(score, client, q)})
+            judged.append(self._judged(net.still(), model, shard.held_out))
+        best = max((hits, -loss, q) for (hits, loss), q in zip(torch.stack(judged).tolist(), self._list, strict=True))
+        return {"q": torch.full_like(client["q"], best[-1])}
+
+    def _judged(self, net: Bound, model: Tree, data: Data) -> Tensor:
+        """Return hits and summed cross-entropy, `[2]`."""
+        total = torch.zeros(2, dtype=torch.float64, device=data.y.device)
+        with torch.no_grad():
+            for x, y, *_ in data.chunks():
+                logits = self.predict(net, model, x)
+                total += torch.stack([(logits.argmax(1) == y).sum(), F.cross_entropy(logits, y, reduction="sum")])
+        return total
 
     def prepare(self, server, client):
         """Score the entries, average the scores over time, select the personal ones (eqs. 19, 7 and 8)."""
+        score, client = self._scored(server, client)
+        *others, mask = (self._above(score, client, q) for q in self._list)
+        if not self.validates:
+            return {**client, "mask": mask}
+        client = {**client, "withheld": mask}
+        for q, other in zip(self._list[:-1], others, strict=True):
+            mask = tree.where(client["q"] == q, other, mask)
+        return {**client, "mask": mask}
+
+    def _scored(self, server: Tree, client: dict[str, Tree]) -> tuple[Tree, dict[str, Tree]]:
+        """Return the scores, and the client's state with their average over time."""
         score = self._score(server, client)
         if self.ema:
             blend = tree.map(lambda now, past: (1 - self.ema) * now + self.ema * past, score, client["average"])
             score = tree.where(client["averaged"], blend, score)
             client = {**client, "average": score, "averaged": ~flag(server)}
+        return score, client
+
+    def _above(self, score: Tree, client: dict[str, Tree], q: float) -> Tree:
+        """Return the mask of the entries that q makes personal."""
         if self.scope == "all":
-            mask = importance.above_quantile(score, self.q, self.norm)
+            mask = importance.above_quantile(score, q, self.norm)
         else:  # normalising a tensor cannot change its own quantile's mask
-            mask = tree.map(lambda leaf: importance.above_quantile(leaf, self.q), score)
+            mask = tree.map(lambda leaf: importance.above_quantile(leaf, q), score)
         if self.cold_start == "global":
             mask = tree.map(lambda leaf: leaf & client["trained"], mask)
-        return {**client, "mask": mask}
+        return mask
 
     def _score(self, server, client):
         model = client["model"]
@@ -81,11 +152,12 @@ class FedOBP(ByMask):
         return client["score"]
 
     def download(self, server, client):
-        """Return the shared entries; a Fisher score is the client's own business, so it needs the whole model."""
+        """Return what any q shares; a Fisher score is the client's own business, so it needs the whole model."""
         if self.score in ("fisher", "fisher_batch"):
             return server
-        shared = Masked(tree.named(server, client["mask"]), tree.invert(client["mask"]))
-        return {"unscored": tree.without(server, client["mask"]), "scored": shared}
+        withheld = client["withheld" if self.validates else "mask"]
+        shared = Masked(tree.named(server, withheld), tree.invert(withheld))
+        return {"unscored": tree.without(server, withheld), "scored": shared}
 
     def after_training(self, net, shard, params, kept, server, client):
         """Return Fisher scores at the new theta_i, which take one more pass over the client's data."""
@@ -101,11 +173,20 @@ class FedOBP(ByMask):
     def finish(self, server, client, start, end):
         """Return everything, personal entries too, and keep theta_i."""
         model = tree.named(end, client["model"])
-        client = {**tree.without(client, ["mask"]), "model": model, "trained": ~flag(end)}
+        client = {**tree.without(client, ["mask", "withheld"]), "model": model, "trained": ~flag(end)}
         if self.score == "gradient":
             client["score"] = importance.gradient(tree.named(start, model), model)
-        return end, client
+        if not self.validates:
+            return end, client
+        return {"model": end, "chosen": torch.stack([client["q"] == q for q in self._list])[1:]}, client
+
+    def aggregate(self, server, uploads, clients, weight):
+        """Average the models."""
+        return super().aggregate(server, uploads["model"] if self.validates else uploads, clients, weight)
 
     def metrics(self, server, client):
-        """Count the personal entries of each layer (the paper's Figure 6)."""
-        return {f"personal/{name}": leaf.sum() for name, leaf in client["mask"].items()}
+        """Count the personal entries of each layer (the paper's Figure 6), and who chose which q."""
+        counts = {f"personal/{name}": leaf.sum() for name, leaf in client["mask"].items()}
+        if not self.validates:
+            return counts
+        return {"q_mean": client["q"], **{f"q_share/{q}": (client["q"] == q).float() for q in self._list}, **counts}

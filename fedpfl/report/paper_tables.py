@@ -128,11 +128,11 @@ def has(run: Run, wanted: Mapping[str, Any]) -> bool:
 
 
 def own_score(run: Run, **wanted: Any) -> bool:
-    """Return whether a run is FedOBP as the paper writes it, but for what is wanted otherwise."""
+    """Return whether a run is FedOBP as the paper writes it, with one q, but for what is wanted otherwise."""
     usual = {"score": "obp", "scope": "all", "classifier_only": False, "ema": 0.0, "cold_start": "paper"} | wanted
-    return run.method_name == "fedobp" and all(
-        run.config["method"].get(key, value) == value for key, value in usual.items()
-    )
+    method = run.config["method"]
+    known = all(method.get(key, value) == value for key, value in usual.items())
+    return run.method_name == "fedobp" and known and not isinstance(method.get("q"), list)
 
 
 def _whole_norm(run: Run) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 from torch import Tensor, nn
 
+from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
 from fedpfl.models import Net
 from tests.conftest import COHORTS, LOCAL, Tiny, tiny
@@ -16,12 +17,17 @@ SEED = 3
 
 @pytest.fixture(scope="module")
 def setting(net, federation) -> plain.Setting:
-    def images(index: Tensor) -> Tensor:
-        return (federation.x[index].float() / 255 - 0.4) / 0.3
+    return described(net, federation)
 
+
+def described(net: Net, federation: Federation) -> plain.Setting:
+    def samples(index: Tensor) -> tuple[Tensor, Tensor]:
+        return (federation.x[index].float() / 255 - 0.4) / 0.3, federation.y[index]
+
+    held = federation.validation or [own[:0] for own in federation.train]
     clients = [
-        plain.Client(images(train), federation.y[train], images(test), federation.y[test])
-        for train, test in zip(federation.train, federation.test, strict=True)
+        plain.Client(*(part for index in own for part in samples(index)))
+        for own in zip(federation.train, federation.test, held, strict=True)
     ]
 
     def order(t: int, client: int, epoch: int, samples: int) -> Tensor:

@@ -27,6 +27,8 @@ class Client:
     y: Tensor
     test_x: Tensor
     test_y: Tensor
+    held_x: Tensor
+    held_y: Tensor
 
 
 @dataclass
@@ -57,9 +59,11 @@ class Result:
     before: list[list[int]] = field(default_factory=list)
     after: list[list[int]] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
-    """Relative distance between the scores on both sides of each threshold."""
+    """Relative distance between the scores on both sides of each threshold; where q is chosen, between losses."""
     counts: list[int] = field(default_factory=list)
     """Personal entries at each selection of a training client."""
+    chosen: list[list[float]] = field(default_factory=list)
+    """Per round and cohort member: its q."""
 
 
 def train(
@@ -191,6 +195,58 @@ def fedobp(s: Setting, q: float) -> Result:
         shared = average(s, cohort, [own[i] for i in cohort])
         result.shared.append(shared)
         result.personal.append([merged(i)[0] for i in range(len(s.clients))])
+    return result
+
+
+def fedobp_choosing(s: Setting, several: list[float]) -> Result:
+    """FedOBP whose clients choose q, as its docstring has it; nan is what a client does not receive."""
+    result, shared = Result(), s.initial
+    own = [s.initial for _ in s.clients]
+    entries = sum(leaf.numel() for leaf in shared.values())
+    rank = {q: int(np.floor(q * (entries - 1) + 1e-9)) for q in several}
+
+    def received(i: int) -> Weights:
+        """Step 1, at the server."""
+        scores = {k: (own[i][k] - shared[k]).double() ** 2 for k in shared}
+        threshold = np.sort(np.concatenate([score.numpy().ravel() for score in scores.values()]))[rank[max(several)]]
+        return {k: torch.where(scores[k] > threshold, torch.nan, shared[k]) for k in shared}
+
+    def held(weights: Weights, i: int) -> tuple[int, float]:
+        model = copy.deepcopy(s.module)
+        model.load_state_dict(weights)
+        model.eval()
+        right, loss = 0, 0.0
+        with torch.no_grad():
+            for logits, y in zip(model(s.clients[i].held_x).double(), s.clients[i].held_y, strict=True):
+                right += int(logits.argmax() == y)
+                loss -= float(logits.log_softmax(0)[y])
+        return right, loss
+
+    def start(i: int) -> tuple[Weights, float]:
+        """The rest of step 1 and steps 2 and 3, at the client, which has only what it received."""
+        got, best = received(i), None
+        scores = {k: ((own[i][k] - got[k]).double() ** 2).nan_to_num(nan=torch.inf) for k in got}
+        ranked = np.sort(np.concatenate([score.numpy().ravel() for score in scores.values()]))
+        for q in sorted(several, reverse=True):
+            mine = {k: (scores[k] > ranked[rank[q]]) | got[k].isnan() for k in got}
+            model = {k: torch.where(mine[k], own[i][k], got[k]) for k in got}
+            right, loss = held(model, i)
+            if best is not None and right == best[0] and any((model[k] != best[2][k]).any() for k in got):
+                result.margins += [abs(loss - best[1])] * min(1, len(s.clients[i].held_y))
+            if best is None or right > best[0] or (right == best[0] and loss < best[1]):
+                best = right, loss, model, q
+        return best[2], best[3]
+
+    for t, cohort in enumerate(s.cohorts, 1):
+        starts, chosen = zip(*map(start, cohort), strict=True)
+        result.chosen.append(list(chosen))
+        result.before.append([hits(s, w, i) for i, w in zip(cohort, starts, strict=True)])
+        for i, weights in zip(cohort, starts, strict=True):
+            own[i] = train(s, weights, t, i)
+        result.after.append([hits(s, own[i], i) for i in cohort])
+        shared = average(s, cohort, [own[i] for i in cohort])
+        result.shared.append(shared)
+        result.personal.append([start(i)[0] for i in range(len(s.clients))])
     return result
 
 

@@ -72,15 +72,27 @@ class Shard:
     """Hold a client's training data, which are gathered when they are first looked at.
 
     order: `order(stream, epoch)` is a permutation of the samples, the one that local training draws.
+    hold: gathers the client's validation samples, which are none of them.
     """
 
-    def __init__(self, gather: Callable[[], Data], batch_size: int, order: Callable[[str, int], Tensor]):
-        self._gather, self.batch_size, self.order = gather, batch_size, order
+    def __init__(
+        self,
+        gather: Callable[[], Data],
+        batch_size: int,
+        order: Callable[[str, int], Tensor],
+        hold: Callable[[], Data] | None = None,
+    ):
+        self._gather, self.batch_size, self.order, self._hold = gather, batch_size, order, hold
 
     @cached_property
     def data(self) -> Data:
         """Return all samples."""
         return self._gather()
+
+    @cached_property
+    def held_out(self) -> Data:
+        """Return the validation samples, perhaps none; only a method that `validates` may look at them."""
+        return self._hold() if self._hold else Data(self.data.x[:0], self.data.y[:0])
 
     def features(self, net: Bound, params: Tree) -> Tensor:
         """Return the head's inputs for all samples, `[samples, features]`, without gradients; `net` as it is bound."""

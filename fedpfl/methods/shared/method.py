@@ -72,6 +72,11 @@ class Method:
     own_steps: ClassVar[bool] = False
     """Whether `phases` has a `Phase.step`: the run's optimiser and schedule would have no part in it."""
 
+    @property
+    def validates(self) -> bool:
+        """Tell whether hooks look at `Shard.held_out`: a run that holds no samples out is then refused."""
+        return False
+
     def __post_init__(self) -> None:
         """Check what annotations say of the values."""
         for field, allowed in _choices(type(self)).items():  # type: ignore[arg-type]
