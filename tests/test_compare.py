@@ -265,8 +265,22 @@ def clients(folder: Path, *rows: str, columns: str = "client,train,test,label_0,
 def test_clients_that_are_better(ab: tuple[Path, Path]) -> None:
     clients(ab[0] / "seed0", "0,3,3,6,0,50,60", "1,3,3,0,6,100,100", "2,9,0,9,0,nan,nan", "3,3,3,6,0,33.3,70")
     clients(ab[1] / "seed0", "0,3,3,6,0,75,40", "1,3,3,0,6,100,100", "2,9,0,9,0,nan,nan", "3,3,3,6,0,66.7,90")
-    found = [row for row in clients_of(between(*ab)) if row[0] == "0"]
-    assert found == [("0", "accuracy", 0, 1, 2), ("0", "ft_accuracy", 1, 1, 1)]
+    compared = between(*ab)
+    found = [row for row in clients_of(compared) if row[0] == "0"]
+    # FedAvg after fine-tuning, FedOBP before: 60 and 75, 100 and 100, 70 and 66.7
+    assert found == [("0", "accuracy", 0, 1, 2), ("0", "ft_accuracy", 1, 1, 1), ("0", "judged", 1, 1, 1)]
+    harmed = [[row.get(key) for key in ("harmed", "loss", "change")] for row in rows(compared, "clients")[:3]]
+    assert harmed[0] == [0, None, 0]
+    assert harmed[1] == pytest.approx([100 / 3, 20, -20])
+    assert harmed[2] == pytest.approx([100 / 3, 3.3, -3.3])
+
+
+def test_clients_that_never_take_part_do_not_count(ab: tuple[Path, Path]) -> None:
+    for folder in ab:
+        clients(folder / "seed0", "0,3,3,6,0,50,60", "1,3,3,0,6,70,80")
+    path, told = ab[1] / "seed0" / "clients.csv", ("unseen", 0, 1)
+    path.write_text("".join(f"{line},{last}\n" for line, last in zip(path.read_text().split(), told, strict=True)))
+    assert [row[2:] for row in clients_of(between(*ab)) if row[0] == "0"] == [(0, 1, 0), (0, 1, 0), (1, 0, 0)]
 
 
 @pytest.mark.parametrize("other", ["0,3,3,5,1,75,40", "0,4,2,6,0,75,40"])
@@ -287,7 +301,7 @@ def test_without_the_file_clients_are_not_compared(ab: tuple[Path, Path]) -> Non
 
 def test_two_runs_of_other_seeds_may_have_the_same_clients(tmp_path: Path) -> None:
     compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {1: 72.0}, method=OBP))
-    assert [(row[0], row[3]) for row in clients_of(compared)] == [("0 | 1", 1), ("0 | 1", 1)]
+    assert [(row[0], row[3]) for row in clients_of(compared)] == [("0 | 1", 1), ("0 | 1", 1), ("0 | 1", 0)]
 
 
 def test_unfinished_runs_are_named(tmp_path: Path) -> None:
@@ -354,8 +368,9 @@ def test_terminal(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> None:
     ]
     assert ["2", "62.00(2.00)", "64.00(3.00)", "+2.00", "0.58"] in lines
     assert ["bits", "up", "32k", "32k", "0", "0"] in lines
-    assert ["0", "before", "0", "1", "0"] in lines
-    assert ["all", "before", "0", "3", "0"] in lines
+    assert ["0", "before", "0", "1", "0", "0.00", "0.00"] in lines
+    assert ["all", "before", "0", "3", "0", "0.00(0.00)", "0.00(0.00)"] in lines
+    assert ["2", "FedAvg", "alone", "fine-tuned", "1", "0", "0", "100.00", "2.00", "-2.00"] in lines
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])

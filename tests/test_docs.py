@@ -1,5 +1,6 @@
 """What the docs show works: links, commands, the tutorials' method and data set."""
 
+import itertools
 import re
 import shlex
 import sys
@@ -143,6 +144,11 @@ def outputs(tmp_path_factory):
             for seed in (1, 2):
                 folder = root / f"outputs/{experiment}/{method['name']}/key/seed{seed}"
                 write_run(folder, method=method, seed=seed, dataset={"name": "digits"})
+    for place, (method, dataset) in enumerate(
+        itertools.product(("fedavg", "fedper", "fedobp", "local_only"), ("cifar10", "svhn"))
+    ):
+        told = {"method": {"name": method}, "dataset": {"name": dataset}}
+        write_run(root / f"outputs/fedobp/{method}/{dataset}/seed1", {4: 60.0 + place}, **told)
     for name, method in (("dir01", {"name": "fedavg"}), ("as_published", obp | {"q": 0.99992, "ema": 0.3})):
         partition = {"name": "published", "alpha": 0.1}
         write_run(root / f"outputs/fmnist_{name}/method/key/seed1", partition=partition, method=method)

@@ -17,6 +17,7 @@ from typing import Any
 from fedpfl.errors import FedpflError
 from fedpfl.report import cleaning, costs, listing
 from fedpfl.report.compare import LEAST, compare, sides
+from fedpfl.report.fairness import fairness_table
 from fedpfl.report.filters import is_filter
 from fedpfl.report.load import STATUSES, Run, groups, nothing_below, runs, states, to_stderr
 from fedpfl.report.table import FORMATS, Table, render, screen
@@ -64,10 +65,15 @@ def _show(options: Namespace, only: str = "") -> None:
     found = runs(*options.roots, where=options.where)
     if not found:
         raise nothing_below(options.roots)
+    fairness = only != "figures" and options.fairness
+    if fairness and options.select != "last":
+        raise FedpflError("--fairness is of the last evaluation, which clients.csv holds; leave out --select")
     if only != "figures":
         _write("accuracy", accuracy_table(found, options.select, options.every or 1), options)
         if options.reference:
             _write("curves", curve_table(found, options.reference), options)
+    if fairness:
+        _write("fairness", fairness_table(found), options)
     if only != "tables":
         _figures(options, found)
     if options.paper:
@@ -177,6 +183,18 @@ def _compare(options: Namespace) -> None:
             to_stderr(f"wrote {target}")
 
 
+def _ranks(options: Namespace) -> None:
+    from fedpfl.report.ranking import diagram, rank_tables
+
+    found = runs(*options.roots, where=options.where)
+    if not found:
+        raise nothing_below(options.roots)
+    tables, result = rank_tables(found, options.accuracy, options.select, options.every or 1)
+    print(_text(tables, options.format), end="")
+    for target in diagram(result, (options.out or options.roots[0] / "figures") / "ranks"):
+        to_stderr(f"wrote {target}")
+
+
 def _clean(options: Namespace) -> int:
     return cleaning.clean(cleaning.found(options.roots, options.status, options.where), options.roots, options.yes)
 
@@ -237,12 +255,14 @@ OWN_RULE = f"{SELECT}; {AS_PUBLISHED}: by each table's own rule"
 EVERY_N = _option("--every", "best-checkpoint: of every N rounds only; paper: 100", type=_positive, metavar="N")
 JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY_N)
 OUT = _option("--out", "write there; default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR")
+ACCURACY = _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy")
 DEVICE = "of fedspu3's hours: operations and bits a second of a client; default: 1e9,1e7, which are ours"
 REFERENCE = "published curves (method,round,accuracy_before,accuracy_after)"
 USUAL = (
     *(ROOTS, FORMAT, *JUDGED, _option("--reference", REFERENCE, type=Path, metavar="CSV")),
     *(_option("--paper", "also the paper's, as far as there are runs", action="store_true"), OUT),
 )
+FAIRNESS = _option("--fairness", "also which clients FedAvg+FT and Local-Only serve better", action="store_true")
 DATASET = _option("--dataset", "only these columns, such as fmnist", **LIST)
 STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)}"
 FILTERS = (
@@ -255,13 +275,13 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         _show,
         "Print the table of all runs and draw their figures.",
         "Example: python -m fedpfl.report outputs/demo method=fedobp,fedavg",
-        USUAL,
+        (*USUAL, FAIRNESS),
     ),
     "tables": (
         partial(_show, only="tables"),
         "Print the table of all runs.",
         "Example: python -m fedpfl.report tables dataset=digits partition.alpha=0.1 --format markdown",
-        USUAL,
+        (*USUAL, FAIRNESS),
     ),
     "figures": (
         partial(_show, only="figures"),
@@ -278,7 +298,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
                 "words", "table2, fedselect1, figure2, ...; folders; filters", nargs="*", metavar="NAME|ROOT|KEY=VALUE"
             ),
             *(_option("--only", "of what there are runs", choices=("tables", "figures")), DATASET),
-            _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy"),
+            ACCURACY,
             _option("--select", OWN_RULE, choices=(*SELECTIONS, AS_PUBLISHED), default="last"),
             _option("--device", DEVICE, type=_device, default=costs.OURS, metavar="SPEED,BANDWIDTH"),
             *(EVERY_N, _option("--test", "mark what differs from the last line, paired over seeds", choices=[*LEAST])),
@@ -317,6 +337,12 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
             _option("--format", "default: terminal", choices=[*FORMATS], default="terminal"),
             _option("--out", "curves: .png or .pdf", type=Path, metavar="FILE"),
         ),
+    ),
+    "ranks": (
+        _ranks,
+        "Rank methods over data sets and partitions: Friedman, Wilcoxon with Holm's correction, a diagram.",
+        "Example: python -m fedpfl.report ranks outputs/fedobp method=fedavg,fedper,fedobp,local_only",
+        (ROOTS, ACCURACY, FORMAT, *JUDGED, OUT),
     ),
     "clean": (
         _clean,

@@ -13,6 +13,7 @@ import pandas as pd
 
 from fedpfl.errors import FedpflError
 from fedpfl.identity import essence
+from fedpfl.report.fairness import Harm, counts, harm, judged_as, never, samples_of
 from fedpfl.report.load import Group, Run, canonical, few, flat, groups, runs
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
 from fedpfl.report.tables import METRICS, TRAFFIC, chosen_round, unchosen
@@ -28,6 +29,10 @@ _WORDS = {
     "accuracy_worst10": "worst 10%, %",
     "loss": "test loss",
 }
+_CLIENTS = (
+    "B instead of A: harmed: clients, in percent, that lose accuracy; their loss: its mean over them, in points; worst "
+    "10%: mean change, in points, of the tenth that gains least."
+)
 COST = "Training and cost"
 FINAL = {
     "Before fine-tuning, at the last evaluation": _WORDS,
@@ -252,7 +257,11 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
     pairs = [(str(seed), of_a[seed], of_b[seed]) for seed in sorted(of_a.keys() & of_b.keys())]
     if not pairs and len(of_a) == len(of_b) == 1:
         pairs = [(f"{a.used[0].seed} | {b.used[0].seed}", a.used[0], b.used[0])]
-    counts: list[tuple[Any, ...]] = []
+    words = {name: (told, name, name) for name, told in (("accuracy", "before"), ("ft_accuracy", "fine-tuned"))}
+    columns = [judged_as(group)[1] for group in (a, b)]
+    if columns[0] != columns[1]:
+        words["judged"] = "FedAvg alone fine-tuned", columns[0], columns[1]
+    records: list[dict[str, Any]] = []
     others, strange, apart = list[str](), list[str](), False
     for seed, one, other in pairs:
         try:
@@ -260,21 +269,20 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
         except FedpflError as error:
             strange.append(f"Clients of seed {seed} are not compared: {error}")
             continue
-        if not _partition(left).equals(_partition(right)):
+        if not samples_of(left).equals(samples_of(right)):
             others.append(seed)
             continue
-        count = len(left)
-        left, right = one.participating.align(other.participating, join="inner", axis=0)
-        apart = apart or len(left) < count
-        for name in ("accuracy", "ft_accuracy"):
-            if name in left and name in right:
-                gained = right[name] - left[name]
-                # Accuracies are ratios of counts: what differs, differs by far more than rounding.
-                better, worse = int((gained > 1e-9).sum()), int((gained < -1e-9).sum())
-                counts.append((seed, name, worse, int(gained.notna().sum()) - better - worse, better))
-                if "test" in left and (silent := int(((left["test"] > 0) & gained.isna()).sum())):
+        took_part = ~(never(left) | never(right))
+        apart = apart or not took_part.all()
+        for what, (_, of_left, of_right) in words.items():
+            if of_left in left and of_right in right:
+                gained = (right[of_right] - left[of_left])[took_part]
+                record = {"at": seed, "what": what} | dict(zip(("a", "equal", "b"), counts(gained), strict=True))
+                records.append(record | harm(gained.dropna())._asdict())
+                if "test" in left and (silent := int(((left["test"] > 0)[took_part] & gained.isna()).sum())):
+                    lacks = " or ".join(dict.fromkeys((of_left, of_right)))
                     strange.append(
-                        f"Seed {seed}: {silent} clients with test samples lack {name} in A or in B; they do not count."
+                        f"Seed {seed}: {silent} clients with test samples lack {lacks} in A or in B; they do not count."
                     )
     if others:
         strange.append(
@@ -282,20 +290,19 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
         )
     if apart:
         strange.append("Clients that never take part in A or in B are not compared.")
-    frame = pd.DataFrame(counts, columns=["at", "what", "a", "equal", "b"]).assign(section="clients")
-    for name, own in frame.groupby("what", sort=False):
+    frame = pd.DataFrame(records).assign(section="clients")
+    rows = [
+        [Cell(one["at"]), Cell(words[one["what"]][0]), *(Cell(one[key]) for key in ("a", "equal", "b", *Harm._fields))]
+        for one in records
+    ]
+    for name, own in frame.groupby("what", sort=False) if records else ():
         if len(own) > 1:
-            counts.append(("all", name, *own[["a", "equal", "b"]].sum()))
-    words = {"accuracy": "before", "ft_accuracy": "fine-tuned"}
-    rows = [[Cell(seed), Cell(words[name]), *map(Cell, numbers)] for seed, name, *numbers in counts]
-    heads = (Column("seed"), Column(""), *(Column(name, "whole") for name in ("in A", "equal", "in B")))
-    return Table("Clients that are better, by their own accuracy", heads, rows, frame), strange
-
-
-def _partition(clients: pd.DataFrame) -> pd.DataFrame:
-    """How many samples of each class and in each part the clients have."""
-    kept = {"client", "train", "validation", "test"}
-    return clients[sorted(name for name in clients if name in kept or name.startswith("label_"))]
+            spread = {key: Cell(*over_seeds([*own[key].dropna()])) for key in Harm._fields}
+            sums = own[["a", "equal", "b"]].sum()
+            rows.append([Cell("all"), Cell(words[str(name)][0]), *map(Cell, sums), *spread.values()])
+    heads = [Column("seed"), Column(""), *(Column(name, "whole") for name in ("in A", "equal", "in B"))]
+    heads += [Column(name, "percent", "B instead of A") for name in ("harmed %", "their loss", "worst 10%")]
+    return Table("Clients that are better, by their own accuracy", tuple(heads), rows, frame, _CLIENTS), strange
 
 
 def _about_runs(a: Group, b: Group, select: str) -> list[str]:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from fedpfl.report.fairness import as_table, compared
 from fedpfl.report.load import STATUSES, Group, Run, chosen, directories, groups, nothing_below, runs, to_stderr
 from fedpfl.report.page.data import page_data
 from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
@@ -48,6 +49,11 @@ _CHARTS = {
         "Clients",
         "Accuracy of every client's personal model after the last evaluation, all seeds together. "
         "Box: quartiles and median; diamond: mean; crosses: worst decile; triangle: its mean.",
+    ),
+    "fairness": (
+        "Fairness",
+        "Across: a client's accuracy in the baseline; up: its own, in percent, all seeds together. Below the diagonal "
+        "are the clients that are harmed.",
     ),
     "partition": (
         "Partition",
@@ -131,10 +137,12 @@ def page(experiment: Experiment, out: Path, select: str = "last", every: int = 1
     table = accuracy_table(experiment.runs, select, every, warn=notes.append)
     gathered = groups(experiment.runs)
     judged = [float(value) for value in table.frame["accuracy"]]
-    data = page_data(gathered, judged, notes.append)
+    fair, strange = compared(gathered)
+    data = page_data(gathered, judged, notes.append, fair)
     has = {
         "curves": bool(data["metrics"]),
         "clients": any("clients" in record for record in data["groups"]),
+        "fairness": any("fairness" in record for record in data["groups"]),
         "partition": bool(data["partitions"]),
         "masks": any("mask" in record for record in data["groups"]),
         "cost": True,
@@ -154,6 +162,9 @@ def page(experiment: Experiment, out: Path, select: str = "last", every: int = 1
     }
     if "clients" in sections and {"unseen_accuracy", "unseen_ft_accuracy"} & data["metrics"].keys():
         sections["clients"] = (*sections["clients"], _lines(["Clients that never take part are left out."]))
+    if has["fairness"]:
+        told = as_table(fair, strange)
+        sections["fairness"] += (as_html(told), _lines(told.prose("html")))
     sections["cost"] += (as_html(_costs(gathered, judged), "bare"),)
     body = "\n".join(_section(name, heading, *content) for name, (heading, *content) in sections.items())
     stamp = max((run.path / "rounds.csv").stat().st_mtime for run in experiment.runs)

@@ -6,7 +6,7 @@
 
   const data = JSON.parse(document.getElementById("data").textContent);
   const state = { setting: 0, hidden: new Set(), metric: null, across: "round", smooth: true, zoom: null, zoomed: null,
-    judged: "accuracy", partition: 0, order: "id", mask: 0, scale: "share", cost: "down", open: new Set() };
+    judged: "accuracy", baseline: null, partition: 0, order: "id", mask: 0, scale: "share", cost: "down", open: new Set() };
   const COLORS = 8;
   const DASHES = ["", "7 3", "2 2.5", "8 3 2 3", "5 2 1.5 2 1.5 2"];
   const LEGEND = 14, BEST = 10; // with more methods than LEGEND only the BEST are shown at first
@@ -483,9 +483,14 @@
     return chart.drawing;
   }
 
+  function panelSize(groups, width) {
+    const across = Math.max(1, Math.min(groups.length, Math.floor(width / 215))), each = Math.floor(width / across) - 4;
+    return { each, tall: Math.max(172, Math.min(240, each * 0.6)) };
+  }
+
   // A panel per method; the line joins the medians of five equal parts of the clients by size.
   function scatter(box, groups, width, low, high) {
-    const across = Math.max(1, Math.min(groups.length, Math.floor(width / 215))), each = Math.floor(width / across) - 4, tall = Math.max(172, Math.min(240, each * 0.6));
+    const { each, tall } = panelSize(groups, width);
     box.append(html("h3", {}, "Accuracy against training samples"),
       quiet("Across: training samples, logarithmic; up: accuracy in percent. A dot per client; the line joins the medians of five equal parts of the clients by size."));
     const sizes = groups.flatMap((group) => dotsOf(group).map(({ train }) => train).filter((train) => known(train) && train > 0));
@@ -517,6 +522,40 @@
       panels.append(chart.drawing);
     });
     box.append(panels);
+  }
+
+  // ---- fairness
+
+  function drawFairness(box) {
+    const shown = visible().filter((group) => group.fairness);
+    const baselines = [...new Set(shown.flatMap((group) => Object.keys(group.fairness)))].sort();
+    if (!baselines.includes(state.baseline)) state.baseline = baselines[0];
+    box.replaceChildren(controls(baselines.length > 1 ? choice("baseline", baselines.map((text) => [text, text]), "baseline") : null));
+    const groups = shown.filter((group) => group.fairness[state.baseline]);
+    if (!groups.length) { box.append(quiet("Nothing to draw: no method shown has a baseline of its split and seeds.")); return; }
+    const { each, tall } = panelSize(groups, box.clientWidth), panels = html("div", { class: "panels" });
+    const all = groups.flatMap((group) => group.fairness[state.baseline].dots.flatMap(([, , x, y]) => [x, y]));
+    const axis = { low: Math.max(0, Math.floor(extent(all)[0] / 10) * 10 - 1), high: 100.5 };
+    for (const group of groups) {
+      const { name: called, count, harmed, dots } = group.fairness[state.baseline];
+      const chart = plot(each, tall, `accuracy against that of ${state.baseline}, ${called}`, axis, axis,
+        { left: 32, right: 8, top: 22, bottom: 24, small: true });
+      const drawn = dots.map(([seed, client, base, own]) => ({ seed, client, base, own, x: chart.sx(base), y: chart.sy(own) }));
+      chart.drawing.append(label(32, 14, cut(called, Math.floor(each / 7)), null, "strong"));
+      chart.layer.append(svg("path", { class: "cursor", d: path([axis.low, axis.high].map((end) => [chart.sx(end), chart.sy(end)])) }),
+        series(group, svg("path", { class: "dot", "stroke-width": 4, "stroke-opacity": 0.55, d: drawn.map(({ x, y }) => `M${point(x)} ${point(y)}h.01`).join("") })));
+      pointer(chart.drawing, (px, py, cx, cy) => {
+        const dot = hit(drawn, px, py, 14);
+        if (dot) showTip(cx, cy, ...tell(called, `client ${dot.client}${group.seeds.length > 1 ? `, seed ${dot.seed}` : ""}: ${dot.own.toFixed(2)} %`, `${state.baseline}: ${dot.base.toFixed(2)} %`));
+        else if (px === null) hideTip();
+        else showTip(cx, cy, ...tell(called, `${harmed} % of ${count} clients are harmed`));
+      });
+      panels.append(chart.drawing);
+    }
+    box.append(panels);
+    if (groups.some((group) => group.fairness[state.baseline].count > group.fairness[state.baseline].dots.length)) {
+      box.append(quiet("Clients drawn are evenly spaced by the baseline's accuracy; shares are of all."));
+    }
   }
 
   // ---- partition
@@ -682,7 +721,7 @@
       for (const box of document.querySelectorAll(".chart")) box.closest("section").querySelector("h2").dataset.setting = data.settings[state.setting];
     }
     drawSettings();
-    for (const [id, paint] of Object.entries({ curves: drawCurves, clients: drawClients, partition: drawPartition, masks: drawMasks, cost: drawCost })) {
+    for (const [id, paint] of Object.entries({ curves: drawCurves, clients: drawClients, fairness: drawFairness, partition: drawPartition, masks: drawMasks, cost: drawCost })) {
       const box = document.querySelector(`#${id} .chart`);
       if (box) paint(box);
     }

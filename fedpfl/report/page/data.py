@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedpfl.errors import FedpflError
+from fedpfl.report.fairness import BASELINES, Fair, harm
 from fedpfl.report.load import Group, Run
 
 POINTS = 200  # of a curve, at most
@@ -39,11 +40,13 @@ METRICS = EVALUATED | EVERY_ROUND
 _COST = (("down", "bits_down", 8e9), ("up", "bits_up", 8e9), ("hours", "seconds", 3600))
 
 
-def page_data(gathered: Sequence[Group], judged: Sequence[float], note: Callable[[str], None]) -> dict[str, Any]:
+def page_data(
+    gathered: Sequence[Group], judged: Sequence[float], note: Callable[[str], None], fair: Sequence[Fair]
+) -> dict[str, Any]:
     """Return everything the charts need, without a number that is not finite.
 
     judged: each group's accuracy in the table, in percent. note: called with a line about each run whose
-    `clients.csv` cannot be read, or lacks an accuracy.
+    `clients.csv` cannot be read, or lacks an accuracy. fair: each group beside its baselines.
     """
     settings = list(dict.fromkeys(group.setting for group in gathered))
     methods = _methods(gathered, judged)
@@ -52,7 +55,7 @@ def page_data(gathered: Sequence[Group], judged: Sequence[float], note: Callable
     bins = max(8, min(100, MASKS // max(1, sum(len(mask.columns) for mask in masks))))
     size = max(1, math.ceil(max(run.reached for group in gathered for run in group.used) / POINTS))
     records = []
-    for group, accuracy, mask in zip(gathered, judged, masks, strict=True):
+    for group, accuracy, mask, own in zip(gathered, judged, masks, fair, strict=True):
         record: dict[str, Any] = {
             "setting": settings.index(group.setting),
             "method": methods.index(group.method),
@@ -62,6 +65,7 @@ def page_data(gathered: Sequence[Group], judged: Sequence[float], note: Callable
             "curves": _curves(group, size),
             "cost": _cost(group),
             "clients": _spread(group, tables),
+            "fairness": _beside(own),
             "mask": _mask(group, mask, bins),
         }
         records.append({key: value for key, value in record.items() if value is not None})
@@ -180,6 +184,25 @@ def _spread(group: Group, tables: dict[Any, pd.DataFrame | None]) -> dict[str, A
         for seed, client, train, before, after, flag in shown.itertuples(index=False)
     ]
     return {"count": len(every), "box": box, "dots": dots}
+
+
+def _beside(fair: Fair) -> dict[str, Any] | None:
+    """By baseline: the label, how many clients there are, percent of them harmed, and some clients.
+
+    `dots`: seed, client, the baseline's and its own accuracy; evenly spaced by the baseline's where there are more than
+    DOTS.
+    """
+    found = {}
+    for name, pairs in fair.pairs.items():
+        every = pd.concat([both.assign(seed=run.seed) for run, both in pairs.items()])
+        shown = every.reset_index().sort_values(["baseline", "own"]).iloc[_spaced(len(every), DOTS)]
+        dots = [
+            [int(seed), int(client), _round(x), _round(y)]
+            for seed, client, x, y in shown[["seed", "client", "baseline", "own"]].itertuples(index=False)
+        ]
+        share = _round(harm(every["own"] - every["baseline"]).harmed)
+        found[BASELINES[name]] = {"name": fair.method, "count": len(every), "harmed": share, "dots": dots}
+    return found or None
 
 
 def _mask(group: Group, entries: pd.DataFrame, bins: int) -> dict[str, Any] | None:
