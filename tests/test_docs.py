@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.types import Override
 
 from fedpfl.data import datasets
 from fedpfl.errors import FedpflError
@@ -60,13 +61,20 @@ def test_commands_compose(command: str, everything: bool):
     parsed, composed = try_docs.base(try_docs.filled(command))  # so does Hydra, before the jobs
     # What the experiment sweeps over, the command may set.
     choices = {name: values for name, values in swept(composed).items() if name not in {o.key_or_group for o in parsed}}
-    choices |= {o.key_or_group: list(o.sweep_string_iterator()) for o in parsed if o.is_sweep_override()}
+    choices |= {o.key_or_group: proposed(o) for o in parsed if o.is_sweep_override()}
     base = [override.input_line for override in parsed if not override.is_sweep_override()]
     with initialize_config_dir(CONF, version_base="1.3"):
         turns = range(max(map(len, choices.values()), default=1))  # each value once
         for turn in turns if everything else turns[:1]:
             job = [f"{name}={values[turn % len(values)]}" for name, values in choices.items()]
             assert_fits(compose("train", base + job))
+
+
+def proposed(override: Override) -> list[str]:
+    """What a sweep takes its values from; of an interval both ends."""
+    if override.is_discrete_sweep():
+        return list(override.sweep_string_iterator())
+    return [str(override.value().start), str(override.value().end)]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedpfl.errors import FedpflError
 from fedpfl.identity import essence
-from fedpfl.report.fairness import Harm, counts, harm, judged_as, never, samples_of
+from fedpfl.report.fairness import Harm, counts, harm, judged_as, samples_of
 from fedpfl.report.load import Group, Run, canonical, few, flat, groups, runs
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
 from fedpfl.report.tables import METRICS, TRAFFIC, chosen_round, unchosen
@@ -272,7 +272,7 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
         if not samples_of(left).equals(samples_of(right)):
             others.append(seed)
             continue
-        took_part = ~(never(left) | never(right))
+        took_part = left.index.isin(one.participating.index) & right.index.isin(other.participating.index)
         apart = apart or not took_part.all()
         for what, (_, of_left, of_right) in words.items():
             if of_left in left and of_right in right:

@@ -95,11 +95,6 @@ def judged_as(group: Group, column: str = "accuracy") -> tuple[str, str]:
     return group.method.replace("FedAvg", BASELINES["fedavg"], 1), f"ft_{column}"
 
 
-def never(clients: pd.DataFrame) -> pd.Series:
-    """Return which clients never take part."""
-    return clients.get("unseen", pd.Series(0, clients.index)) > 0
-
-
 def samples_of(clients: pd.DataFrame) -> pd.DataFrame:
     """Return how many samples of each class and in each part the clients have."""
     kept = {"client", "train", "validation", "test"}
@@ -184,7 +179,7 @@ def as_table(found: Sequence[Fair], notes: tuple[str, ...]) -> Table:
 
 def _accuracies(run: Run, column: str) -> pd.Series:
     """Accuracy by client, of those that may take part and have test samples. Raises FedpflError where one has none."""
-    clients = run.clients[~never(run.clients)]
+    clients = run.participating
     if "test" in clients:
         clients = clients[clients["test"] > 0]
     own = clients.set_index("client").reindex(columns=[column])[column]
