@@ -139,7 +139,7 @@ def test_an_evaluation_is_fetched_at_once():
     assert accuracies(counts)["accuracy"] > 0
     assert not unsound(counts)
     assert len(per_client(counts)) == 10
-    assert seen.waits == {"engine/backend.py Backend.evaluate: copy from cuda to cpu": 1}
+    assert seen.waits == {"engine/backend.py Backend.judge: copy from cuda to cpu": 1}
 
 
 def test_a_step_launches_and_moves_little():
@@ -228,7 +228,7 @@ def test_calls_that_have_no_room_together_are_answered_one_by_one():
     assert together > room
     seen.limit = int(held + room)
     answers = runner.run(calls)
-    assert [type(answer).__name__ for answer in answers] == ["Counts"] * 4
+    assert [list(answer) for answer in answers] == [["test"]] * 4
     del answers
     assert seen.now == held
 
