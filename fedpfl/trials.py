@@ -142,14 +142,15 @@ class Search:
         alive = [trial for trial in self.study.trials if trial.state != states.FAIL]
         begun = [trial for trial in alive if trial.state == states.RUNNING]
         count = sum(trial.state != states.WAITING for trial in alive)
-        while len(begun) < self._batch and count < self._trials:
+        # A batch that was broken off while it was told is not filled up: its proposals would know more than they may.
+        while count < self._trials and (not begun or count % self._batch):
             self.study.sampler = self._sampler(count)
             if count == 0 and self._first and not any(trial.state == states.WAITING for trial in self.study.trials):
                 self.study.enqueue_trial(self._first)
             number = self.study.ask(dict(self._space)).number
             begun.append(self.study.trials[number])
             count += 1
-        return begun[: self._batch]
+        return begun
 
     def _sampler(self, place: int) -> Any:
         digest = hashlib.blake2b(f"{self._seed} {place}".encode(), digest_size=4).digest()

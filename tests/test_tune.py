@@ -83,9 +83,10 @@ def test_what_is_found_is_the_best_that_ended(whole):
 
 KILLS = [(batch, kill, where) for batch in (1, 3) for kill in (1, 2, 5) for where in ("play", "ask", "draw", "tell")]
 KILLS.remove((3, 5, "play"))  # there are three batches
+KILLS.insert(0, KILLS.pop(KILLS.index((3, 2, "tell"))))  # first, so that make test has it: it once was not survived
 
 
-@pytest.mark.parametrize(("batch", "kill", "where"), sampled(KILLS, 5))
+@pytest.mark.parametrize(("batch", "kill", "where"), sampled(KILLS, 4))
 def test_killed_anywhere_it_ends_in_the_same_trials(batch, kill, where, whole, tmp_path):
     own, calls = search(tmp_path, batch), [0]
 
