@@ -10,6 +10,7 @@ import csv
 import hashlib
 import importlib.util
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fedpfl.record.overview import Overview
 from fedpfl.record.sinks import RunInfo
 
 
-class Mirror:
+class Mirror(ABC):
     """One record of a service per run directory; a resumed run continues it."""
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class Mirror:
             values["traffic_gb"] = self._overview.traffic_gb
         self._send(row, values)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str) -> None:  # noqa: B027
         """Nothing: run.log has it."""
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
@@ -56,21 +57,21 @@ class Mirror:
         own = {key: value for key, value in known.items() if key not in self._sent}
         self._finish(status, {**own, **self._overview.fields(), "status": status})
 
+    @abstractmethod
     def picture(self, name: str, path: Path) -> None:
         """Send an image file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
         """Start or continue the record; returns the first round that it lacks, 0 if all."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _send(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Send a round. row: with None where nothing was measured. values: without, and with the traffic."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
         """Send the summary and end the record, if one is open."""
-        raise NotImplementedError
 
 
 def run_id(run: RunInfo) -> str:
