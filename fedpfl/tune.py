@@ -43,17 +43,18 @@ JUDGED = {"accuracy": "mean", "accuracy_pooled": "pooled", "ft_accuracy": "fine-
 
 
 class Order(NamedTuple):
-    """What is asked for: the methods, how many trials and fresh seeds, and words for all."""
+    """What is asked for: the methods, how many trials and fresh seeds, where to write, and words for all."""
 
     methods: list[str]
     trials: int
     seeds: int
+    folder: Path
     words: list[str]
 
 
 def order(words: Sequence[str]) -> Order:
     """Read the command line. Raises FedpflError."""
-    own, methods, rest = dict(OWN), list[str](), list[str]()
+    own, methods, folder, rest = dict(OWN), list[str](), Path("outputs/tune"), list[str]()
     for word in words:
         key, _, value = word.partition("=")
         if key in own:
@@ -62,6 +63,8 @@ def order(words: Sequence[str]) -> Order:
             own[key] = int(value)
         elif key == "method":
             methods = value.split(",")
+        elif key == "hydra.sweep.dir":
+            folder = Path(value)
         elif word not in ("-m", "--multirun"):
             rest.append(word)
     if not methods:
@@ -70,7 +73,7 @@ def order(words: Sequence[str]) -> Order:
         raise FedpflError(f"method.name must be one of {', '.join(sorted(config.METHODS))}, got {unknown[0]!r}")
     if bad := next((word for word in rest if word.startswith(("seed=", "hydra/sweeper=")) and "," in word), None):
         raise FedpflError(f"{bad}: tune searches with one seed, and takes the next ones to judge by")
-    return Order(list(dict.fromkeys(methods)), own["trials"], own["seeds"], rest)
+    return Order(list(dict.fromkeys(methods)), own["trials"], own["seeds"], folder, rest)
 
 
 def space(method: str, words: Sequence[str]) -> list[str]:
@@ -86,8 +89,7 @@ def space(method: str, words: Sequence[str]) -> list[str]:
 
 def tune(asked: Order) -> Table:
     """Search for each method's values, run them with fresh seeds, and tell what came of it."""
-    folder = Path(next((word[16:] for word in asked.words if word.startswith("hydra.sweep.dir=")), "outputs/tune"))
-    words = [word for word in asked.words if not word.startswith("hydra.sweep.dir=")]
+    folder, words = asked.folder, list(asked.words)
     if not any(word.lstrip("+").startswith("validation=") for word in words):
         words.append("validation=0.1")
     records = []
@@ -184,9 +186,8 @@ def main() -> None:
         config.register()
         asked = order(words)
         table = tune(asked)
-        folder = Path(next((word[16:] for word in asked.words if word.startswith("hydra.sweep.dir=")), "outputs/tune"))
-        (folder / "tuned.md").write_text(render(table, "markdown") + "\n")
-        (folder / "tuned.csv").write_text(render(table, "csv"))
+        (asked.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
+        (asked.folder / "tuned.csv").write_text(render(table, "csv"))
         print(render(table, width=screen()))
     except FedpflError as error:
         print(f"fedpfl: {error}", file=sys.stderr)
