@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import pandas as pd
 import yaml
+from omegaconf import OmegaConf
 
 from fedpfl import config, overrides, train, trials
 from fedpfl.errors import FedpflError
@@ -77,14 +78,26 @@ def order(words: Sequence[str]) -> Order:
 
 
 def space(method: str, words: Sequence[str]) -> list[str]:
-    """Return the words of a method's search space, without keys that the user has set. Raises FedpflError."""
-    given = {word.partition("=")[0].lstrip("+") for word in words}
+    """Return the words of a method's search space, without keys that the user has set. Raises FedpflError.
+
+    A group that the user chose (`quantile=adaptive`) sets its keys, but for those that it leaves open (as `tuned`).
+    """
+    given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
     found: dict[str, str] = {}
     for name in ("all", method):
         path = SPACES / f"{name}.yaml"
         if path.is_file():
             found |= yaml.safe_load(path.read_text()) or {}
-    return [f"{key}={text}" for key, text in found.items() if key not in given]
+    return [f"{key}={text}" for key, text in found.items() if key not in given and _open(key, given)]
+
+
+def _open(key: str, given: Mapping[str, str]) -> bool:
+    """Tell whether the group of a key was not chosen, or leaves it without a value."""
+    group, _, name = key.partition(".")
+    if group not in given:
+        return True
+    path = SPACES.parent / group / f"{given[group]}.yaml"
+    return path.is_file() and OmegaConf.is_missing(OmegaConf.load(path), name)
 
 
 def tune(asked: Order) -> Table:
@@ -94,7 +107,8 @@ def tune(asked: Order) -> Table:
         words.append("validation=0.1")
     records = []
     for method in asked.methods:
-        searched = [f"method={method}", *words, *space(method, words)]
+        # Fine-tuned columns choose nothing.
+        searched = [f"method={method}", *words, *space(method, words), "eval.finetune_epochs=0"]
         _play(
             ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}", f"hydra.sweep.dir={folder}/trials"],
             searched,

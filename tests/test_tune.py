@@ -258,6 +258,15 @@ def test_every_space_is_of_its_method(name):
     ]
 
 
+@pytest.mark.parametrize(
+    ("word", "searched"),
+    [("quantile=adaptive", False), ("quantile=paper", False), ("quantile=auto", False), ("quantile=tuned", True)],
+)
+def test_a_chosen_group_is_not_searched_but_where_it_is_open(word, searched):
+    assert any(own.startswith("quantile.q=") for own in tune.space("fedobp", (word,))) is searched
+    assert any(own.startswith("method.lam=") for own in tune.space("ditto", (word,)))
+
+
 SEARCH = (
     *("-m", "hydra/sweeper=optuna", "hydra.sweeper.trials=5", "hydra.sweeper.startup=2", "hydra.sweep.dir=runs"),
     *(*TINY, "rounds=3", "model=mlp", "validation=0.25", "method=fedprox", *WORDS[:2]),

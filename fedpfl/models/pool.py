@@ -1,7 +1,8 @@
-"""Max pooling of several models side by side, without copies."""
+"""Max pooling: of several models side by side without copies, and the quicker way where no gradient is asked for."""
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -15,11 +16,22 @@ def max_pool(x: Tensor, size: int) -> Tensor:
     """Pool `[batch, channels, height, width]` by windows of `size`, as F.max_pool2d, to the bit.
 
     Under vmap a convolution leaves its result as `[batch, models * channels, ...]` in memory. PyTorch's own rule pools
-    `[models * batch, ...]`, for which it copies the images twice on the way there and twice back.
+    `[models * batch, ...]`, for which it copies the images twice on the way there and twice back. PyTorch's kernel for
+    CPUs writes down where each largest value was also when no gradient will ask.
     """
-    if isinstance(x, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x):  # a tracer's proxy is no tensor
+    if not isinstance(x, Tensor):  # a tracer's proxy
+        return F.max_pool2d(x, size)
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
         return _MaxPool.apply(x, size)[0]
+    if x.device.type == "cpu" and not x.requires_grad:
+        return _largest(_largest(x, size, -2), size, -1)
     return F.max_pool2d(x, size)
+
+
+def _largest(x: Tensor, size: int, axis: int) -> Tensor:
+    """The largest of every `size` neighbours along an axis; what is left over at its end is dropped."""
+    count = x.shape[axis] // size
+    return reduce(torch.maximum, x.narrow(axis, 0, count * size).unflatten(axis, (count, size)).unbind(axis))
 
 
 class _MaxPool(torch.autograd.Function):
