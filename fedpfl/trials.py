@@ -6,9 +6,12 @@ trials. So each proposal has random numbers of its own, and nothing is told befo
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import math
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,8 +61,19 @@ def _optuna() -> Any:
 def storage(folder: Path) -> Any:
     """Return the trials kept below a folder."""
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "trials.db"
+    if not path.exists():  # made aside, as two searches may begin at once
+        with tempfile.TemporaryDirectory(dir=folder) as aside:
+            made = Path(aside) / path.name
+            _opened(made).engine.dispose()
+            with contextlib.suppress(FileExistsError):
+                os.link(made, path)
+    return _opened(path)
+
+
+def _opened(path: Path) -> Any:
     wait = {"connect_args": {"timeout": 120}}  # seconds, for jobs side by side
-    return _optuna().storages.RDBStorage(f"sqlite:///{(folder / 'trials.db').resolve()}", engine_kwargs=wait)
+    return _optuna().storages.RDBStorage(f"sqlite:///{path.resolve()}", engine_kwargs=wait)
 
 
 def distribution(override: Override) -> Any:
@@ -184,8 +198,10 @@ class Outcome:
 
 def outcome(folder: Path, given_up: bool) -> Outcome:
     """Read a trial's run directory: the validation accuracy in rounds.csv, and no other column but `round`."""
-    with (folder / "rounds.csv").open(newline="") as file:
-        rows = [(int(row["round"]), row.get(COLUMN)) for row in csv.DictReader(file)]
+    path, rows = folder / "rounds.csv", list[tuple[int, str | None]]()
+    if path.is_file() or not given_up:  # it may have diverged in the first round
+        with path.open(newline="") as file:
+            rows = [(int(row["round"]), row.get(COLUMN)) for row in csv.DictReader(file)]
     values = [float(value) for _, value in rows if value]
     if not given_up and not values:
         raise FedpflError(f"{folder}: no sample was held out; set validation=0.1")

@@ -122,7 +122,8 @@ def tune(asked: Order) -> Table:
         fixed = [f"method={method}", *fixed, *found.words]
         first = int(overrides.composed([word for word in fixed if not word.startswith("hydra/")]).seed) + 1
         seeds = [first + number for number in range(asked.seeds)]
-        _play(["-m", f"hydra.sweep.dir={folder}/final"], [*fixed, f"seed={','.join(map(str, seeds))}"])
+        final = [*fixed, f"seed={','.join(map(str, seeds))}"]
+        _play(["-m", f"hydra.sweep.dir={folder}/final"], final, bears=train.STATUS[train.Diverged])
         record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
         record |= {"validation": found.value} | _tested(folder / "final", fixed, seeds)
         records.append(record)
@@ -133,28 +134,42 @@ def tune(asked: Order) -> Table:
         pd.DataFrame(records),
         f"{asked.trials} trials per method, chosen by validation accuracy; then {asked.seeds} other seeds, each at its "
         "round of the best validation accuracy: mean (standard deviation over seeds), in percent.",
-        ("Rounds: played by all trials together. A trial below the others' median validation accuracy is given up.",),
+        (
+            "Rounds: played by all trials together. A trial below the others' median validation accuracy is given up.",
+            *(
+                f"{record['method']}: {lost} of the final runs diverged, so its test cells stay empty."
+                for record in records
+                if (lost := asked.seeds - record["seeds"])
+            ),
+        ),
     )
 
 
-def _play(options: Sequence[str], words: Sequence[str]) -> None:
-    """Do as the command line; ends the process where that failed."""
+def _play(options: Sequence[str], words: Sequence[str], bears: int = 0) -> None:
+    """Do as the command line; ends the process where that failed, but with status `bears`."""
     sys.argv[1:] = [*options, *words]
-    train.main()
+    try:
+        train.main()
+    except SystemExit as end:
+        if end.code != bears:
+            raise
 
 
 def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """Test accuracies of the runs of these seeds, each at its best validation round."""
+    """Test accuracies of the runs of these seeds, each at its best validation round; nan where one diverged."""
     found: dict[str, list[float]] = {name: [] for name in JUDGED}
+    diverged = 0
     for seed in seeds:
         cfg = overrides.composed([*(word for word in words if not word.startswith("hydra/")), f"seed={seed}"])
         choices = cfg.hydra.runtime.choices
         place = root / config.run_subdir(config.check(cfg).config, choices.get("experiment"))
-        row = chosen_round(load.read(place).evaluations)
+        lost = load.begun(place).status == "diverged"
+        diverged += lost
+        row = {} if lost else chosen_round(load.read(place).evaluations)
         for name in found:
             found[name].append(float(row.get(name, float("nan"))))
     told = {name: over_seeds(values) for name, values in found.items()}
-    return {"seeds": len(seeds)} | {
+    return {"seeds": len(seeds) - diverged} | {
         f"{name}{suffix}": value[at] for name, value in told.items() for at, suffix in enumerate(("", "_std"))
     }
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import numpy as np
@@ -218,6 +219,31 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
     assert row["accuracy"] == pytest.approx(np.mean([own["accuracy"] for own in of_run]))
     assert row["accuracy_std"] == pytest.approx(np.std([own["accuracy"] for own in of_run], ddof=1))
     assert row["rounds"] <= 9
+
+
+def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
+    words = "method=fedavg", "trials=4", "seeds=2", "local.lr=choice(0.05,1e30)", "validation=0.2"
+    code, text = tuned(worlds, "right", *words)
+    assert code == 0, text
+    (row,) = pd.read_csv(worlds / "right" / "tuned" / "tuned.csv").to_dict("records")
+    assert (row["chosen"], row["finished"] + row["given up"], row["given up"] > 0) == ("local.lr=0.05", 4, True)
+    assert row["seeds"] == 2
+    assert row["accuracy"] > 0
+    bad = trials.Found(("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12, mock.Mock())
+    with mock.patch.object(trials.Search, "_found", return_value=bad), mock.patch.object(tune, "draw"):
+        code, text = tuned(worlds, "right", *words)
+    assert code == 0, text
+    (row,) = pd.read_csv(worlds / "right" / "tuned" / "tuned.csv").to_dict("records")
+    assert (row["seeds"], row["accuracy"]) == (0, pytest.approx(np.nan, nan_ok=True))
+    assert "fedavg: 2 of the final runs diverged, so its test cells stay empty." in text
+
+
+def test_searches_may_begin_at_once_in_one_folder(tmp_path):
+    for repeat in range(4):
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _, repeat=repeat: trials.storage(tmp_path / str(repeat)), range(4)))
+        assert all(own.get_all_studies() == [] for own in found)
+        assert [path.name for path in (tmp_path / str(repeat)).iterdir()] == ["trials.db"]
 
 
 @pytest.mark.parametrize(
