@@ -105,7 +105,7 @@ def tune(asked: Order) -> Table:
     folder, words = asked.folder, list(asked.words)
     if not any(word.lstrip("+").startswith("validation=") for word in words):
         words.append("validation=0.1")
-    records = []
+    records = list[dict[str, Any]]()
     for method in asked.methods:
         # Fine-tuned columns choose nothing.
         searched = [f"method={method}", *words, *space(method, words), "eval.finetune_epochs=0"]
