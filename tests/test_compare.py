@@ -10,6 +10,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +106,24 @@ def test_every_number_is_there(ab: tuple[Path, Path]) -> None:
         "seconds": (2.0, 2.0, False),  # the median of 1, 9, 2, 2
         "hours": (2.0, 3.5, False),
     }
+
+
+def test_those_judged_apart_are_compared_too(ab: tuple[Path, Path]) -> None:
+    for folder, better in zip(ab, (0, 4), strict=True):
+        for run in folder.iterdir():
+            told = pd.read_csv(run / "rounds.csv")
+            judged = told["accuracy"].notna()
+            for number, name in enumerate(("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy_worst10")):
+                told.loc[judged, name] = 60.0 + 10 * number + better
+            told.to_csv(run / "rounds.csv", index=False)
+    compared = between(*ab, metric="unseen_accuracy")
+    for number, name in enumerate(("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy_worst10")):
+        numbers = final(compared, name)
+        assert (numbers["a"], numbers["difference"]) == (60 + 10 * number, 4)
+    shown = "\n".join(render(table) for table in compared)
+    assert "On held-out samples" in shown
+    assert "worst 10%, %, fine-tuned" in shown
+    assert [row["difference"] for row in rows(compared, "curve")] == [4, 4]
 
 
 def test_only_common_seeds_are_paired(tmp_path: Path) -> None:

@@ -33,10 +33,23 @@ _CLIENTS = (
     "B instead of A: harmed: clients, in percent, that lose accuracy; their loss: its mean over them, in points; worst "
     "10%: mean change, in points, of the tenth that gains least."
 )
+
+
+def _apart(where: str) -> dict[str, str]:
+    """What is compared of those who are judged apart, before and after fine-tuning."""
+    return {
+        f"{where}_{when}{name}": words + told
+        for when, told in (("", ""), ("ft_", ", fine-tuned"))
+        for name, words in _WORDS.items()
+    }
+
+
 COST = "Training and cost"
 FINAL = {
     "Before fine-tuning, at the last evaluation": _WORDS,
     "After fine-tuning": {f"ft_{name}": words for name, words in _WORDS.items()},
+    "On held-out samples": _apart("val"),
+    "Of clients that never take part": _apart("unseen"),
     COST: {"train_loss": "cohort's loss"}
     | {name: name.replace("_", " ") for name in TRAFFIC}
     | {"seconds": "seconds per round", "hours": "hours"},

@@ -30,6 +30,9 @@ METRICS = {
     "ft_accuracy": "mean test accuracy after fine-tuning (%)",
     "ft_accuracy_pooled": "pooled test accuracy after fine-tuning (%)",
     "loss": "test loss",
+    VALIDATION: "mean accuracy on held-out samples (%)",
+    "unseen_accuracy": "mean accuracy of clients that never take part (%)",
+    "unseen_ft_accuracy": "mean accuracy of clients that never take part, fine-tuned (%)",
 }
 
 _ROW = {"dataset": Column("data set"), "partition": Column("partition"), "method": Column("method")}
