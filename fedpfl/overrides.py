@@ -56,9 +56,9 @@ def composed_once(words: Sequence[str]) -> DictConfig:
     Raises FedpflError for a sweep, and as `composed`.
     """
     given = {override.key_or_group for word in words if (override := _parsed(word))}
-    cfg = composed([word for word in words if not _sweeps(word)])
+    cfg = composed([word for word in words if not sweeps(word)])
     own = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items() if key not in given]
-    for word in filter(_sweeps, (*words, *own)):
+    for word in filter(sweeps, (*words, *own)):
         raise FedpflError(f"{word} is a sweep, and this is one run: give {word.partition('=')[0]} one value at a time")
     return composed([*words, *own]) if own else cfg
 
@@ -160,7 +160,8 @@ def chosen(words: Iterable[str], key: str) -> list[str]:
     return [str(one) for one in found] if isinstance(found, list) else []
 
 
-def _sweeps(word: str) -> bool:
+def sweeps(word: str) -> bool:
+    """Return whether a word gives its key several values."""
     override = _parsed(word)
     return override is not None and override.is_sweep_override()
 

@@ -133,7 +133,10 @@ class Search:
             if not batch:
                 break
             jobs = [(trial.number, self.words(trial.params)) for trial in batch]
-            for trial, (number, words), outcome in zip(batch, jobs, play(jobs), strict=True):
+            once = {tuple(words): (number, words) for number, words in reversed(jobs)}  # equal ones are one run
+            outcomes = dict(zip(sorted(once, key=once.__getitem__), play(sorted(once.values())), strict=True))
+            for trial, (number, words) in zip(batch, jobs, strict=True):
+                outcome = outcomes[tuple(words)]
                 own = optuna.trial.Trial(self.study, trial._trial_id)
                 own.set_user_attr("rounds", outcome.rounds)
                 own.set_user_attr("directory", outcome.directory)
@@ -177,14 +180,17 @@ class Search:
         ]
 
     def _found(self, states: Any) -> Found:
-        trials = [trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)]
+        ended = [trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)]
+        trials = ended[: self._trials]  # an earlier search may have been longer
         whole = [trial for trial in trials if trial.state == states.COMPLETE]
         if not whole:
             raise FedpflError(f"none of {len(trials)} trials came to its end; look at their run.log")
         best = max(whole, key=lambda trial: (trial.value, -trial.number))
         counts = {"finished": len(whole), "given up": len(trials) - len(whole)}
-        rounds = sum(trial.user_attrs.get("rounds", 0) for trial in trials)
-        return Found(tuple(self.words(best.params)), best.value, counts, rounds, self.study)
+        rounds = {
+            trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials
+        }  # equal ones are one run
+        return Found(tuple(self.words(best.params)), best.value, counts, sum(rounds.values()), self.study)
 
 
 @dataclass(frozen=True)

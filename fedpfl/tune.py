@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import pandas as pd
 import yaml
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl import config, overrides, train, trials
+from fedpfl import config, overrides, plugins, train, trials
 from fedpfl.errors import FedpflError
 from fedpfl.report import load
 from fedpfl.report.table import Cell, Column, Table, over_seeds, render, screen
@@ -65,11 +67,12 @@ def order(words: Sequence[str]) -> Order:
         elif key == "method":
             methods = value.split(",")
         elif key == "hydra.sweep.dir":
-            folder = Path(value)
+            folder = Path(str(overrides.composed([word]).hydra.sweep.dir))
         elif word not in ("-m", "--multirun"):
             rest.append(word)
     if not methods:
         raise FedpflError("name the methods to tune: method=fedobp,fedavg")
+    plugins.load(overrides.chosen(rest, "plugins"))
     if unknown := [method for method in methods if method not in config.METHODS]:
         raise FedpflError(f"method.name must be one of {', '.join(sorted(config.METHODS))}, got {unknown[0]!r}")
     if bad := next((word for word in rest if word.startswith(("seed=", "hydra/sweeper=")) and "," in word), None):
@@ -88,7 +91,10 @@ def space(method: str, words: Sequence[str]) -> list[str]:
         path = SPACES / f"{name}.yaml"
         if path.is_file():
             found |= yaml.safe_load(path.read_text()) or {}
-    return [f"{key}={text}" for key, text in found.items() if key not in given and _open(key, given)]
+    searched = [f"{key}={text}" for key, text in found.items() if key not in given and _open(key, given)]
+    if not searched and not any(map(overrides.sweeps, words)):
+        return [f"local.lr=choice({given['local.lr']})"]  # every trial is the same run
+    return searched
 
 
 def _open(key: str, given: Mapping[str, str]) -> bool:
@@ -105,25 +111,24 @@ def tune(asked: Order) -> Table:
     folder, words = asked.folder, list(asked.words)
     if not any(word.lstrip("+").startswith("validation=") for word in words):
         words.append("validation=0.1")
+    for method in asked.methods:  # hours before its turn
+        overrides.composed([f"method={method}", *(word for word in words if not _of_search(word))])
     records = list[dict[str, Any]]()
     for method in asked.methods:
         # Fine-tuned columns choose nothing.
         searched = [f"method={method}", *words, *space(method, words), "eval.finetune_epochs=0"]
         _play(
-            ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}", f"hydra.sweep.dir={folder}/trials"],
-            searched,
+            ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}", *_below(folder / "trials")], searched
         )
         found = trials.found[-1]
         draw(found, folder, method)
         chosen = {word.partition("=")[0] for word in found.words}
-        fixed = [
-            word for word in words if not word.startswith("hydra.sweeper.") and word.partition("=")[0] not in chosen
-        ]
+        fixed = [word for word in words if not (_of_search(word) or word.partition("=")[0] in chosen)]
         fixed = [f"method={method}", *fixed, *found.words]
-        first = int(overrides.composed([word for word in fixed if not word.startswith("hydra/")]).seed) + 1
+        first = int(overrides.composed_once(fixed).seed) + 1
         seeds = [first + number for number in range(asked.seeds)]
         final = [*fixed, f"seed={','.join(map(str, seeds))}"]
-        _play(["-m", f"hydra.sweep.dir={folder}/final"], final, bears=train.STATUS[train.Diverged])
+        _play(["-m", *_below(folder / "final")], final, bears=train.STATUS[train.Diverged])
         record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
         record |= {"validation": found.value} | _tested(folder / "final", fixed, seeds)
         records.append(record)
@@ -155,15 +160,24 @@ def _play(options: Sequence[str], words: Sequence[str], bears: int = 0) -> None:
             raise
 
 
+def _of_search(word: str) -> bool:
+    return word.startswith("hydra.sweeper.") or overrides.sweeps(word)
+
+
+def _below(folder: Path) -> Iterator[str]:
+    return overrides.words("hydra.sweep.dir", str(folder))
+
+
 def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """Test accuracies of the runs of these seeds, each at its best validation round; nan where one diverged."""
     found: dict[str, list[float]] = {name: [] for name in JUDGED}
     diverged = 0
     for seed in seeds:
-        cfg = overrides.composed([*(word for word in words if not word.startswith("hydra/")), f"seed={seed}"])
-        choices = cfg.hydra.runtime.choices
-        place = root / config.run_subdir(config.check(cfg).config, choices.get("experiment"))
-        lost = load.begun(place).status == "diverged"
+        place = root / overrides.composed_once([*words, f"seed={seed}"]).hydra.sweep.subdir
+        status = load.begun(place).status
+        if status not in ("finished", "diverged"):
+            raise FedpflError(f"{place}: {status}; the same command tries it again")
+        lost = status == "diverged"
         diverged += lost
         row = {} if lost else chosen_round(load.read(place).evaluations)
         for name in found:
@@ -218,8 +232,8 @@ def main() -> None:
         (asked.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
         (asked.folder / "tuned.csv").write_text(render(table, "csv"))
         print(render(table, width=screen()))
-    except FedpflError as error:
-        print(f"fedpfl: {error}", file=sys.stderr)
+    except (FedpflError, HydraException, OmegaConfBaseException) as error:
+        print(f"fedpfl: {config.one_line(error)}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -16,6 +16,9 @@ from fedpfl import tidy
 from fedpfl.errors import printable
 from hydra_plugins.fedpfl_sweeper import Sweeper, tell
 
+PROBLEM = ("dataset", "partition", "clients", "unseen", "validation")
+"""Keys and groups that say by which samples trials are judged."""
+
 
 @dataclass
 class Options(BasicSweeperConf):
@@ -78,9 +81,9 @@ class Search(Sweeper):
             search, fixed = self._search(arguments)
             found = search.run(play, lambda line: print(printable(f"fedpfl: {line}"), file=sys.stderr, flush=True))
         except FedpflError as error:
-            if any(job.status == JobStatus.FAILED and job._return_value is error for job in returns):
-                raise  # it is told below
-            raise ValueError(str(error)) from None
+            if not any(job.status == JobStatus.FAILED and job._return_value is error for job in returns):
+                print(printable(f"fedpfl: {error}"), file=sys.stderr)  # else it is told below
+            raise
         finally:
             tidy.prune()
             tell([job for job in returns if job.status == JobStatus.FAILED and not _diverged(job)])
@@ -91,7 +94,7 @@ class Search(Sweeper):
 
     def _search(self, arguments: list[str]) -> tuple[Any, list[str]]:
         """The search that the overrides ask for, and those of them that all its jobs have."""
-        from fedpfl import config, trials
+        from fedpfl import config, overrides, trials
         from fedpfl.engine import ranks
 
         assert self.hydra_context is not None
@@ -99,14 +102,18 @@ class Search(Sweeper):
         if ranks.launched():
             raise ValueError("torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN")
         loader = self.hydra_context.config_loader
-        given = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
-        swept = {own.get_key_element(): own for own in given if own.is_sweep_override()}
-        others = [own for own in given if not own.is_sweep_override()]
+        words = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
+        given = {own.get_key_element(): own for own in words}  # what is given again takes the experiment's place
+        swept = {key: own for key, own in given.items() if own.is_sweep_override()}
+        others = [own for own in given.values() if not own.is_sweep_override()]
         fixed = [f"{own.get_key_element()}={own.get_value_element_as_str()}" for own in others]
         if not swept:
             raise ValueError("nothing to search for; give keys a choice(...), range(...) or interval(...)")
-        if "seed" in {key.lstrip("+") for key in swept}:
+        groups = {key.lstrip("+").split(".")[0] for key in swept}
+        if "seed" in groups:
             raise ValueError("seed is no hyperparameter; search with one seed, and judge the values by others")
+        if wrong := [key for key in PROBLEM if key in groups]:
+            raise ValueError(f"{wrong[0]} is no hyperparameter: trials would be judged on other samples; search on one")
         space = {key: trials.distribution(own) for key, own in swept.items()}
         plain = loader.load_sweep_config(self.config, fixed)
         first = {key: OmegaConf.select(plain, key.lstrip("+"), throw_on_missing=False) for key in space}
@@ -118,7 +125,7 @@ class Search(Sweeper):
         folder = Path(str(self.config.hydra.sweep.dir)).resolve()
         name = trials.named(plan.identity, settings.seed, [str(own.input_line) for own in swept.values()])
         asked = self._trials, self._batch, self._startup, settings.rounds // 3, settings.seed
-        here = [f"hydra.sweeper.study={name}", f"hydra.sweeper.folder='{folder}'"]
+        here = [f"hydra.sweeper.study={name}", *overrides.words("hydra.sweeper.folder", str(folder))]
         return trials.Search(folder, name, space, first, *asked), [*fixed, *here]
 
 

@@ -4,6 +4,7 @@ import contextlib
 import io
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedpfl.methods import METHODS
 from fedpfl.report.tables import chosen_round
 from tests.command import TINY, composed, start, wait
 from tests.command import call as command
-from tests.conftest import sampled
+from tests.conftest import ROOT, sampled
 
 optuna = pytest.importorskip("optuna")
 COMPLETE, PRUNED, RUNNING = (optuna.trial.TrialState[name] for name in ("COMPLETE", "PRUNED", "RUNNING"))
@@ -120,6 +121,29 @@ def test_other_seeds_propose_other_values(tmp_path):
     assert one != two
 
 
+def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
+    asked = []
+
+    def play(jobs):
+        asked.append([words for _, words in jobs])
+        return [trials.Outcome(float(words[0][-1]), 3, words[0]) for _, words in jobs]
+
+    own = trials.Search(tmp_path, "study", distributions("method.layers=1,2"), {}, 6, 6, 6, 1, 3)
+    found = own.run(play, lambda line: None)
+    assert [sorted(batch) for batch in asked] == [[["method.layers=1"], ["method.layers=2"]]]
+    assert (found.words, found.trials, found.rounds) == (("method.layers=2",), {"finished": 6, "given up": 0}, 6)
+    assert all(trial.value == float(trial.params["method.layers"]) for trial in own.study.trials)
+
+
+def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
+    def run(folder, count):
+        return trials.Search(folder, "study", distributions(*WORDS), FIRST, count, 1, 3, 2, 3).run(judged, str)
+
+    run(tmp_path / "long", 8)
+    short, again = run(tmp_path / "short", 2), run(tmp_path / "long", 2)
+    assert (again.words, again.trials, again.rounds) == (short.words, short.trials, short.rounds)
+
+
 def test_where_none_comes_to_its_end_it_says_so(tmp_path):
     with pytest.raises(FedpflError, match="none of 8 trials came to its end"):
         search(tmp_path).run(lambda jobs: [trials.Outcome(None, 1, "") for _ in jobs], lambda line: None)
@@ -179,17 +203,15 @@ def worlds(tmp_path_factory):
 
 
 def tuned(root, name, *words):
-    out = io.StringIO()
-    argv = ["fedpfl.tune", "dataset=npz", f"dataset.path={root / name / 'mine.npz'}", *words]
+    argv = ["dataset=npz", f"dataset.path={root / name / 'mine.npz'}", *words]
     argv += ["partition=file", f"partition.path={root / 'split.json'}", "model=mlp", "model.hidden=[8]", "clients=6"]
-    argv += [
-        "rounds=3",
-        "participation=1",
-        "local.epochs=8",
-        "local.batch_size=4",
-        "eval.every=1",
-        f"hydra.sweep.dir={root / name}/tuned",
-    ]
+    argv += ["rounds=3", "participation=1", "local.epochs=8", "local.batch_size=4", "eval.every=1"]
+    return run(root / name / "tuned", *argv)
+
+
+def run(folder, *words):
+    out = io.StringIO()
+    argv = ["fedpfl.tune", *words, f"hydra.sweep.dir={folder}"]
     with mock.patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
             tune.main()
@@ -238,6 +260,39 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
     assert "fedavg: 2 of the final runs diverged, so its test cells stay empty." in text
 
 
+def test_where_all_trials_diverge_it_is_one_line(worlds):
+    code, text = tuned(worlds, "right", "method=fedavg", "trials=2", "seeds=1", "local.lr=choice(1e30,1e31)")
+    assert code == 2
+    assert text.splitlines()[-1] == "fedpfl: none of 2 trials came to its end; look at their run.log"
+
+
+def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
+    """The experiment sweeps over all methods, and its runs lie in another one's folder."""
+    words = *TINY, "rounds=1", "model=mlp", "eval.finetune_epochs=0", "hydra.launcher.jobs=2", "hydra/launcher=lockstep"
+    words += "experiment=all_methods_quick", "method=fedavg", "trials=1", "seeds=1", "seed=3", "local.lr=0.05"
+    code, text = run(tmp_path, *words)
+    assert code == 0, text
+    (row,) = pd.read_csv(tmp_path / "tuned.csv").to_dict("records")
+    assert (row["chosen"], row["seeds"]) == ("local.lr=0.05", 1)
+    (path,) = tmp_path.glob("final/fedobp_quick/fedavg/*/seed4/rounds.csv")
+    assert row["accuracy"] == chosen_round(pd.read_csv(path))["accuracy"]
+    broken = mock.Mock(status="interrupted")
+    with (
+        mock.patch.object(tune.load, "begun", return_value=broken),
+        pytest.raises(FedpflError, match="seed4: interrupted; the same command tries it again"),
+    ):
+        tune._tested(Path("final"), ["method=fedavg"], [4])
+
+
+def test_words_are_read_as_hydra_reads_them():
+    asked = tune.order(
+        ["method=halfway", f"plugins=[{ROOT / 'docs' / 'mine.py'}]", "hydra.sweep.dir='a b/${dataset.name}'"]
+    )
+    assert (asked.methods, asked.folder) == (["halfway"], Path("a b/digits"))
+    assert tune.space("fedavg", ["local.lr=0.1"]) == ["local.lr=choice(0.1)"]
+    assert tune.space("fedavg", ["local.lr=0.1,0.2"]) == []
+
+
 def test_searches_may_begin_at_once_in_one_folder(tmp_path):
     for repeat in range(4):
         with ThreadPoolExecutor(4) as pool:
@@ -256,6 +311,9 @@ def test_searches_may_begin_at_once_in_one_folder(tmp_path):
         (("method=fedavg", "seed=1,2"), "tune searches with one seed"),
         (("method=fedavg", "validation=0"), "a search needs held-out samples"),
         (("method=fedavg", "local.lr=range(0,1,0.5)"), "ranges are of whole numbers"),
+        (("method=fedobp,fedper", "quantile=tuned"), "quantile is for a hyperparameter that the method does not have"),
+        (("method=fedavg", "dataset=digits,mnist"), "dataset is no hyperparameter"),
+        (("method=fedavg", "partition.alpha=choice(0.1,1)"), "partition is no hyperparameter"),
     ],
 )
 def test_bad_input_is_one_line(words, message, tmp_path):
