@@ -208,9 +208,9 @@ def outcome(folder: Path, given_up: bool) -> Outcome:
     if path.is_file() or not given_up:  # it may have diverged in the first round
         with path.open(newline="") as file:
             rows = [(int(row["round"]), row.get(COLUMN)) for row in csv.DictReader(file)]
-    values = [float(value) for _, value in rows if value]
+    values = [number for _, value in rows if value and math.isfinite(number := float(value))]
     if not given_up and not values:
-        raise FedpflError(f"{folder}: no sample was held out; set validation=0.1")
+        raise FedpflError(f"{folder}: no sample was held out; set validation=0.1, or more for clients of few samples")
     return Outcome(None if given_up else max(values), rows[-1][0] if rows else 0, str(folder))
 
 

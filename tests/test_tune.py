@@ -155,9 +155,10 @@ def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
     (tmp_path / "rounds.csv").write_text(text)
     assert trials.outcome(tmp_path, False) == trials.Outcome(50.5, 3, str(tmp_path))
     assert trials.outcome(tmp_path, True).value is None
-    (tmp_path / "rounds.csv").write_text("round,accuracy\n1,90\n")
-    with pytest.raises(FedpflError, match=r"set validation=0\.1"):
-        trials.outcome(tmp_path, False)
+    for text in ("round,accuracy\n1,90\n", "round,accuracy,val_accuracy\n1,90,nan\n"):
+        (tmp_path / "rounds.csv").write_text(text)
+        with pytest.raises(FedpflError, match=r"set validation=0\.1"):
+            trials.outcome(tmp_path, False)
 
 
 def test_what_is_below_the_median_of_those_that_ended_is_given_up(tmp_path):
