@@ -260,7 +260,8 @@ def _within(space: Any, value: Any) -> Any:
     low, high = getattr(space, "low", None), getattr(space, "high", None)
     if low is None or high is None or isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if low <= value <= high else None
+    step = getattr(space, "step", None)
+    return value if low <= value <= high and not (step and (value - low) % step) else None
 
 
 def _number(value: Any) -> float | None:

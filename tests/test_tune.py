@@ -64,6 +64,17 @@ def test_distributions_are_hydras_sweeps():
         distributions("local.lr=range(0,1,0.1)")
 
 
+def test_what_the_configuration_has_comes_first_only_where_the_space_holds_it():
+    space = distributions("a=range(1,10,2)", "b=interval(2,5)", "c=1,2.0,x")
+    for key, inside, outside in (
+        ("a", (1, 9), (2, 11, 1.5, True)),
+        ("b", (2, 4.5), (1, 6, None)),
+        ("c", (2, "x"), (3,)),
+    ):
+        assert all(trials._within(space[key], value) is not None for value in inside)
+        assert all(trials._within(space[key], value) is None for value in outside)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """By batch a search that nobody kills, and what it found."""
