@@ -111,8 +111,11 @@ def tune(asked: Order) -> Table:
     folder, words = asked.folder, list(asked.words)
     if not any(word.lstrip("+").startswith("validation=") for word in words):
         words.append("validation=0.1")
-    for method in asked.methods:  # hours before its turn
-        overrides.composed([f"method={method}", *(word for word in words if not _of_search(word))])
+    swept = [word.partition("=")[0] for word in words if overrides.sweeps(word)]
+    plain = [word for word in words if not (word.startswith("hydra.sweeper.") or word.partition("=")[0] in swept)]
+    plain += [f"{key}=null" for key in swept if key not in config.GROUPS]
+    for method in asked.methods:  # what one lacks is told hours before its turn
+        overrides.composed([f"method={method}", *plain])
     records = list[dict[str, Any]]()
     for method in asked.methods:
         # Fine-tuned columns choose nothing.
@@ -123,7 +126,9 @@ def tune(asked: Order) -> Table:
         found = trials.found[-1]
         draw(found, folder, method)
         chosen = {word.partition("=")[0] for word in found.words}
-        fixed = [word for word in words if not (_of_search(word) or word.partition("=")[0] in chosen)]
+        fixed = [
+            word for word in words if not word.startswith("hydra.sweeper.") and word.partition("=")[0] not in chosen
+        ]
         fixed = [f"method={method}", *fixed, *found.words]
         first = int(overrides.composed_once(fixed).seed) + 1
         seeds = [first + number for number in range(asked.seeds)]
@@ -158,10 +163,6 @@ def _play(options: Sequence[str], words: Sequence[str], bears: int = 0) -> None:
     except SystemExit as end:
         if end.code != bears:
             raise
-
-
-def _of_search(word: str) -> bool:
-    return word.startswith("hydra.sweeper.") or overrides.sweeps(word)
 
 
 def _below(folder: Path) -> Iterator[str]:

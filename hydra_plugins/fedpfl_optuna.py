@@ -86,7 +86,7 @@ class Search(Sweeper):
             raise
         finally:
             tidy.prune()
-            tell([job for job in returns if job.status == JobStatus.FAILED and not _diverged(job)])
+            tell([job for job in returns if not _diverged(job)])
         trials.found.append(found)
         counts = ", ".join(f"{count} {what}" for what, count in found.trials.items())
         print(f"fedpfl: best of {counts}: validation {found.value:.2f} %  {' '.join(found.words)}", file=sys.stderr)

@@ -324,6 +324,10 @@ def test_searches_may_begin_at_once_in_one_folder(tmp_path):
         (("method=fedavg", "validation=0"), "a search needs held-out samples"),
         (("method=fedavg", "local.lr=range(0,1,0.5)"), "ranges are of whole numbers"),
         (("method=fedobp,fedper", "quantile=tuned"), "quantile is for a hyperparameter that the method does not have"),
+        (
+            ("method=fedobp,fedper", "quantile.q=0.9,0.99"),
+            "quantile.q is for a hyperparameter that the method does not",
+        ),
         (("method=fedavg", "dataset=digits,mnist"), "dataset is no hyperparameter"),
         (("method=fedavg", "partition.alpha=choice(0.1,1)"), "partition is no hyperparameter"),
     ],
