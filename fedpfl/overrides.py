@@ -26,6 +26,8 @@ from fedpfl.errors import FedpflError
 
 CONF = str((Path(__file__).parent / "conf").resolve())
 """The folder with train.yaml: in a checkout a link to the one at the top."""
+REFUSED = HydraException, OmegaConfBaseException
+"""What is raised for words that Hydra refuses."""
 
 
 @contextlib.contextmanager
@@ -173,6 +175,6 @@ def _of_experiment(given: Iterable[Override]) -> Iterator[str]:
         return
     try:
         sweeper = composed(experiment).hydra.sweeper
-    except (HydraException, OmegaConfBaseException):
+    except REFUSED:
         return  # Hydra will tell
     yield from map(str, sweeper.params or {})

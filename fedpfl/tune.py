@@ -19,9 +19,6 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import pandas as pd
 import yaml
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import config, overrides, plugins, train, trials
 from fedpfl.errors import FedpflError
@@ -103,7 +100,7 @@ def _open(key: str, given: Mapping[str, str]) -> bool:
     if group not in given:
         return True
     path = SPACES.parent / group / f"{given[group]}.yaml"
-    return path.is_file() and OmegaConf.is_missing(OmegaConf.load(path), name)
+    return path.is_file() and yaml.safe_load(path.read_text()).get(name) == "???"
 
 
 def tune(asked: Order) -> Table:
@@ -233,7 +230,7 @@ def main() -> None:
         (asked.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
         (asked.folder / "tuned.csv").write_text(render(table, "csv"))
         print(render(table, width=screen()))
-    except (FedpflError, HydraException, OmegaConfBaseException) as error:
+    except (FedpflError, *overrides.REFUSED) as error:
         print(f"fedpfl: {config.one_line(error)}", file=sys.stderr)
         sys.exit(2)
 

@@ -109,11 +109,11 @@ class Search(Sweeper):
         fixed = [f"{own.get_key_element()}={own.get_value_element_as_str()}" for own in others]
         if not swept:
             raise ValueError("nothing to search for; give keys a choice(...), range(...) or interval(...)")
-        groups = {key.lstrip("+").split(".")[0] for key in swept}
+        groups = {key.lstrip("+").split(".")[0]: key.lstrip("+") for key in swept}
         if "seed" in groups:
             raise ValueError("seed is no hyperparameter; search with one seed, and judge the values by others")
-        if wrong := [key for key in PROBLEM if key in groups]:
-            raise ValueError(f"{wrong[0]} is no hyperparameter: trials would be judged on other samples; search on one")
+        if wrong := [key for group, key in groups.items() if group in PROBLEM]:
+            raise ValueError(f"{wrong[0]} is no hyperparameter: it says by which samples to judge; give it one value")
         space = {key: trials.distribution(own) for key, own in swept.items()}
         plain = loader.load_sweep_config(self.config, fixed)
         first = {key: OmegaConf.select(plain, key.lstrip("+"), throw_on_missing=False) for key in space}

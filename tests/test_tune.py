@@ -329,7 +329,7 @@ def test_searches_may_begin_at_once_in_one_folder(tmp_path):
             "quantile.q is for a hyperparameter that the method does not",
         ),
         (("method=fedavg", "dataset=digits,mnist"), "dataset is no hyperparameter"),
-        (("method=fedavg", "partition.alpha=choice(0.1,1)"), "partition is no hyperparameter"),
+        (("method=fedavg", "partition.alpha=choice(0.1,1)"), "partition.alpha is no hyperparameter"),
     ],
 )
 def test_bad_input_is_one_line(words, message, tmp_path):
