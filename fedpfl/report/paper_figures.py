@@ -208,6 +208,7 @@ def _downlink(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
             if points := sorted((_ratio(group), _value(group, rule)) for group in own):
                 _line(ax, points, METHODS[method], number, **({} if method == "fedobp" else {"linestyle": "none"}))
         ax.set(xlabel="values down / model size", ylabel=METRICS[rule.accuracy])
+        ax.locator_params(axis="x", nbins=5)  # labels like 0.9975 are wide
 
     return panels(by_setting(shown), path, draw)
 
