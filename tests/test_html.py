@@ -96,7 +96,7 @@ def write_clients(run: Path, accuracy: list[float], train: list[int] | None = No
 
 
 def write_long(
-    folder: Path, rounds: int, method: dict[str, Any], seed: int, layers: int = 0, clients: int = 100
+    folder: Path, rounds: int, method: dict[str, Any], seed: int, layers: int = 0, clients: int = 100, classes: int = 10
 ) -> None:
     """A run of full size: noisy curves, and a mask over `layers` tensors."""
     draw = np.random.default_rng([seed, len(str(method))])
@@ -117,7 +117,7 @@ def write_long(
         draw.random((rounds, layers)) * 1000, columns=[f"personal/layer{k}.weight" for k in range(layers)]
     )
     pd.concat([frame, mask], axis=1).to_csv(folder / "rounds.csv", index=False)
-    labels = pd.DataFrame(draw.integers(0, 200, (clients, 10)), columns=[f"label_{k}" for k in range(10)])
+    labels = pd.DataFrame(draw.integers(0, 200, (clients, classes)), columns=[f"label_{k}" for k in range(classes)])
     table = pd.DataFrame({"client": range(clients), "train": labels.sum(axis=1), "test": 10})
     table["accuracy"] = draw.random(clients) * 100
     pd.concat([table, labels], axis=1).to_csv(folder / "clients.csv", index=False)
@@ -493,6 +493,12 @@ def test_a_hundred_runs_are_small_and_fast(tmp_path: Path) -> None:
     (path,) = write([tmp_path], tmp_path / "report", warn=silent)
     assert time.process_time() - start < 20  # about 4 s; the bound leaves room for a slow machine
     assert path.stat().st_size < 5e6
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_hundred_classes_are_nothing_special(tmp_path: Path) -> None:
+    write_long(tmp_path / "x" / "fedavg" / "k1" / "seed0", 10, {"name": "fedavg"}, 0, clients=5, classes=100)
+    write([tmp_path], tmp_path / "report", warn=silent)
 
 
 # ---- in a browser

@@ -162,14 +162,14 @@ def _spread(group: Group, tables: dict[Any, pd.DataFrame | None]) -> dict[str, A
         frame = tables[run.path]
         if frame is None or "accuracy" not in frame:
             continue
-        part = run.participating
+        part = run.participating.reindex(columns=["client", "train", *deciles])
         kept = part[part["accuracy"].notna()].assign(seed=run.seed, flag=0)
         for bit, key in enumerate(deciles, 1):
-            if key in kept and len(kept) and kept[key].notna().all():
+            if len(kept) and kept[key].notna().all():
                 low = worst(kept[key].to_numpy())
                 kept["flag"] += bit * low
                 deciles[key].append(float(kept.loc[low, key].mean()))
-        parts.append(kept.reindex(columns=["seed", "client", "train", "accuracy", "ft_accuracy", "flag"]))
+        parts.append(kept[["seed", "client", "train", *deciles, "flag"]])
     every = pd.concat(parts) if parts else pd.DataFrame()
     if every.empty:
         return None
