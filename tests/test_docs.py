@@ -12,7 +12,9 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
 
+from fedpfl import overrides
 from fedpfl.data import datasets
 from fedpfl.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
@@ -68,6 +70,15 @@ def test_commands_compose(command: str, everything: bool):
         for turn in turns if everything else turns[:1]:
             job = [f"{name}={values[turn % len(values)]}" for name, values in choices.items()]
             assert_fits(compose("train", base + job))
+
+
+def test_sweeps_say_so():
+    """With -m or in an experiment that sweeps by itself; Hydra refuses the others."""
+    for command in TRAIN:
+        sweeps = any(map(overrides.sweeps, try_docs.words(command)))
+        if sweeps and not {"-m", "--multirun"} & {*shlex.split(command)[3:]}:
+            _, composed = try_docs.base(try_docs.filled(command))
+            assert composed.hydra.mode == RunMode.MULTIRUN, command
 
 
 def proposed(override: Override) -> list[str]:
