@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 if TYPE_CHECKING:
-    from fedpfl.library import Trained, load, run
+    from fedpfl.run.library import Trained, load, run
 
 __all__ = ["FedpflError", "Trained", "load", "run"]
 __version__ = "0.1.0"
@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Import the library when it is first asked for: it loads torch, which takes seconds."""
     if name in __all__:
-        from fedpfl import library
+        from fedpfl.run import library
 
         return getattr(library, name)
     raise AttributeError(f"module 'fedpfl' has no attribute {name!r}")

@@ -7,7 +7,7 @@ import runpy
 import sys
 
 from fedpfl import __version__
-from fedpfl.errors import near
+from fedpfl.ground.errors import near
 
 COMMANDS = {
     "train": "train, resume or sweep: fedpfl train method=fedobp dataset=digits",
@@ -39,7 +39,7 @@ def main() -> None:
 
 def _complete(words: list[str]) -> None:
     """Answer a shell; Hydra knows the words of `train`."""
-    from fedpfl import overrides
+    from fedpfl.config import overrides
 
     known = [f"{act}={shell}" for act in ("install", "uninstall", "query") for shell in SHELLS]
     if len(words) != 1 or words[0] not in known:

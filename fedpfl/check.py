@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import yaml
 
-from fedpfl import plugins
-from fedpfl.contract import PADDED, PROMISES, STATEFUL, Promise, Trial, Unkept
+from fedpfl.config import plugins
 from fedpfl.engine import ranks
-from fedpfl.errors import Broken, FedpflError, near, printable
+from fedpfl.engine.contract import PADDED, PROMISES, STATEFUL, Promise, Trial, Unkept
+from fedpfl.ground.errors import Broken, FedpflError, near, printable
 from fedpfl.methods import METHODS, Method
 
 NUMBERS = {PADDED, STATEFUL}

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from fedpfl import lock, record
-from fedpfl.errors import FedpflError
-from fedpfl.identity import identity
-from fedpfl.library import Trained, load, logger
+from fedpfl import record
+from fedpfl.ground import files, lock
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
-from fedpfl.record import files
+from fedpfl.run.library import Trained, load, logger
 
 USAGE = """python -m fedpfl.export [--data-dir DIR] DIRECTORY OUT
        python -m fedpfl.export DIRECTORY ... logger=NAME [logger.KEY=VALUE ...]"""

@@ -40,18 +40,22 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl import config, engine, lockstep, manual, overrides, plugins, record, tidy, tree, trials
+from fedpfl import engine, record
+from fedpfl.config import manual, overrides, plugins, tidy
+from fedpfl.config import plan as config
+from fedpfl.config.overrides import CONF
 from fedpfl.data import Federation
-from fedpfl.engine import ranks
+from fedpfl.engine import lockstep, ranks
 from fedpfl.engine.evaluate import accuracies, per_client, pooled, unsound
 from fedpfl.engine.keys import Draws
-from fedpfl.errors import Broken, FedpflError, printable
+from fedpfl.ground import tree
+from fedpfl.ground.errors import Broken, FedpflError, printable
+from fedpfl.ground.files import damaged
 from fedpfl.methods import Method
 from fedpfl.methods.shared.cost import devices
 from fedpfl.methods.shared.submodel import Submodel
-from fedpfl.needs import Needs, foresee, mib, tight
-from fedpfl.overrides import CONF
-from fedpfl.record.files import damaged
+from fedpfl.run import trials
+from fedpfl.run.needs import Needs, foresee, mib, tight
 
 STATE = ("server", "server_buffers", "stopping")
 """Trees of a state that a checkpoint holds beside the clients' rows."""

@@ -20,11 +20,14 @@ import matplotlib as mpl
 import pandas as pd
 import yaml
 
-from fedpfl import config, overrides, plugins, train, trials
-from fedpfl.errors import FedpflError
+from fedpfl import train
+from fedpfl.config import overrides, plugins
+from fedpfl.config import plan as config
+from fedpfl.ground.errors import FedpflError
 from fedpfl.report import load
 from fedpfl.report.table import Cell, Column, Table, over_seeds, render, screen
 from fedpfl.report.tables import chosen_round
+from fedpfl.run import trials
 
 OWN = {"trials": 20, "seeds": 5}
 SPACES = Path(overrides.CONF) / "tune"

@@ -39,7 +39,7 @@ class LockstepLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Called by Hydra with the overrides of every job."""
-        from fedpfl import lockstep  # imports torch, which other Hydra programs need not wait for
+        from fedpfl.engine import lockstep  # imports torch, which other Hydra programs need not wait for
 
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
@@ -60,7 +60,7 @@ class LockstepLauncher(Launcher):
         return returns
 
     def _job(self, overrides: list[str], number: int, title: str) -> Callable[[], JobReturn]:
-        from fedpfl import lockstep
+        from fedpfl.engine import lockstep
 
         def run() -> JobReturn:
             lockstep.title.set(title)

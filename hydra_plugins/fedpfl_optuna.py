@@ -12,8 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
-from fedpfl import tidy
-from fedpfl.errors import printable
+from fedpfl.config import tidy
+from fedpfl.ground.errors import printable
 from hydra_plugins.fedpfl_sweeper import Sweeper, tell
 
 PROBLEM = ("dataset", "partition", "clients", "unseen", "validation")
@@ -63,8 +63,8 @@ class Search(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Called by Hydra with the overrides of the command line. Raises what the first failed job raised."""
-        from fedpfl import trials  # imports torch, which other Hydra programs need not wait for
-        from fedpfl.errors import FedpflError
+        from fedpfl.ground.errors import FedpflError
+        from fedpfl.run import trials  # imports torch, which other Hydra programs need not wait for
 
         returns: list[JobReturn] = []
 
@@ -94,8 +94,10 @@ class Search(Sweeper):
 
     def _search(self, arguments: list[str]) -> tuple[Any, list[str]]:
         """The search that the overrides ask for, and those of them that all its jobs have."""
-        from fedpfl import config, overrides, trials
+        from fedpfl.config import overrides
+        from fedpfl.config import plan as config
         from fedpfl.engine import ranks
+        from fedpfl.run import trials
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -137,7 +139,7 @@ def _diverged(job: JobReturn) -> bool:
 
 def _outcome(job: JobReturn) -> Any:
     """What became of a trial. Raises what the job raised, but for divergence, which tells of its values."""
-    from fedpfl import trials
+    from fedpfl.run import trials
 
     assert job.hydra_cfg is not None
     lost = _diverged(job)

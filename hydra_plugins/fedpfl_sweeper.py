@@ -18,8 +18,8 @@ from hydra.errors import HydraException
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from fedpfl import tidy
-from fedpfl.errors import printable
+from fedpfl.config import tidy
+from fedpfl.ground.errors import printable
 
 
 @dataclass

@@ -28,7 +28,7 @@ from bench import bare, ours, plain
 from bench.task import CORES, SHAPES, Task
 from fedpfl.engine import Engine
 from fedpfl.engine.select import device as find_device
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 VARIANTS = {
     "cpu": ("plain", "one by one", "loop fp32", "loop bf16", "bare fp32", "bare bf16"),

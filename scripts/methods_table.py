@@ -16,8 +16,10 @@ from pathlib import Path
 import torch
 from hydra import compose, initialize_config_dir
 
-from fedpfl import config, engine, models, tree
+from fedpfl import engine, models
+from fedpfl.config import plan as config
 from fedpfl.data import Federation
+from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Method
 from fedpfl.train import CONF
 

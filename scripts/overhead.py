@@ -18,7 +18,7 @@ import time
 from bench.task import LOCAL, Task
 from fedpfl import engine, models
 from fedpfl.engine.select import device as find_device
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from methods_table import configured
 

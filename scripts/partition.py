@@ -14,8 +14,8 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl import config
-from fedpfl.errors import FedpflError
+from fedpfl.config import plan as config
+from fedpfl.ground.errors import FedpflError
 from fedpfl.record import partition_picture
 from fedpfl.train import CONF
 

@@ -24,7 +24,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from fedpfl import config
+from fedpfl.config import plan as config
 from fedpfl.train import CONF
 
 COLUMNS = (

@@ -29,7 +29,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from fedpfl import config, overrides, plugins
+from fedpfl.config import overrides, plugins
+from fedpfl.config import plan as config
 from fedpfl.train import CONF
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,7 +56,7 @@ NOT_HERE = {  # part of a command: why it is not run, and the package with which
     "wandb login": ("needs an account", ""),
     "wandb_dashboard.py --project": ("needs an account", ""),
     "wandb_dashboard.py --dry-run --json": ("needs the extra dashboard", "wandb_workspaces"),
-    "torchrun ": ("needs several GPUs; tests/test_ranks.py does it on a CPU", ""),
+    "torchrun ": ("needs several GPUs; tests/engine/test_ranks.py does it on a CPU", ""),
     "launcher=submitit_slurm": ("needs Slurm", ""),
     "tensorboard]": ("needs the extra tensorboard", "tensorboard"),
     "launcher=ray": ("needs the extra ray", "hydra_plugins.hydra_ray_launcher"),

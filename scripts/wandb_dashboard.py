@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 from fedpfl.record.wandb_sink import Options, logged_in
 
 MISSING = "the dashboard needs the package wandb-workspaces; pip install -e '.[dashboard]'"

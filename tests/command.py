@@ -20,7 +20,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from fedpfl import config, record, train
+from fedpfl import record, train
+from fedpfl.config import plan as config
 from fedpfl.record import rundir
 from tests.conftest import ROOT
 

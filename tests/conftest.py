@@ -14,8 +14,9 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-from fedpfl import contract, tree
-from fedpfl.contract import (  # noqa: F401
+from fedpfl.data.federation import Federation
+from fedpfl.engine import Local, Outcome, State, contract
+from fedpfl.engine.contract import (  # noqa: F401
     BACKENDS,
     CLASSES,
     CPU,
@@ -30,9 +31,8 @@ from fedpfl.contract import (  # noqa: F401
     state_trees,
     tiny,
 )
-from fedpfl.data.federation import Federation
-from fedpfl.engine import Local, Outcome, State
 from fedpfl.engine.store import Rows
+from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Method
 from fedpfl.methods.shared import neurons
 from fedpfl.models import Net

@@ -14,16 +14,16 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 
-from fedpfl import overrides
+from fedpfl.config import overrides
 from fedpfl.data import datasets
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.report.__main__ import main as report
 from fedpfl.train import CONF
 from tests.command import call, summary
 from tests.conftest import ROOT, assert_close, assert_same, differing, sampled, trajectory
-from tests.test_experiments import assert_fits, swept
-from tests.test_report import write_run
+from tests.papers.test_experiments import assert_fits, swept
+from tests.report.test_report import write_run
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import methods_table
@@ -56,7 +56,7 @@ def test_the_pages_show_commands():
 @pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.full)], ids=["first", "all"])
 @pytest.mark.parametrize("command", sampled(OWN, 2))
 def test_commands_compose(command: str, everything: bool):
-    """The first job of each, or so many that each value occurs. An experiment as it is: tests/test_experiments.py."""
+    """The first job of each, or so many that each value occurs. Experiments: tests/papers/test_experiments.py."""
     if "submitit" in command or "launcher=ray" in command:
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extras slurm and ray")
         pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason="needs the extras slurm and ray")

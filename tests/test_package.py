@@ -13,7 +13,7 @@ import pytest
 
 import fedpfl
 from fedpfl import __main__ as command
-from fedpfl.overrides import CONF
+from fedpfl.config.overrides import CONF
 from tests.conftest import ROOT
 
 TINY = (

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedpfl.data.augment import Augment
 from fedpfl.data.datasets import Samples
 from fedpfl.data.partition import Partition
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 VALIDATION, UNSEEN = 1, 2  # tell the streams of random numbers for what is held out from the partition's
 

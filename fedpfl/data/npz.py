@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format
 
-from fedpfl import memory
+from fedpfl.ground import memory
 
 RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 """How many bytes one byte of a member can become at most, for the two kinds that numpy writes."""

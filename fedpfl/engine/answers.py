@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedpfl import tree
 from fedpfl.engine.sgd import Local
-from fedpfl.errors import Broken
+from fedpfl.ground import tree
+from fedpfl.ground.errors import Broken
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Phase, Turn
 from fedpfl.models import Net
-from fedpfl.tree import Tree
 
 Faults = Iterator[str]
 

@@ -11,15 +11,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.sgd import Local, Tuning
 from fedpfl.engine.state import State
-from fedpfl.errors import Broken
+from fedpfl.ground import tree
+from fedpfl.ground.errors import Broken
+from fedpfl.ground.traffic import Traffic
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
-from fedpfl.traffic import Traffic
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from fedpfl import tree
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic
 from fedpfl.engine.jobs import End, EvalJob, TrainJob, by_kind, concatenate, divide, join, part, reorder
 from fedpfl.engine.participation import Many, evaluation, participation
 from fedpfl.engine.planning import passes
 from fedpfl.engine.program import CudaGraphs, Programs, each
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch
 from fedpfl.models import Net
-from fedpfl.tree import Tree
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedpfl import tree
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, Participation, TrainCall
 from fedpfl.engine.select import make
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.models import Net
-from fedpfl.tree import Tree
 
 log = logging.getLogger(__name__)
 

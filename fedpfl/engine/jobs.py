@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.sgd import TrainPlan
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
-from fedpfl.tree import Tree
 
 
 class Row(NamedTuple):

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, work
 from fedpfl.engine.jobs import End, EvalJob, TrainJob
@@ -28,9 +27,10 @@ from fedpfl.engine.participation import One, evaluation, participation
 from fedpfl.engine.ranks import cores
 from fedpfl.engine.sgd import Local, at_rest, bits, complete, idle, movement, numbered, parked, steps, update_
 from fedpfl.engine.shard import gathered
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Net
-from fedpfl.tree import Tree
 
 
 class Loop(Backend):

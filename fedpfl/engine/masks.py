@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl import tree
 from fedpfl.engine import ranks
 from fedpfl.engine.answers import asked
 from fedpfl.engine.state import State
+from fedpfl.ground import tree
 from fedpfl.methods import Method
 
 MOST = 100

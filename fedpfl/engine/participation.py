@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedpfl import traffic, tree
 from fedpfl.engine.answers import asked
 from fedpfl.engine.backend import Counts, EvalCall, Participation, TrainCall
 from fedpfl.engine.jobs import End, EvalJob, Row, TrainJob
@@ -23,11 +22,12 @@ from fedpfl.engine.program import each
 from fedpfl.engine.sgd import TrainPlan, fine_tuning, training
 from fedpfl.engine.shard import training_shard
 from fedpfl.engine.state import State
-from fedpfl.errors import Broken
+from fedpfl.ground import traffic, tree
+from fedpfl.ground.errors import Broken
+from fedpfl.ground.traffic import Traffic
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import Net
-from fedpfl.traffic import Traffic
-from fedpfl.tree import Tree
 
 
 class One:

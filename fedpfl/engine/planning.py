@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.jobs import TrainJob
 from fedpfl.engine.sgd import steps
+from fedpfl.ground import tree
 from fedpfl.methods import Batch, Phase
 
 CHUNK = 128  # samples per client and forward pass of an evaluation, at least

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.jobs import End, TrainJob
 from fedpfl.engine.planning import train_steps
 from fedpfl.engine.sgd import Local, Movement, at_rest, complete, idle, movement, numbered, parked, update_
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
-from fedpfl.tree import Tree
 
 log = logging.getLogger(__name__)
 

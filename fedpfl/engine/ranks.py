@@ -27,11 +27,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from fedpfl import tree
 from fedpfl.data import fingerprint
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, work
-from fedpfl.errors import FedpflError
-from fedpfl.tree import Tree
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tree import Tree
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine import stopping as early
 from fedpfl.engine.answers import asked, difference
@@ -17,9 +16,10 @@ from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.sgd import Local
 from fedpfl.engine.state import State
 from fedpfl.engine.stopping import Stopping
-from fedpfl.errors import Broken
+from fedpfl.ground import tree
+from fedpfl.ground.errors import Broken
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
-from fedpfl.tree import Tree
 
 
 class Sent(NamedTuple):

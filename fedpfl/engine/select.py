@@ -10,7 +10,7 @@ from fedpfl.engine import ranks
 from fedpfl.engine.backend import Backend, Engine
 from fedpfl.engine.batched import Batched
 from fedpfl.engine.loop import Loop
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 from fedpfl.models import Net
 
 BACKENDS: dict[str, type[Loop] | type[Batched]] = {"loop": Loop, "batched": Batched}

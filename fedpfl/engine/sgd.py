@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedpfl import tree
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
-from fedpfl.errors import FedpflError
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method, Phase
 from fedpfl.models import Bound, Parts
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)

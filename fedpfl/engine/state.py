@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedpfl import tree
 from fedpfl.engine.answers import asked
 from fedpfl.engine.keys import cohorts, generator
 from fedpfl.engine.store import Rows, Store
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import Net
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedpfl import tree
-from fedpfl.errors import FedpflError
-from fedpfl.tree import Tree
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tree import Tree
 
 SPARE = 8  # one of so many rows may stand empty
 

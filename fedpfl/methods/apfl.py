@@ -6,11 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Batch
 from fedpfl.methods.shared.method import Method, Phase, flag
 from fedpfl.models import Bound
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)

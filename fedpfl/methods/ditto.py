@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fedpfl import tree
+from fedpfl.ground import tree
 from fedpfl.methods.shared.method import Method, flag
 from fedpfl.methods.shared.private import side_by_side
 

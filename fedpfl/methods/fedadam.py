@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedpfl import tree
+from fedpfl.ground import tree
 from fedpfl.methods.fedavg import FedAvg
 
 

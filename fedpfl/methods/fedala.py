@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad_and_value
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import top
 from fedpfl.methods.shared.method import Method, flag
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)

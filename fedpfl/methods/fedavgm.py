@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedpfl import tree
+from fedpfl.ground import tree
 from fedpfl.methods.fedavg import FedAvg
 
 

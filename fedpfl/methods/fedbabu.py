@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fedpfl import tree
+from fedpfl.ground import tree
 from fedpfl.methods.shared.by_name import only
 from fedpfl.methods.shared.method import Method, Phase
 

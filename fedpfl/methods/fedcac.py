@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared.critical import Critical, alone
-from fedpfl.tree import Agreed
 
 
 @dataclass(frozen=True)

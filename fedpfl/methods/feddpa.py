@@ -6,11 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared import fisher, importance
 from fedpfl.methods.shared.by_mask import ByMask
 from fedpfl.methods.shared.method import Phase
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.pruned import Pruned
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Masked, Tree
 from fedpfl.methods.shared import fisher, importance
 from fedpfl.methods.shared.batch import Data, Shard
 from fedpfl.methods.shared.by_mask import ByMask
 from fedpfl.methods.shared.method import flag
 from fedpfl.models import Bound
-from fedpfl.tree import Masked, Tree
 
 
 @dataclass(frozen=True)

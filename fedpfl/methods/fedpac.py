@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Masked
 from fedpfl.methods.shared.by_name import ByName, all_but, only
 from fedpfl.methods.shared.method import Phase
-from fedpfl.tree import Masked
 
 LEAST = 1e-3  # shares below this are dropped from a mixture
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedpfl import tree
+from fedpfl.ground import tree
 from fedpfl.methods.shared.by_name import ByName, top
 from fedpfl.methods.shared.method import flag
 from fedpfl.models import Parts

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedpfl import tree
+from fedpfl.ground import tree
 from fedpfl.methods.shared.method import Method
 
 

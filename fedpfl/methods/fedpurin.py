@@ -5,11 +5,11 @@ from typing import Literal
 
 import torch
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Masked
 from fedpfl.methods.shared.critical import Critical, alone
 from fedpfl.methods.shared.method import Phase
 from fedpfl.methods.shared.submodel import padded
-from fedpfl.tree import Masked
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method, Phase, flag
-from fedpfl.tree import Tree
 
 ABSENT = -1e9  # the log of no samples; infinity times the weight of a padded sample would be nan
 

@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedpfl import tree
-from fedpfl.errors import FedpflError
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared.by_mask import ByMask
 from fedpfl.methods.shared.method import Phase, flag
 from fedpfl.models import Parts
-from fedpfl.tree import Agreed, Tree
 
 BY_MOVEMENT = ("most", "least", "random")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedpfl import tree
+from fedpfl.ground import tree
 from fedpfl.methods.shared.submodel import Drawn
 
 

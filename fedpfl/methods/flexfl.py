@@ -9,13 +9,13 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from fedpfl import tree
-from fedpfl.errors import FedpflError
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.neurons import Rounding
 from fedpfl.methods.shared.submodel import Assign, Cut, padded
 from fedpfl.models.wiring import Wiring
-from fedpfl.tree import Agreed, Tree
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedpfl import tree
-from fedpfl.errors import FedpflError
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tree import Masked, Tree
 from fedpfl.methods.shared.method import Method, Phase, Turn, flag
 from fedpfl.methods.shared.private import side_by_side
-from fedpfl.tree import Masked, Tree
 
 SCALES = (1e-4, 1.0, 1000)  # tried for z: from, to, how many
 NEAREST = 1e-4  # distances below this count as this

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import ByName, only
 from fedpfl.methods.shared.method import Phase
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)

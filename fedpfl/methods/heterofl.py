@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import Phase
 from fedpfl.methods.shared.neurons import Rounding
 from fedpfl.methods.shared.submodel import Submodel
-from fedpfl.tree import Tree
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)  # a, b, c, d, e of the paper
 

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method, Phase
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)

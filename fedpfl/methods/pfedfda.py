@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl import tree
+from fedpfl.ground import tree
 from fedpfl.methods.shared.method import Method, Phase
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedpfl import tree
+from fedpfl.ground import tree
 from fedpfl.methods.shared.method import Method, Phase, flag
 
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Agreed, Masked
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.by_mask import ByMask
 from fedpfl.methods.shared.method import flag
-from fedpfl.tree import Agreed, Masked
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedpfl import tree
+from fedpfl.ground import tree
 from fedpfl.methods.shared.submodel import Drawn
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedpfl import tree
+from fedpfl.ground import tree
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.by_mask import ByMask
 from fedpfl.methods.shared.method import Turn, flag

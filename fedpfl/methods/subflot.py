@@ -7,12 +7,12 @@ from typing import Literal
 
 import torch
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import neurons, transport
 from fedpfl.methods.shared.method import flag
 from fedpfl.methods.shared.submodel import Assign, Cut, assigned, padded
 from fedpfl.methods.shared.transport import Mode
-from fedpfl.tree import Agreed
 
 
 @dataclass(frozen=True)

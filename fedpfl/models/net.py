@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import grad_and_value
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.models.norm import BatchNorm2d
 from fedpfl.models.split import Parts, parts
-from fedpfl.tree import Tree
 
 
 class Net:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.models.net import Bound
-from fedpfl.tree import Tree
 
 CHUNK = 32  # samples whose gradients are held at once
 

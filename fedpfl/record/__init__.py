@@ -3,8 +3,8 @@
 Nothing here knows methods, data or the engine: rows and summaries are plain mappings.
 """
 
-from fedpfl.record.choose import check_logger, mirrors, open_sinks
 from fedpfl.record.environment import describe, source
+from fedpfl.record.loggers import check_logger, mirrors, open_sinks
 from fedpfl.record.picture import partition_picture
 from fedpfl.record.rundir import Absent, RunDirectory, ended
 from fedpfl.record.sinks import Console, LogFile, RunInfo, Sink, Sinks, add_to_log

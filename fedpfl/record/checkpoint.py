@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from fedpfl.record import files
+from fedpfl.ground import files
 
 # For what a good file may be refused, as torch words it.
 _PASSING = ("memory", *map(os.strerror, (errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE)))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 from fedpfl.record.mirror import Mirror, flat, require, run_id
 from fedpfl.record.sinks import RunInfo
 

@@ -15,9 +15,9 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from fedpfl import lock
-from fedpfl.errors import FedpflError
-from fedpfl.record import checkpoint, files
+from fedpfl.ground import files, lock
+from fedpfl.ground.errors import FedpflError
+from fedpfl.record import checkpoint
 from fedpfl.record.picture import partition_picture
 
 _REPLACED = (

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 from fedpfl.record.mirror import Mirror, flat, require
 from fedpfl.record.sinks import RunInfo
 

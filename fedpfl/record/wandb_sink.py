@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 from fedpfl.record.mirror import Mirror, run_id
 from fedpfl.record.overview import LAYER
 from fedpfl.record.sinks import RunInfo

@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedpfl.errors import FedpflError
-from fedpfl.report import cleaning, costs, listing
+from fedpfl.ground.errors import FedpflError
+from fedpfl.papers import costs
+from fedpfl.report import cleaning, listing
 from fedpfl.report.compare import LEAST, compare, sides
 from fedpfl.report.fairness import fairness_table
 from fedpfl.report.filters import is_filter
@@ -97,8 +98,8 @@ def _figures(options: Namespace, found: list[Run]) -> None:
 
 
 def _paper(options: Namespace) -> None:
-    from fedpfl.report.paper_figures import FIGURES
-    from fedpfl.report.paper_tables import PLANS
+    from fedpfl.papers.figures import FIGURES
+    from fedpfl.papers.tables import PLANS
 
     known = (*PLANS, EVERY, *FIGURES)
     roots = [Path(word) for word in options.words if word not in known] or [Path("outputs")]
@@ -108,9 +109,9 @@ def _paper(options: Namespace) -> None:
 
 
 def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path], found: Sequence[Run]) -> None:
-    from fedpfl.report.filling import fill
-    from fedpfl.report.paper_figures import FEDOBP_FIGURES, FIGURES
-    from fedpfl.report.paper_tables import LARGE, PLANS, POOLED, SHOWN, SMALL, Rule, one_each
+    from fedpfl.papers.figures import FEDOBP_FIGURES, FIGURES
+    from fedpfl.papers.filling import fill
+    from fedpfl.papers.tables import LARGE, PLANS, POOLED, SHOWN, SMALL, Rule, one_each
 
     own_rule = options.select == AS_PUBLISHED
     if own_rule and (options.every or options.accuracy != "accuracy"):

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedpfl.errors import FedpflError
-from fedpfl.lock import hold
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.lock import hold
 from fedpfl.report.load import State, look, states, summary_of, to_stderr
 from fedpfl.report.table import Cell, Column, Table, number, render, screen
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.errors import FedpflError
-from fedpfl.identity import essence
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import essence
 from fedpfl.report.fairness import Harm, counts, harm, judged_as, samples_of
 from fedpfl.report.load import Group, Run, canonical, few, flat, groups, runs
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedpfl.errors import FedpflError
-from fedpfl.identity import essence
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import essence
 from fedpfl.report.load import Group, Run, canonical, few, flat, groups, span
 from fedpfl.report.table import Cell, Column, Table, over_seeds
 from fedpfl.report.tables import over_which

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 from fedpfl.report.compare import labelled
 from fedpfl.report.load import Group, Run, groups
 from fedpfl.report.tables import METRICS, read_reference, reference_for

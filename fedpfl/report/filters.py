@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedpfl.errors import FedpflError, near
-from fedpfl.identity import LATER
+from fedpfl.ground.errors import FedpflError, near
+from fedpfl.ground.identity import LATER
 from fedpfl.report.text import bare, clip
 
 _FILTER = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import STATUSES, State, groups, worlds
 from fedpfl.report.table import Cell, Column, Table
 

@@ -21,9 +21,9 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedpfl.errors import FedpflError
-from fedpfl.identity import essence, identity
-from fedpfl.lock import living, verdict
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import essence, identity
+from fedpfl.ground.lock import living, verdict
 from fedpfl.report.filters import choose, since
 from fedpfl.report.text import clip, plain
 

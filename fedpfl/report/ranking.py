@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 from fedpfl.report.compare import LEAST, paired_test
 from fedpfl.report.fairness import BASELINES, judged_as
 from fedpfl.report.load import Group, Run, few, groups

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 from fedpfl.report.text import clip, csv_cell, html, latex, markdown, plain
 
 FORMATS = {"terminal": ".txt", "markdown": ".md", "csv": ".csv", "latex": ".tex"}

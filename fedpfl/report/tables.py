@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
+from fedpfl.papers.published import QUANTILE, SETUP, of_run
 from fedpfl.report.load import Group, Run, few, groups, span, to_stderr, worlds
-from fedpfl.report.published import QUANTILE, SETUP, of_run
 from fedpfl.report.table import Cell, Column, Table, mark, over_seeds
 
 SELECTIONS = ("last", "best-checkpoint", "validation")

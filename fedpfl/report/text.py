@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedpfl.errors import printable
+from fedpfl.ground.errors import printable
 
 _SPACES = re.compile(r"[\n\r\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _LATEX = {

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from bench.task import CORES, LOCAL, Task
-from fedpfl import engine, models, record, tree
+from fedpfl import engine, models, record
 from fedpfl.engine.backend import TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.loop import Loop
+from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, FedOBP, Method
 
 HOOKS = ("prepare", "start", "download", "metrics", "finish", "aggregate")

@@ -1,4 +1,4 @@
-"""What only a pretended GPU shows: `tests/test_pretend.py` runs this file in a process that has one.
+"""What only a pretended GPU shows: `tests/engine/test_pretend.py` runs this file in a process that has one.
 
 Every method is played with captured steps and compared with the CPU's batched backend. The same kernels compute both,
 in steps of other shapes: they agree within 1e-6, and a relative 1e-5.
@@ -12,11 +12,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedpfl import models, tree
+from fedpfl import models
 from fedpfl.engine import Engine, Local, Tuning, begin, make, play
 from fedpfl.engine.backend import EvalCall, TrainCall
 from fedpfl.engine.evaluate import accuracies, per_client, unsound
 from fedpfl.engine.keys import Draws, generator
+from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedSelect, PFedMe
 from tests.command import TINY, call, rewrite_summary, summary, table
 from tests.conftest import BACKENDS, CASES, COHORTS, CPU, LOCAL, assert_close, assert_same, federate, flatten, tiny

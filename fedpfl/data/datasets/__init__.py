@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fedpfl.data.datasets import archive, cifar10c, digit5, folders, har, idx, leaf, news, pixels, speech
 from fedpfl.data.datasets.samples import Raw, Samples, checked
 from fedpfl.data.datasets.source import Source, line
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedpfl.data import npz
 from fedpfl.data.datasets.samples import Raw, merged, numbered
 from fedpfl.data.datasets.source import Source, check_md5, file, reading, shown
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 
 class MedMNIST(NamedTuple):

@@ -14,7 +14,7 @@ from fedpfl.data.datasets.archive import archive
 from fedpfl.data.datasets.pixels import cifar
 from fedpfl.data.datasets.samples import Raw
 from fedpfl.data.datasets.source import Source, check_md5, corrupt, kept, reading, unpacked, wrong
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 # Addresses and sums of Zenodo record 2535967; those of the single files as in torch-uncertainty
 URL = "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar?download=1"

@@ -12,7 +12,7 @@ import torch
 
 from fedpfl.data.datasets.samples import Raw
 from fedpfl.data.datasets.source import Source, counted, folder, kept, reading, wrong
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 PLACE = (
     "Digit-Five/ with mnist_data.mat, mnistm_with_label.mat, svhn_train_32x32.mat, svhn_test_32x32.mat, "

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedpfl.data.datasets.samples import Raw, merged, numbered
 from fedpfl.data.datasets.source import Source, counted, folder, kept, reading, unpacked, wrong
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 CINIC_URLS = (
     "https://datashare.ed.ac.uk/server/api/core/bitstreams/e8e186cc-2688-48f1-aa5a-3fda1a43f8b6/content",

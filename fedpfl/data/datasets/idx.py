@@ -11,9 +11,9 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from fedpfl import memory
 from fedpfl.data.datasets.samples import Raw, merged
 from fedpfl.data.datasets.source import Source, file, reading
+from fedpfl.ground import memory
 
 
 class Idx(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedpfl import memory
 from fedpfl.data.datasets.samples import Raw
 from fedpfl.data.datasets.source import Source, folder, kept, reading, shown, wrong
+from fedpfl.ground import memory
 
 PLACE = "LEAF's {0}/data/ with train/ and test/, or all_data/, of .json files (https://leaf.cmu.edu)"
 SIDE, KINDS = 28, 62

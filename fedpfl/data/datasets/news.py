@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpfl.data.datasets.samples import Raw, merged
 from fedpfl.data.datasets.source import Source, file, kept, reading
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MD5 = {"train": "b1a00f826fdfbd249f79597b59e1dc12", "test": "d52ea96a97a2d943681189a97654912d"}  # torchtext's

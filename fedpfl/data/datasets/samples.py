@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 CLASSES = 2**16  # at most: counts per client and class, and a classifier, are to fit into memory
 

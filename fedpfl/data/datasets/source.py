@@ -21,7 +21,7 @@ import numpy as np
 
 from fedpfl.data import npz
 from fedpfl.data.datasets.samples import Raw
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 Index = np.ndarray  # int64 [samples of one client]
 Generator = np.random.Generator | np.random.RandomState

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fedpfl import memory
 from fedpfl.data import npz
 from fedpfl.data.partition.common import Index, Partition, checked_labels, split
-from fedpfl.errors import FedpflError
+from fedpfl.ground import memory
+from fedpfl.ground.errors import FedpflError
 
 SPLITS = ("train", "test", "validation")
 Owned = list[Index] | dict[str, list[Index]]

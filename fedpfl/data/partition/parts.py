@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fedpfl import memory
 from fedpfl.data.partition.common import (
     Index,
     Partition,
@@ -18,7 +17,8 @@ from fedpfl.data.partition.common import (
     split,
     trim,
 )
-from fedpfl.errors import FedpflError
+from fedpfl.ground import memory
+from fedpfl.ground.errors import FedpflError
 
 
 def groups(

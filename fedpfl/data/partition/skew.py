@@ -19,7 +19,7 @@ from fedpfl.data.partition.common import (
     split,
     trim,
 )
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 
 
 def dirichlet(

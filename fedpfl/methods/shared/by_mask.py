@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedpfl import tree
+from fedpfl.ground import tree
 from fedpfl.methods.shared.method import Method
 
 

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedpfl import tree
-from fedpfl.errors import FedpflError
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method
 from fedpfl.models import Parts
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)

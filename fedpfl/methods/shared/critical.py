@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method
-from fedpfl.tree import Tree
 
 
 @dataclass(frozen=True)

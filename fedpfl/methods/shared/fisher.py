@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Shard
 from fedpfl.models import Bound, squared_gradients
-from fedpfl.tree import Tree
 
 
 def scores(

@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from fedpfl import tree
-from fedpfl.tree import Tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 
 NORMS = ("none", "layer", "global")
 

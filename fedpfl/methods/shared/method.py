@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get
 import torch
 from torch import Generator, Tensor
 
-from fedpfl import tree
-from fedpfl.errors import FedpflError, near
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError, near
+from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Batch, Shard
 from fedpfl.models import Bound, Parts
-from fedpfl.tree import Tree
 
 
 class Phase(NamedTuple):

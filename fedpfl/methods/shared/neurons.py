@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedpfl import tree
-from fedpfl.errors import FedpflError
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tree import Tree
 from fedpfl.models import Parts
 from fedpfl.models.wiring import Axis
-from fedpfl.tree import Tree
 
 Rounding = Literal["floor", "ceil", "round"]
 

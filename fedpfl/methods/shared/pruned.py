@@ -9,11 +9,11 @@ from typing import Literal
 
 import torch
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import flag
 from fedpfl.methods.shared.submodel import Submodel, padded
-from fedpfl.tree import Agreed, Tree
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.methods.shared.neurons import Rounding
-from fedpfl.tree import Agreed, Tree
 
 Assign = Literal["blocks", "random"]
 

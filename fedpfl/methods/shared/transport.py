@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedpfl import tree
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 from fedpfl.models import Parts
-from fedpfl.tree import Tree
 
 Mode = Literal["one", "balanced"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedpfl.errors import FedpflError
+from fedpfl.ground.errors import FedpflError
 from fedpfl.report.fairness import BASELINES, Fair, harm
 from fedpfl.report.load import Group, Run
 

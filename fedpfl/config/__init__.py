@@ -1,0 +1,1 @@
+"""Turn words of the command line into a checked plan, and that into the run that it describes."""

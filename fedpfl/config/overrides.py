@@ -1,0 +1,180 @@
+"""The words of the command line: options in any place, one value for several choices of a group."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
+from hydra.errors import HydraException
+from hydra.version import VersionBase
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from fedpfl.ground.errors import FedpflError
+
+CONF = str((Path(__file__).parents[1] / "conf").resolve())
+"""The folder with train.yaml: in a checkout a link to the one at the top."""
+REFUSED = HydraException, OmegaConfBaseException
+"""What is raised for words that Hydra refuses."""
+
+
+@contextlib.contextmanager
+def _hydra() -> Iterator[Hydra]:
+    """Hydra with our configuration; one that is in use around this is left as it was."""
+    around = {kind: Singleton._instances.pop(kind, None) for kind in (GlobalHydra, VersionBase, JobRuntime)}
+    try:
+        with initialize_config_dir(CONF, version_base="1.3"):
+            hydra = GlobalHydra.instance().hydra
+            assert hydra is not None
+            yield hydra
+    finally:
+        for kind, instance in around.items():
+            Singleton._instances.pop(kind, None)
+            if instance is not None:
+                Singleton._instances[kind] = instance
+
+
+def composed(words: Sequence[str]) -> DictConfig:
+    """Return the configuration, with Hydra's own part. Raises what Hydra and OmegaConf do."""
+    with _hydra():
+        return compose("train", list(words), return_hydra_config=True)
+
+
+def composed_once(words: Sequence[str]) -> DictConfig:
+    """Return `composed` of one run, with what its experiment sets for its jobs.
+
+    Raises FedpflError for a sweep, and as `composed`.
+    """
+    given = {override.key_or_group for word in words if (override := _parsed(word))}
+    cfg = composed([word for word in words if not sweeps(word)])
+    own = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items() if key not in given]
+    for word in filter(sweeps, (*words, *own)):
+        raise FedpflError(f"{word} is a sweep, and this is one run: give {word.partition('=')[0]} one value at a time")
+    return composed([*words, *own]) if own else cfg
+
+
+def words(key: str, value: Any) -> Iterator[str]:
+    """Yield `key=value` as the command line says it; of a mapping, one for each value in it."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from words(f"{key}.{name}", inner)
+    else:
+        yield f"{key}={_said(value)}"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_said, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value) if isinstance(value, int | float) else QuotedString(str(value), Quote.single).with_quotes()
+
+
+def complete(word: str, line: str) -> None:
+    """Print what Hydra answers a shell: to `install=bash` a script, to `query=bash` what `line` may go on with."""
+    os.environ["COMP_LINE"] = line
+    hidden = (Exception, SystemExit) if word.startswith("query=") else ()  # nobody can read it while typing
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(*hidden), _hydra() as hydra:
+        hydra.shell_completion("train", [word])
+
+
+def options_first(words: Sequence[str]) -> list[str]:
+    """Return `seed=1,2 -m` as Hydra takes it, with options before keys. Raises FedpflError for what is no option."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            keys = get_args_parser().parse_intermixed_args(words).overrides
+    except SystemExit as end:
+        if not end.code:  # --version
+            raise
+        reason = said.getvalue().rpartition("error: ")[2].strip()
+        raise FedpflError(f"{reason}; `python -m fedpfl.train --hydra-help` lists options") from None
+    return [*(word for word in words if word not in keys), *keys]
+
+
+def for_sweeps(words: Iterable[str], groups: Collection[str]) -> list[str]:
+    """`method=heterofl,fedrolex method.assign=random` as Hydra takes it: the second with `++` before it.
+
+    Hydra composes once before the sweep, without what is swept over, and refuses `method.assign` where the method that
+    stands there by default lacks it. Every job checks its own keys when it is built. A key that the experiment sweeps
+    over becomes a sweep over the one value. groups: names of configuration groups.
+    """
+    words = list(words)
+    given = {place: override for place, word in enumerate(words) if (override := _parsed(word))}
+    inside = {
+        place: override.key_or_group.split(".")[0]
+        for place, override in given.items()
+        if override.type == OverrideType.CHANGE and "." in override.key_or_group and not override.is_sweep_override()
+    }
+    chosen = {override.key_or_group: override for override in given.values() if override.key_or_group in groups}
+    swept = {name for name, override in chosen.items() if override.is_sweep_override()}
+    own: set[str] = set()
+    if set(inside.values()) & set(groups):
+        own = set(_of_experiment(given.values()))
+        swept |= own - set(chosen)
+    for place in inside:
+        if inside[place] not in swept & set(groups):
+            continue
+        key, _, value = words[place].partition("=")
+        # `++` would stand beside what the experiment sweeps over; a sweep over one value takes its place.
+        words[place] = f"{key}=choice({value})" if key in own else f"++{words[place]}"
+    return words
+
+
+def unwritten(words: Iterable[str]) -> list[str]:
+    """Return the words for a process that leaves files to another: Hydra then makes no directory and no log."""
+    logs = ("hydra/job_logging", "hydra/hydra_logging", "hydra.job_logging", "hydra.hydra_logging")
+    return [
+        *(word for word in words if not word.lstrip("+~").startswith(logs)),
+        "hydra.run.dir=.",
+        "hydra.output_subdir=null",
+    ]
+
+
+def _parsed(word: str) -> Override | None:
+    """None for options and for what Hydra itself will refuse."""
+    if word.startswith("-"):
+        return None
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException:
+        return None
+
+
+def chosen(words: Iterable[str], key: str) -> list[str]:
+    """Return the list of texts that the words set a key to; empty for a sweep, and for what is no such list."""
+    found: Any = []
+    for override in filter(None, map(_parsed, words)):
+        if override.key_or_group == key and not override.is_sweep_override():
+            found = override.value()
+    return [str(one) for one in found] if isinstance(found, list) else []
+
+
+def sweeps(word: str) -> bool:
+    """Return whether a word gives its key several values."""
+    override = _parsed(word)
+    return override is not None and override.is_sweep_override()
+
+
+def _of_experiment(given: Iterable[Override]) -> Iterator[str]:
+    """What the experiment itself sets for its jobs alone, be it a single value."""
+    experiment = [str(override.input_line) for override in given if override.key_or_group == "experiment"]
+    if not experiment:
+        return
+    try:
+        sweeper = composed(experiment).hydra.sweeper
+    except REFUSED:
+        return  # Hydra will tell
+    yield from map(str, sweeper.params or {})

@@ -1,0 +1,139 @@
+"""Plugins: a user's own Python files, whose methods, models, data sets and partitions become choices."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from hydra.core.config_store import ConfigStore
+
+from fedpfl.data import datasets, partition
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS, Method
+from fedpfl.models import MODELS
+
+
+class Kind(NamedTuple):
+    """What a plugin may add: where it is chosen, where it is kept, and arguments that are not chosen with it."""
+
+    group: str
+    registry: dict[str, Any]
+    given: tuple[str, ...] = ()
+    entry: Callable[[Any], Any] = lambda value: value
+
+
+KINDS = {
+    "METHODS": Kind("method", METHODS),
+    "MODELS": Kind("model", MODELS, ("shape", "classes")),
+    "DATASETS": Kind("dataset", datasets.SETS, ("source",), lambda read: datasets.Set(read, "nothing")),
+    "PARTITIONS": Kind("partition", partition.SCHEMES, partition.GIVEN),
+}
+"""By the name that a plugin gives its dictionary of names and classes or functions."""
+
+# YAML of the same name says what differs from the file's defaults; that is what Hydra warns of.
+warnings.filterwarnings("ignore", r"\s*'.*' is validated against ConfigStore schema")
+
+_modules: dict[Path, tuple[str, ModuleType]] = {}
+_added: list[tuple[Kind, str]] = []
+
+
+def load(files: Iterable[str]) -> list[str]:
+    """Import files and make what they hold choices, and nothing that other files held; return their whole paths.
+
+    `group=name` then stands for the values that the class or function has by default, where no YAML file says more.
+    A file that this process knows is imported anew if its text has changed. Raises FedpflError for one that is absent,
+    fails, or adds nothing or what there is already.
+    """
+    paths = [Path(file).expanduser().absolute() for file in files]
+    modules = [_module(path) for path in paths]
+    while _added:
+        kind, key = _added.pop()
+        del kind.registry[key], ConfigStore.instance().repo[kind.group][f"{key}.yaml"]
+    for path, module in zip(paths, modules, strict=True):
+        own = {name: value for name in KINDS if isinstance(value := getattr(module, name, None), Mapping)}
+        if not any(own.values()):
+            known = ", ".join(KINDS)
+            raise FedpflError(f"plugins: {path} adds nothing; it needs a dictionary {known} of names and values")
+        for kind, key, value in ((KINDS[name], key, value) for name in own for key, value in own[name].items()):
+            _check(path, kind, key, value)
+            kind.registry[key] = kind.entry(value)
+            ConfigStore.instance().store(key, {"name": key, **_defaults(kind, value)}, kind.group)
+            _added.append((kind, key))
+    return [str(path) for path in paths]
+
+
+def code(files: Iterable[str]) -> dict[str, str]:
+    """Return a digest of each file's text as it was loaded, by the file's name."""
+    return {Path(file).name: _modules[Path(file)][0] for file in files}
+
+
+def _module(file: Path) -> ModuleType:
+    try:
+        text = hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
+    except OSError as error:
+        raise FedpflError(f"plugins: {file}: {error.strerror}; name a Python file that there is") from None
+    if text != _modules.get(file, ("",))[0]:
+        _modules[file] = text, _imported(file, f"fedpfl_plugin_{file.stem}_{text}")
+    return _modules[file][1]
+
+
+def _imported(file: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise FedpflError(f"plugins: {file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickles look there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        kind = "" if isinstance(error, FedpflError) else f"{type(error).__name__}: "
+        raise FedpflError(f"plugins: {file}{_line(error, file)}: {kind}{_short(error)}") from error
+    return module
+
+
+def _line(error: BaseException, file: Path) -> str:
+    """Where in the file it failed, as `:12`."""
+    if isinstance(error, SyntaxError):
+        return f":{error.lineno}"
+    lines, trace = [], error.__traceback__
+    while trace:
+        if trace.tb_frame.f_code.co_filename == str(file):
+            lines.append(trace.tb_lineno)
+        trace = trace.tb_next
+    return f":{lines[-1]}" if lines else ""
+
+
+def _short(error: BaseException) -> str:
+    return error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+
+
+def _check(file: Path, kind: Kind, name: Any, value: Any) -> None:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise FedpflError(f"plugins: {file}: {kind.group} {name!r} must be a name of letters, digits and _")
+    if name in kind.registry:
+        raise FedpflError(f"plugins: {file}: {kind.group}={name} exists already; choose another name")
+    if kind.group == "method" and not (inspect.isclass(value) and issubclass(value, Method)):
+        raise FedpflError(f"plugins: {file}: method={name} must be a subclass of fedpfl.methods.Method")
+    try:
+        inspect.signature(value)
+    except (TypeError, ValueError):  # no function, or one that does not tell its arguments
+        raise FedpflError(
+            f"plugins: {file}: {kind.group}={name} must be a class or a function, got {value!r}"
+        ) from None
+
+
+def _defaults(kind: Kind, value: Any) -> dict[str, Any]:
+    """What it takes if nothing is chosen; `???` is Hydra's word for what has to be."""
+    return {
+        key: "???" if own.default is own.empty else list(own.default) if isinstance(own.default, tuple) else own.default
+        for key, own in inspect.signature(value).parameters.items()
+        if key not in kind.given and own.kind not in (own.VAR_POSITIONAL, own.VAR_KEYWORD)
+    }

@@ -1,0 +1,127 @@
+"""Single files: read and written so that nothing is half done, waited for, or reached through a link."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from fedpfl.ground.errors import FedpflError
+
+# Reading
+
+
+def digest(content: bytes) -> str:
+    """Return what tells contents apart."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def content(path: Path) -> bytes | None:
+    """Return what a file holds, None where there is none. Raises FedpflError where it cannot be read."""
+    try:
+        # A named pipe must not be waited for.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise irregular(path)
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def regular(path: Path) -> None:
+    """Raise FedpflError where there is something that is no regular file: a link, a named pipe, a folder."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise irregular(path)
+
+
+# Writing
+
+
+def temporary(path: Path) -> Path:
+    """Return under which name a file is written before it is whole."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+@contextlib.contextmanager
+def replacing(path: Path, guard: Callable[[], None]) -> Iterator[BinaryIO]:
+    """Yield a file that takes its place only when it is whole and on the disk; a kill leaves the old one.
+
+    guard: raises where the place is no longer ours. Raises FedpflError where the file system refuses.
+    """
+    whole = temporary(path)
+    guard()
+    try:
+        with whole.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        guard()
+        whole.replace(path)
+        with contextlib.suppress(OSError):  # not every file system lets a directory be synced
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except BaseException as error:
+        with contextlib.suppress(OSError, FedpflError):
+            guard()
+            whole.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise refused(path, error) from None
+        raise
+
+
+def append(file: int, data: bytes) -> None:
+    """Write all of it in one go, or nothing: half a line must not stay in front of the next."""
+    before = os.fstat(file).st_size
+    try:
+        written = os.write(file, data)
+        while written < len(data):
+            written += os.write(file, data[written:])
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, before)
+        raise
+
+
+def remove(folder: Path, *names: str) -> None:
+    """Remove files that may be there."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+
+
+# What is wrong, in one line
+
+
+def refused(path: Path, error: OSError) -> FedpflError:
+    """Return why a file cannot be written."""
+    reason = error.strerror or type(error).__name__
+    return FedpflError(
+        f"cannot write {path}: {reason}; make room or set its permissions, or choose another with hydra.run.dir=..."
+    )
+
+
+def unreadable(path: Path, error: Exception) -> FedpflError:
+    """Return why a file that may be whole cannot be read."""
+    reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+    return FedpflError(
+        f"cannot read {path}: {reason or type(error).__name__}; once that is mended, give the same command again"
+    )
+
+
+def damaged(path: Path, how: str = "is damaged") -> FedpflError:
+    """Return how a run's file is not what it was."""
+    return FedpflError(f"{path} {how}; restart=true removes the run's files and runs it from the beginning")
+
+
+def irregular(path: Path) -> FedpflError:
+    """Return that there is no regular file."""
+    return FedpflError(f"{path} is not a regular file; remove it, or choose another directory with hydra.run.dir=...")

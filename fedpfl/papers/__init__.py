@@ -1,0 +1,1 @@
+"""Fill the papers' tables and figures from runs, beside the published numbers."""

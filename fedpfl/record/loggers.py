@@ -1,0 +1,66 @@
+"""The sinks that a configuration's `logger` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedpfl.ground.errors import FedpflError
+from fedpfl.record.sinks import Console, LogFile, RunInfo, Sink, Sinks
+
+NAMES = ("none", "wandb")
+"""What `logger.name` may be; W&B's keys lie beside it."""
+
+OWN = ("csv", "mlflow", "tensorboard")
+"""Those with keys below their own name, so that `logger=[wandb,mlflow]` holds those of both."""
+
+
+def mirrors(logger: Mapping[str, Any], say: Callable[[str], None] | None = None) -> list[Sink]:
+    """Return the sinks that `logger` asks for, not begun; none for `none` and `csv`, as the files are always written.
+
+    say: told where the run can be seen. Raises FedpflError, in one line, for what cannot work.
+    """
+    rest = {"name": "none", **logger}
+    name, own = rest["name"], {key: rest.pop(key) for key in OWN if key in rest}
+    if name not in NAMES:
+        raise FedpflError(
+            f"logger.name={name} is unknown; choose one of {', '.join(NAMES)}, or give logger={', '.join(OWN)}"
+        )
+    for key, options in own.items():
+        if not isinstance(options, Mapping):
+            raise FedpflError(f"logger.{key} must be a group of keys, got {options!r}")
+    found: list[Sink] = []
+    if name == "wandb":
+        from fedpfl.record.wandb_sink import Options, WandbSink
+
+        found.append(WandbSink(Options.of(rest), say))
+    elif len(rest) > 1:
+        raise FedpflError(f"logger.{next(key for key in rest if key != 'name')} is not a key of logger={name}")
+    for key in own.get("csv", ()):
+        raise FedpflError(f"logger.csv.{key} is unknown; logger=csv has no keys")
+    if "mlflow" in own:
+        from fedpfl.record.mlflow_sink import MlflowSink
+
+        found.append(MlflowSink.of(own["mlflow"]))
+    if "tensorboard" in own:
+        from fedpfl.record.tensorboard_sink import TensorboardSink
+
+        found.append(TensorboardSink.of(own["tensorboard"]))
+    return found
+
+
+def check_logger(logger: Mapping[str, Any]) -> None:
+    """Raise FedpflError, in one line, where the `logger` part of a configuration cannot work."""
+    mirrors(logger)
+
+
+def open_sinks(logger: Mapping[str, Any], run: RunInfo, quiet: bool = False) -> Sinks:
+    """Terminal, run.log and what `logger` asks for, begun. quiet: no terminal. Raises as `check_logger` does."""
+    own = mirrors(logger, lambda text: sinks.note(text))
+    sinks = Sinks([Console(quiet), LogFile(), *own])
+    try:
+        sinks.begin(run)
+    except BaseException:
+        sinks.end("interrupted", {})
+        raise
+    return sinks

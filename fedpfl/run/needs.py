@@ -1,0 +1,75 @@
+"""What a run will need in memory and on the disk, told before its first round."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fedpfl import engine
+from fedpfl.config.plan import Run
+from fedpfl.ground import memory, tree
+from fedpfl.ground.errors import FedpflError
+
+
+class Needs(NamedTuple):
+    """Count what a run comes to: clients that will have trained, bytes of their states, bytes of a checkpoint."""
+
+    clients: int
+    states: int
+    checkpoint: int
+
+
+def foresee(run: Run) -> Needs:
+    """Foresee what a run will hold. Raises FedpflError where that can never be."""
+    settings, federation, store = run.settings, run.federation, run.state
+    method = engine.asked(run.method)
+    server, client = method.init(run.net.params, run.net.parts)
+    local = [run.net.buffers for place in method.buffers().values() if place == "local"]
+    each = tree.nbytes(client) + sum(map(tree.nbytes, local))
+    draws = settings.seed, federation.clients, settings.participation, settings.rounds
+    clients = engine.participants(run.method, *draws, run.stopping.early)
+    rows = 1 + min(federation.clients, clients + clients // engine.SPARE)
+    needs = Needs(clients, rows * each, clients * each + tree.nbytes(server))
+    place = store.on(run.device)
+    whole = memory.of(place)[1]
+    if store.device != "disk" and needs.states > whole:
+        others = "disk" if place.type == "cpu" else "cpu or disk"
+        raise FedpflError(
+            f"the states of the {clients:,} clients that will train take up to {mib(needs.states)} MiB, and "
+            f"{_named(place)} has {mib(whole)}; use state.device={others}"
+        )
+    return needs
+
+
+def tight(run: Run, path: Path, needs: Needs, held: int) -> list[str]:
+    """A line for each place that has too little room at this moment. held: bytes of client states that are there."""
+    place, lines = run.state.on(run.device), []
+    more, room = needs.states - held, memory.of(place)[0]
+    if run.state.device != "disk" and more > room:
+        others = "disk" if place.type == "cpu" else "cpu or disk"
+        lines.append(
+            f"tight: client states take up to {mib(more)} MiB more, and {_named(place)} has {mib(room)} free; use "
+            f"state.device={others}"
+        )
+    before = (path / "state.pt").stat().st_size if (path / "state.pt").exists() else 0
+    more = 2 * needs.checkpoint - before + (more if run.state.device == "disk" else 0)
+    room = shutil.disk_usage(path).free
+    if more > room:
+        what = "checkpoints and client states" if run.state.device == "disk" else "checkpoints"
+        lines.append(
+            f"tight: {what} take up to {mib(more)} MiB more, the old checkpoint being there until the new one is, and "
+            f"{path} has {mib(room)} free; make room, or use hydra.run.dir=..."
+        )
+    return lines
+
+
+def _named(place: torch.device) -> str:
+    return "this machine's memory" if place.type == "cpu" else str(place)
+
+
+def mib(size: float) -> str:
+    """Return bytes as MiB."""
+    return f"{size / 2**20:,.0f}"

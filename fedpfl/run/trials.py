@@ -1,0 +1,271 @@
+"""Search for hyperparameters with Optuna, by the accuracy on held-out samples alone: what `hydra/sweeper=optuna` asks.
+
+A study is a function of its configuration, seed and search space: killed anywhere, the same command ends in the same
+trials. So each proposal has random numbers of its own, and nothing is told before a whole batch has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+
+from fedpfl.ground.errors import FedpflError
+
+if TYPE_CHECKING:
+    import optuna
+
+COLUMN = "val_accuracy"
+"""What trials are judged by: a column of rounds.csv, its largest value."""
+PRUNED = "pruned"
+"""What a job returns that was given up."""
+Watch = Callable[[int, Mapping[str, Any] | None], bool]
+
+found: list[Found] = []
+"""What the searches of this process found, in order."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Hold a search's outcome.
+
+    words: the overrides that were chosen. value: their validation accuracy in percent. trials: by what became of them.
+    rounds: played by all of them. study: Optuna's, for figures.
+    """
+
+    words: tuple[str, ...]
+    value: float
+    trials: Mapping[str, int]
+    rounds: int
+    study: optuna.Study = field(repr=False)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise FedpflError("tuning needs Optuna, which is not installed; pip install 'fedpfl[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def storage(folder: Path) -> Any:
+    """Return the trials kept below a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "trials.db"
+    if not path.exists():  # made aside, as two searches may begin at once
+        with tempfile.TemporaryDirectory(dir=folder) as aside:
+            made = Path(aside) / path.name
+            _opened(made).engine.dispose()
+            with contextlib.suppress(FileExistsError):
+                os.link(made, path)
+    return _opened(path)
+
+
+def _opened(path: Path) -> Any:
+    wait = {"connect_args": {"timeout": 120}}  # seconds, for jobs side by side
+    return _optuna().storages.RDBStorage(f"sqlite:///{path.resolve()}", engine_kwargs=wait)
+
+
+def distribution(override: Override) -> Any:
+    """Return what Optuna draws from for a sweep in Hydra's words.
+
+    `a,b` and `choice(a, b)` are a choice, `range(1, 9, 2)` whole numbers, `interval(0.1, 1)` any, and
+    `tag(log, interval(...))` uniform in the logarithm. Raises FedpflError for what is none of these.
+    """
+    kinds, sweep = _optuna().distributions, override.value()
+    if isinstance(sweep, ChoiceSweep):
+        return kinds.CategoricalDistribution(tuple(map(str, override.sweep_string_iterator())))
+    if isinstance(sweep, RangeSweep):
+        start, stop, step = sweep.start, sweep.stop, sweep.step
+        if start is None or stop is None or not all(float(own).is_integer() for own in (start, stop, step)):
+            raise FedpflError(f"{override.input_line}: ranges are of whole numbers; use interval(...) or choice(...)")
+        return kinds.IntDistribution(int(start), int(start + (stop - 1 - start) // step * step), step=int(step))
+    if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
+        return kinds.FloatDistribution(sweep.start, sweep.end, log="log" in sweep.tags)
+    raise FedpflError(f"{override.input_line} cannot be searched; use choice(...), range(...) or interval(...)")
+
+
+class Search:
+    """One study: `trials` proposals in batches, of which `play` runs the jobs.
+
+    name: of the study, the same for the same search. space: distributions by key. first: what the configuration has,
+    tried first where the space holds it. startup: proposals at random, before which nothing is given up either.
+    warmup: rounds before which nothing is given up.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        space: Mapping[str, Any],
+        first: Mapping[str, Any],
+        trials: int,
+        batch: int,
+        startup: int,
+        warmup: int,
+        seed: int,
+    ):
+        optuna = _optuna()
+        self._space, self._trials, self._batch, self._startup, self._seed = space, trials, batch, startup, seed
+        self._first = {key: known for key, value in first.items() if (known := _within(space[key], value)) is not None}
+        self.study = optuna.create_study(
+            storage=storage(folder), study_name=name, direction="maximize", load_if_exists=True
+        )
+        self.study.set_user_attr("startup", startup)
+        self.study.set_user_attr("warmup", warmup)
+
+    def run(self, play: Callable[[list[tuple[int, list[str]]]], list[Outcome]], tell: Callable[[str], None]) -> Found:
+        """Run what is missing. play: of numbers and overrides of jobs to their outcomes, in order."""
+        optuna = _optuna()
+        states = optuna.trial.TrialState
+        while True:
+            batch = self._next(states)
+            if not batch:
+                break
+            jobs = [(trial.number, self.words(trial.params)) for trial in batch]
+            once = {tuple(words): (number, words) for number, words in reversed(jobs)}  # equal ones are one run
+            outcomes = dict(zip(sorted(once, key=once.__getitem__), play(sorted(once.values())), strict=True))
+            for trial, (number, words) in zip(batch, jobs, strict=True):
+                outcome = outcomes[tuple(words)]
+                own = optuna.trial.Trial(self.study, trial._trial_id)
+                own.set_user_attr("rounds", outcome.rounds)
+                own.set_user_attr("directory", outcome.directory)
+                if outcome.value is None:
+                    if not own.storage.get_trial(trial._trial_id).intermediate_values:
+                        own.report(0.0, 0)  # it diverged before it was judged
+                    self.study.tell(number, state=states.PRUNED)
+                else:
+                    self.study.tell(number, outcome.value)
+                done = sum(one.state.is_finished() and one.state != states.FAIL for one in self.study.trials)
+                value = "given up" if outcome.value is None else f"validation {outcome.value:.2f} %"
+                tell(f"trial {done}/{self._trials}: {value}  {' '.join(words)}")
+        return self._found(states)
+
+    def _next(self, states: Any) -> list[Any]:
+        """The next batch's trials: those that a killed process left first."""
+        for trial in self.study.trials:
+            if trial.state == states.RUNNING and trial.params.keys() != self._space.keys():
+                self.study.tell(trial.number, state=states.FAIL)  # killed while it was drawn
+        alive = [trial for trial in self.study.trials if trial.state != states.FAIL]
+        begun = [trial for trial in alive if trial.state == states.RUNNING]
+        count = sum(trial.state != states.WAITING for trial in alive)
+        # A batch that was broken off while it was told is not filled up: its proposals would know more than they may.
+        while count < self._trials and (not begun or count % self._batch):
+            self.study.sampler = self._sampler(count)
+            if count == 0 and self._first and not any(trial.state == states.WAITING for trial in self.study.trials):
+                self.study.enqueue_trial(self._first)
+            number = self.study.ask(dict(self._space)).number
+            begun.append(self.study.trials[number])
+            count += 1
+        return begun
+
+    def _sampler(self, place: int) -> Any:
+        digest = hashlib.blake2b(f"{self._seed} {place}".encode(), digest_size=4).digest()
+        return _optuna().samplers.TPESampler(seed=int.from_bytes(digest), n_startup_trials=self._startup)
+
+    def words(self, params: Mapping[str, Any]) -> list[str]:
+        """Return proposed values as overrides."""
+        return [
+            f"{key}={value:.4g}" if isinstance(value := params[key], float) else f"{key}={value}" for key in self._space
+        ]
+
+    def _found(self, states: Any) -> Found:
+        ended = [trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)]
+        trials = ended[: self._trials]  # an earlier search may have been longer
+        whole = [trial for trial in trials if trial.state == states.COMPLETE]
+        if not whole:
+            raise FedpflError(f"none of {len(trials)} trials came to its end; look at their run.log")
+        best = max(whole, key=lambda trial: (trial.value, -trial.number))
+        counts = {"finished": len(whole), "given up": len(trials) - len(whole)}
+        rounds = {
+            trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials
+        }  # equal ones are one run
+        return Found(tuple(self.words(best.params)), best.value, counts, sum(rounds.values()), self.study)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Hold what became of a trial: its validation accuracy, None if it diverged or was given up; where it is."""
+
+    value: float | None
+    rounds: int
+    directory: str
+
+
+def outcome(folder: Path, given_up: bool) -> Outcome:
+    """Read a trial's run directory: the validation accuracy in rounds.csv, and no other column but `round`."""
+    path, rows = folder / "rounds.csv", list[tuple[int, str | None]]()
+    if path.is_file() or not given_up:  # it may have diverged in the first round
+        with path.open(newline="") as file:
+            rows = [(int(row["round"]), row.get(COLUMN)) for row in csv.DictReader(file)]
+    values = [number for _, value in rows if value and math.isfinite(number := float(value))]
+    if not given_up and not values:
+        raise FedpflError(f"{folder}: no sample was held out; set validation=0.1, or more for clients of few samples")
+    return Outcome(None if given_up else max(values), rows[-1][0] if rows else 0, str(folder))
+
+
+def watch(sweeper: Mapping[str, Any], number: int) -> Watch | None:
+    """Return what tells a job after an evaluation whether to give up; None where the sweep is no search.
+
+    sweeper: the configuration of Hydra's sweeper. number: of the job. The function takes the round and the row of an
+    evaluation, or None at the beginning.
+    """
+    if not sweeper.get("study"):
+        return None
+    optuna = _optuna()
+    study = optuna.load_study(study_name=sweeper["study"], storage=storage(Path(sweeper["folder"])))
+    attributes = study.user_attrs
+    study.pruner = (
+        optuna.pruners.MedianPruner(n_startup_trials=attributes["startup"], n_warmup_steps=attributes["warmup"])
+        if sweeper["prune"]
+        else optuna.pruners.NopPruner()
+    )
+    trial = optuna.trial.Trial(study, study.trials[number]._trial_id)
+    best = max(study.trials[number].intermediate_values.values(), default=-math.inf)
+
+    def give_up(round_number: int, row: Mapping[str, Any] | None) -> bool:
+        nonlocal best
+        if row is not None:
+            value = row.get(COLUMN)
+            if value is None or not math.isfinite(value):
+                return False
+            best = max(best, value)
+            trial.report(best, round_number)
+        return best > -math.inf and bool(trial.should_prune())
+
+    return give_up
+
+
+def named(identity: str, seed: int, words: Sequence[str]) -> str:
+    """Return a study's name, from what its trials have in common and the words of its search space."""
+    text = "\n".join([identity, str(seed), *sorted(words)])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _within(space: Any, value: Any) -> Any:
+    """The value as the space holds it, None if it does not."""
+    for known in getattr(space, "choices", ()):
+        if str(value) == known or _number(value) == _number(known) is not None:
+            return known
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if low is None or high is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    step = getattr(space, "step", None)
+    return value if low <= value <= high and not (step and (value - low) % step) else None
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

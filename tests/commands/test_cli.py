@@ -1,0 +1,788 @@
+"""`python -m fedpfl.train` as a user meets it: one line for every fault, whole run directories, sweeps, signals."""
+
+import contextlib
+import csv
+import io
+import re
+import shlex
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from fedpfl import record, train
+from fedpfl.config import overrides
+from fedpfl.config import plan as config
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tree import Tree
+from fedpfl.methods import METHODS, FedAvg, Method
+from fedpfl.models import MODELS, Parts
+from fedpfl.record import sinks
+from fedpfl.report import __main__ as report
+from tests.command import FILES, TINY, call, snapshot, start, state, summary, table, wait
+from tests.conftest import sampled
+
+NOT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+
+
+# Bad input
+
+BAD = [
+    # unknown keys
+    ("foo=1", "foo is not a key"),
+    ("+foo=1", "foo is not a key"),
+    ("method.foo=1", "method.foo is not a key"),
+    ("+method.foo=1", "method.foo is not a key here; known keys: q, norm"),
+    ("+local.foo=1", "local.foo is not a key here; known keys: epochs, batch_size, lr"),
+    ("+dataset.foo=1", "dataset.foo is not a key here; known keys: name, mean"),
+    ("+engine.foo=1", "engine.foo is not a key here; known keys: backend"),
+    ("+model.width=3", "model.width is not a key"),
+    ("+quantile.foo=1", "quantile.foo"),
+    ("+norm.foo=1", "norm.foo"),
+    ("+logger.foo=1", "logger.foo"),
+    ("logger=wandb +logger.foo=1", "logger.foo is unknown; known are project"),
+    ("method=fedavg method.q=0.5", "method.q is not a key"),
+    # unknown choices
+    ("method=xyz", f"method must be one of {', '.join(sorted(METHODS))}, got 'xyz'"),
+    ("dataset=foo", "dataset must be one of ag_news, cifar10, cifar100, cifar10_c, cifar10_c_made, cinic10"),
+    (
+        "partition=foo",
+        "partition must be one of dirichlet, file, fixed_dirichlet, groups, iid, natural, published, shards",
+    ),
+    ("model=foo", f"model must be one of {', '.join(sorted(MODELS))}, got 'foo'"),
+    ("norm=foo", "norm must be one of global, layer, none, got 'foo'"),
+    ("score=foo", "score must be one of fisher, fisher_batch, gradient, obp, obp_as_published, got 'foo'"),
+    ("quantile=foo", "quantile must be one of adaptive, auto, figure6, paper, paper_cls, tuned, got 'foo'"),
+    ("engine=foo", "engine must be one of auto, batched, loop, got 'foo'"),
+    ("logger=foo", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
+    ("logger=[wandb,foo]", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
+    ("experiment=foo", "experiment must be one of all_methods, all_methods_quick, alpha_sweep, "),
+    ("method.name=xyz", "method.name must be one of apfl"),
+    ("logger.name=foo", "logger.name=foo is unknown; choose one of none, wandb"),
+    ("logger=wandb logger.mode=loud", "logger.mode=loud is unknown; choose one of auto, online, offline, disabled"),
+    ("engine.precision=fp8", "engine.precision must be one of fp32, tf32, bf16, got 'fp8'"),
+    ("norm.name=foo", "norm.name must be one of none, layer, global, got 'foo'"),
+    ("hydra/launcher=foo", "hydra/launcher must be one of basic, joblib, lockstep, got 'foo'"),
+    ("hydra/sweeper=foo", "hydra/sweeper must be one of basic, fedpfl"),
+    # what was probably meant
+    ("method=fedobpp", f"method must be one of {len(METHODS)} names, got 'fedobpp'; did you mean fedobp?"),
+    ("method.name=fedoobp", f"method.name must be one of {len(METHODS)} names, got 'fedoobp'; did you mean fedobp?"),
+    ("experiment=dmeo", "names, got 'dmeo'; did you mean demo?"),
+    ("dataset=minst", "got 'minst'; did you mean mnist?"),
+    ("partition=dirichelt", "shuffled_shards, got 'dirichelt'; did you mean dirichlet?"),
+    ("model=resnet9", "resnet8, text, got 'resnet9'; did you mean resnet8?"),
+    ("norm=golbal", "norm must be one of global, layer, none, got 'golbal'; did you mean global?"),
+    ("hydra/launcher=joblb", "basic, joblib, lockstep, got 'joblb'; did you mean joblib?"),
+    ("local.momentun=0.5", "local.momentun is not a key here; did you mean local.momentum?"),
+    ("+local.epoch=5", "local.epoch is not a key here; did you mean local.epochs?"),
+    ("lr=0.1", "lr is not a key here; did you mean local.lr?"),
+    ("round=4", "round is not a key here; did you mean rounds?"),
+    ("datset=mnist", "datset is not a key here; did you mean dataset?"),
+    ("method=fedper method.layer=2", "method.layer is not a key here; did you mean method.layers?"),
+    ("hydra.run.dri=x", "hydra.run.dri is not a key here; did you mean hydra.run.dir?"),
+    ("hydra/launcer=lockstep", "hydra/launcer is not a key here; did you mean hydra/launcher?"),
+    ("launcher=lockstep", "launcher is not a key here; did you mean hydra/launcher?"),
+    ("hydra.launcher.n_jobs=2", "hydra.launcher.n_jobs is not a key here; `python -m fedpfl.train --cfg hydra` tells"),
+    ("hydra.launcher=lockstep -m", "hydra.launcher and hydra.sweeper are groups of keys; choose by hydra/launcher=..."),
+    ("+experiment=demo", "experiment has a value, which experiment=... replaces; leave out the +"),
+    ("seed=1,2", "seed=1,2 is a sweep, which needs -m; if it is one value, write a list as key=[a,b], a text as"),
+    (
+        "method.score=opb",
+        "method.score must be one of obp, obp_as_published, gradient, fisher, fisher_batch, got 'opb'",
+    ),
+    ("score.name=fisher_bacth", "score.name must be one of obp, obp_as_published, gradient, fisher, fisher_batch, got"),
+    ("engine.precision=bf61", "one of fp32, tf32, bf16, got 'bf61'; did you mean bf16?"),
+    # wrong types
+    ("rounds=abc", "rounds must be a whole number, got 'abc'"),
+    ("rounds=1.5", "rounds must be a whole number, got 1.5"),
+    ("rounds=true", "rounds must be a whole number, got True"),
+    ("rounds=", "rounds must be a whole number, got ''"),
+    ("local.lr=fast", "local.lr must be a number, got 'fast'"),
+    ("local=3", "local must be a group of keys, got 3"),
+    ("method.classifier_only=3", "method.classifier_only must be true or false, got 3"),
+    ("quantile.q=abc", "quantile.q must be a number or a list of numbers, got 'abc'"),
+    ("method=apfl method.alpha_lr=fast", "method.alpha_lr must be a number, got 'fast'"),
+    ("partition.alpha=[1]", "partition.alpha must be a number, got [1]"),
+    ("dataset.name=../../x", "dataset.name must be one of"),
+    ("local.batch_size=1e20", "local.batch_size must be a whole number, got 1e+20"),
+    # numbers that tensors cannot hold
+    ("local.lr=1e300", "local.lr must be within 1.2e-38 and 3.4e+38 in size, as float32 is, got 1e+300"),
+    ("local.lr=1e-60", "local.lr must be within 1.2e-38 and 3.4e+38 in size, as float32 is, got 1e-60"),
+    ("local.lr=inf", "local.lr must be a finite number, got inf"),
+    ("local.clip=inf", "local.clip must be a finite number, got inf"),
+    ("local.weight_decay=-1e39", "local.weight_decay must be within 1.2e-38 and 3.4e+38 in size"),
+    ("checkpoint.seconds=nan", "checkpoint.seconds must be a finite number, got nan"),
+    (f"local.batch_size={10**20}", f"local.batch_size must be a whole number of at most 64 bits, got {10**20}"),
+    (f"rounds={2**63}", f"rounds must be a whole number of at most 64 bits, got {2**63}"),
+    (f"seed={10**400}", "seed must be a whole number of at most 64 bits, got 1000"),
+    ("quantile.q=inf", "quantile.q must be a finite number, got inf"),
+    ("quantile.otherwise=nan", "quantile.otherwise must be a finite number, got nan"),
+    ("method=ditto score=fisher", "score is for a hyperparameter that the method does not have"),
+    ("method=ditto norm=layer", "norm is for a hyperparameter that the method does not have"),
+    ("method=ditto quantile.q=0.3", "quantile.q is for a hyperparameter that the method does not have"),
+    ("method=seqfededt +score=fisher", "score is for a hyperparameter that method=seqfededt does not have"),
+    ("-m method=fedavg,ditto score=fisher", "score is for a hyperparameter that the method does not have"),
+    ("-m method=fedobp,ditto quantile.q=0.3", "quantile.q is for a hyperparameter that the method does not have"),
+    (
+        "experiment=table5 partition=dirichlet method=ditto",
+        "norm is for a hyperparameter that the method does not have",
+    ),
+    ("experiment=fmnist_as_published method=ditto", "score is for a hyperparameter that the method does not have"),
+    ("dataset.std=[inf]", "dataset.std must be a finite number, got inf"),
+    *(
+        (f"method={name} method.{key}={value}", f"method.{key} must be a finite number, got {value.strip('[]')}")
+        for name, key, value in (
+            *(("apfl", "alpha_lr", "inf"), ("apfl", "alpha_decay", "inf"), ("ditto", "lam", "inf")),
+            *(("fedala", "threshold", "inf"), ("fedcac", "cutoff", "inf"), ("feddpa", "lam1", "inf")),
+            *(("feddpa", "clip", "nan"), ("fedpac", "lam", "inf"), ("fedprox", "mu", "inf"), ("floco", "rho", "inf")),
+            *(("per_fedavg", "inner_lr", "inf"), ("per_fedavg", "delta", "inf"), ("pfedfda", "cov_reg", "inf")),
+            *(("pfedme", "beta", "inf"), ("pfedsd", "tau", "inf"), ("scaffold", "server_lr", "inf")),
+            *(("fedpac", "head_lr", "inf"), ("fedspu", "widths", "[nan]")),
+        )
+    ),
+    ("dataset.download=maybe", "dataset.download must be true or false, got 'maybe'"),
+    # keys taken away
+    ("~rounds", "rounds has no value"),
+    ("~local", "local"),
+    ("~dataset", "dataset"),
+    ("~engine", "engine"),
+    ("method=null", "method"),
+    # out of range
+    ("rounds=0", "rounds must be 1 or more, got 0"),
+    ("clients=0", "clients must be 1 or more, got 0"),
+    ("participation=0", "participation must be above 0 and at most 1, got 0"),
+    ("participation=1.5", "participation must be above 0 and at most 1, got 1.5"),
+    ("participation=nan", "participation must be a finite number, got nan"),
+    ("seed=4294967296", "seed must be from 0 to 4294967295, got 4294967296"),
+    ("local.epochs=0", "local.epochs must be 1 or more, or null beside local.steps, got 0"),
+    ("local.batch_size=1", "local.batch_size must be 2 or more"),
+    ("local.lr=0", "local.lr must be a positive number, got 0"),
+    ("local.momentum=1", "local.momentum must be at least 0 and below 1, got 1"),
+    ("local.weight_decay=-1", "local.weight_decay must be 0 or more, got -1"),
+    ("eval.every=0", "eval.every must be 1 or more, got 0"),
+    ("eval.finetune_epochs=-1", "eval.finetune_epochs must be 0 or more, got -1"),
+    ("eval.finetune_epochs=1 eval.finetune_every=0", "eval.finetune_every must be a positive multiple"),
+    (
+        "eval.every=5 eval.finetune_epochs=1 eval.finetune_every=7",
+        "eval.finetune_every must be a positive multiple of eval.every (5), got 7",
+    ),
+    ("checkpoint.seconds=-1", "checkpoint.seconds must be 0 or more, got -1"),
+    ("quantile.q=1.1", "quantile.q must be between 0 and 1, got 1.1"),
+    ("quantile.q=-0.1", "quantile.q must be between 0 and 1, got -0.1"),
+    ("method.q=2", "method.q must be between 0 and 1, got 2.0"),
+    ("quantile.otherwise=2 partition.alpha=0.3", "quantile.otherwise must hold numbers between 0 and 1, got 2"),
+    ("method.ema=1", "method.ema must be at least 0 and below 1, got 1"),
+    ("method=fedper method.layers=-1", "method.layers must be 0 or more, got -1"),
+    ("method=ditto method.lam=-1", "method.lam must be 0 or more, got -1"),
+    ("method=ditto method.personal_epochs=-1", "method.personal_epochs must be 0 or more, or null, got -1"),
+    ("partition.alpha=0", "partition.alpha must be a positive number, got 0"),
+    ("partition.alpha=1e7", "partition.alpha must be at most 1e6, got 10000000.0"),
+    (
+        "partition.samples_per_client=null partition.min_samples=0",
+        "partition.min_samples must be an integer of at least 1, got 0",
+    ),
+    ("partition.test_fraction=1", "partition.test_fraction must be a number in [0, 1), got 1"),
+    ("partition.samples_per_client=0", "partition.samples_per_client must be an integer of at least 1, got 0"),
+    ("partition=shards partition.classes_per_client=0", "classes_per_client must be an integer of at least 1, got 0"),
+    ("engine.workers=-1", "engine.workers must be 0 or more, got -1"),
+    ("engine.width=-1", "engine.width must be 0 or more, got -1"),
+    # what the network does not have
+    ("method=fedper method.layers=5", "method.layers must be at most 4, the network's layers, got 5"),
+    ("method=fedala method.layers=99", "method.layers must be at most 4, the network's layers, got 99"),
+    ("method=lg_fedavg method.layers=5", "method.layers must be at most 4, the network's layers, got 5"),
+    ("method=fedselect method.personalise=99", "method.personalise: the network has layers 0 to 3, got 99"),
+    (
+        "method=fedselect method.personalise=fc9",
+        "method.personalise must be one of most, least, random, conv1, conv2, ",
+    ),
+    ("method=flexfl method.apoz=[0.1]", "method.apoz has 1 numbers for 3 groups of neurons"),
+    ("model=mlp model.hidden=[100000000000]", "model=mlp: its parameters, held twice, would take"),
+    # impossible together
+    ("method=scaffold method.clients=600", "method.clients is the run's clients=4 and cannot be set; leave it out"),
+    ("clients=1798", "clients must be at most the number of samples, 1797, got 1798"),
+    (
+        "clients=500 partition.samples_per_client=null",
+        "clients=500 with partition.min_samples=10 need 5000 samples, the data set has 1797",
+    ),
+    ("clients=100", "clients=100 with partition.samples_per_client=24 need 2400 samples, the data set has 1797"),
+    (
+        "partition=shards partition.classes_per_client=11",
+        "classes_per_client must be at most the number of classes, 10",
+    ),
+    ("partition=published partition.max_attempts=1 clients=90", "found no split in 1 attempts"),
+    (
+        "quantile=paper",
+        "quantile=paper: Table II has no q for dataset digits with alpha 0.1; it has cifar10 (0.1, 0.5)",
+    ),
+    ("device=tpu", "device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+    pytest.param("device=cuda", "device=cuda: this machine has no such CUDA device; use device=cpu", marks=NOT_CUDA),
+    ("device=cpu engine.precision=tf32", "engine.precision=tf32 needs a CUDA device; use fp32 or bf16"),
+    # files
+    ("dataset=npz", "dataset.path has no value; set it with dataset.path="),
+    ("dataset=npz dataset.path=absent.npz", "dataset.path=absent.npz is not a file"),
+    ("dataset=npz dataset.path=corrupt.npz", "corrupt.npz cannot be read as an .npz archive"),
+    ("dataset=npz dataset.path=keys.npz", "keys.npz has no array 'x', only a"),
+    ("dataset=npz dataset.path=nan.npz", "nan.npz"),
+    ("dataset=npz dataset.path=small.npz", "model=cnn4: images must be at least 16x16 pixels, got 12x12"),
+    ("dataset=npz dataset.path=good.npz dataset.classes=2", "found label 3, but dataset.classes=2 allows 0..1"),
+    ("dataset=npz dataset.path=good.npz dataset.std=[0]", "dataset.std must be positive numbers, got [0.0]"),
+    ("dataset=mnist dataset.download=false", "data set mnist is not in data_dir=data"),
+    ("dataset=cifar10 dataset.download=false data_dir=here", "data set cifar10 is not in data_dir=here"),
+    ("hydra.run.dir=file", "file"),
+    ("hydra.run.dir=file/run", "file/run"),
+    (f"hydra.run.dir=a/b/{300 * 'x'}", "File name too long"),
+    # what a terminal would obey
+    ('data_dir="\x1b[2J\x1b[31mred"', r"data_dir must be a text without control characters, got '\x1b[2J\x1b[31mred'"),
+    ('data_dir="a\nb"', r"data_dir must be a text without control characters, got 'a\nb'"),
+    ('data_dir="a\0b"', r"data_dir must be a text without control characters, got 'a\x00b'"),
+    ('data_dir="\udcff"', r"data_dir must be a text without control characters, got '\udcff'"),
+    (
+        'method.score="\x1b]0;title\x07"',
+        r"method.score must be a text without control characters, got '\x1b]0;title\x07'",
+    ),
+    ("method=\x1b[31m", r"\x1b"),
+    ("\x1b[31m=3", r"\x1b"),
+    ('dataset=npz dataset.path="\u202egpj.npz"', r"dataset.path=\u202egpj.npz is not a file"),
+    ("--\x1b[31m", r"unrecognized arguments: --\x1b[31m"),
+    # options
+    ("--foo", "unrecognized arguments: --foo; `python -m fedpfl.train --hydra-help` lists options"),
+    ("--cfg", "argument --cfg/-c: expected one argument"),
+    ("--cfg foo", "invalid choice: 'foo' (choose from 'job', 'hydra', 'all')"),
+    ("--config-name=foo", "Cannot find primary config 'foo'"),
+    # syntax
+    ("rounds=(1", "rounds=(1"),
+    ("a=b=c", "'a=b=c' cannot be read as key=value; mismatched input '=' expecting <EOF>"),
+    ("", "'' cannot be read as key=value"),
+    ("hydra.mode=foo", "hydra.mode=foo; Invalid value 'foo', expected one of [RUN, MULTIRUN]"),
+    ("seed=${nope}", "seed: Interpolation key 'nope' not found"),
+    ("method.norm=${nope}", "method.norm: Interpolation key 'nope' not found"),
+    ("hydra.run.dir=${nope}", "hydra.run.dir: Interpolation key 'nope' not found"),
+    ("seed=${rounds} rounds=${seed}", "Recursive interpolation"),
+    ("data_dir=${oc.env:NOPE}", "Environment variable 'NOPE' not found"),
+    ("rounds", "rounds"),
+    ("=3", "=3"),
+    ("local.lr=[0.1", "[0.1"),
+    ("local.lr=${nowhere}", "nowhere"),
+    ("method=fedavg,fedper", "method=fedavg,fedper"),
+]
+assert len(BAD) >= 175
+SCHEMES = ("partition=shards", "partition=published")  # they have no use for the tiny federation's other keys
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A working directory with files of all kinds."""
+    labels = np.arange(96) % 4
+    np.savez(tmp_path / "good.npz", x=np.zeros((96, 28, 28), np.uint8), y=labels)
+    np.savez(tmp_path / "small.npz", x=np.zeros((96, 12, 12), np.uint8), y=labels)
+    np.savez(tmp_path / "nan.npz", x=np.full((96, 28, 28), np.nan), y=labels)
+    np.savez(tmp_path / "keys.npz", a=labels)
+    (tmp_path / "corrupt.npz").write_bytes(b"PK\x03\x04 and then nothing of the sort")
+    (tmp_path / "file").write_text("not a directory")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("overrides", "says"), sampled(BAD, 8))  # each kind has more
+def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, place: Path) -> None:
+    before = snapshot(place)
+    base = [key for key in TINY if not (overrides.startswith(SCHEMES) and key.startswith("partition."))]
+    result = call(*base, *overrides.split(" "), cwd=place)
+    assert result.code == 2, result
+    assert result.err.endswith("\n")
+    assert result.err[:-1].isprintable(), result.err  # one line, which a terminal shows as it is
+    assert result.err.startswith("fedpfl: ")
+    assert says in result.err
+    assert result.out == ""
+    assert snapshot(place) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    sampled(
+        [
+            ("rounds=0", "rounds must be 1 or more, got 0"),
+            ("seed=${nope}", "seed: Interpolation key 'nope' not found"),
+            (
+                "-m hydra/launcher=joblb",
+                "hydra/launcher must be one of basic, joblib, lockstep, got 'joblb'; did you mean joblib?",
+            ),
+            (
+                "hydra.run.dir=file/run",
+                "cannot make file/run: Not a directory; choose another place with hydra.run.dir=...",
+            ),
+        ],
+        4,
+    ),
+)
+def test_bad_input_of_a_real_process_is_one_line(words: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = wait(start(*words.split(), cwd=tmp_path))
+    assert (result.code, result.out, result.err) == (2, "", f"fedpfl: {says}\n")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+SWEPT = [
+    ("seed=interval(1,3)", "interval is no sweep over values; name them, as in seed=1,2,3 or seed=range(1,4)"),
+    ("experiment=demo,smoke rounds=0", "fedpfl: experiment=demo rounds=0: an experiment with a sweep of its own; run"),
+    ("seed=1,2 rounds=0", "rounds must be 1 or more, got 0"),
+    ("seed=1,2 +foo=3", "foo is not a key here"),
+    ("seed=1,2 foo=3", "foo is not a key here"),
+    ("seed=1,2 method=fedselect method.personalise=99", "method.personalise: the network has layers 0 to 3, got 99"),
+    ("method=fedavg,fedobpp", f"method must be one of {len(METHODS)} names, got 'fedobpp'; did you mean fedobp?"),
+    ("local.lr=1e300,inf", "local.lr must be a finite number, got inf"),
+    ('seed=1,2 data_dir="\x1b[31m"', r"data_dir must be a text without control characters, got '\x1b[31m'"),
+    ("seed=1,2 hydra.sweep.subdir=${nope}", "hydra.sweep.subdir: Interpolation key 'nope' not found"),
+    ("seed=1,2 hydra.sweep.dir=${nope}", "hydra.sweep.dir: Interpolation key 'nope' not found"),
+    ("seed=1,2 hydra.sweep.dir=some/where/else rounds=0", "rounds must be 1 or more, got 0"),
+    ("seed=range(1,x)", "'seed=range(1,x)' cannot be read as key=value"),
+    ("seed=1,2 hydra.sweeper.max_batch_size=0", "hydra.sweeper.max_batch_size must be 1 or more, or null, got 0"),
+    ("seed=1,2 hydra/launcher=lockstep hydra.launcher.jobs=0", "hydra.launcher.jobs must be 1 or more, got 0"),
+    ("seed=1,2 hydra/launcher=lockstep rounds=0", "rounds must be 1 or more, got 0"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "says"), sampled(SWEPT, 3))
+def test_bad_input_of_a_sweep_leaves_nothing(overrides: str, says: str, tmp_path: Path) -> None:
+    result = call("-m", *overrides.split(" "), cwd=tmp_path)
+    assert result.code == 2, result
+    assert says in result.err
+    assert "Traceback" not in result.err
+    assert all(line.isprintable() for line in result.err.splitlines())
+    assert snapshot(tmp_path) == {}
+
+
+def test_an_error_is_one_line_that_a_terminal_shows_as_it_is() -> None:
+    shown = r"a\nb\x1b[31m\x9b\u2028\udcff\U000e0041 Größe"
+    assert str(FedpflError("a\nb\x1b[31m\x9b\u2028\udcff\U000e0041 Größe")) == shown
+    assert str(FedpflError(shown)) == shown  # as one that comes from another process
+
+
+def test_options_may_stand_anywhere(tmp_path: Path) -> None:
+    result = call("method=fedper", "-c", "job", "seed=3", cwd=tmp_path)
+    assert (result.code, "name: fedper" in result.out, "seed: 3" in result.out) == (0, True, True), result
+    result = call("seed=1,2", "-m", "rounds=0", cwd=tmp_path)
+    assert "2 of 2 jobs failed" in result.err
+
+
+def test_bad_input_leaves_the_users_empty_directories(tmp_path: Path) -> None:
+    (tmp_path / "work" / "run").mkdir(parents=True)
+    call("rounds=0", "hydra.run.dir=run", cwd=tmp_path / "work")
+    call("rounds=0", cwd=tmp_path / "work" / "run")
+    assert set(snapshot(tmp_path)) == {"work", "work/run"}
+
+
+def test_a_directory_of_another_run_is_refused_and_kept(tmp_path: Path) -> None:
+    assert call(*TINY, "hydra.run.dir=here", cwd=tmp_path).code == 0
+    before = snapshot(tmp_path)
+    for other in ("rounds=3", "method=fedavg", "seed=7"):
+        result = call(*TINY, "hydra.run.dir=here", other, cwd=tmp_path)
+        assert result.code == 2, (other, result)
+        assert "holds a different run; choose another with hydra.run.dir=" in result.err
+        assert len(result.err.splitlines()) == 1
+        assert snapshot(tmp_path) == before
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    with record.RunDirectory.open(tmp_path / "here", "", "someone"):
+        result = call(*TINY, "hydra.run.dir=here", cwd=tmp_path)
+    assert result.code == 2
+    assert "is in use by process" in result.err
+
+
+# Good input
+
+
+@pytest.mark.parametrize("method", sampled(sorted(METHODS), 6))
+def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path) -> None:
+    tuning = ("eval.finetune_epochs=1", "eval.finetune_every=2")
+    result = call(*TINY, *tuning, "model=lenet5", f"method={method}", cwd=tmp_path)
+    assert result.code == 0, result
+    (folder,) = (tmp_path / "outputs" / "digits" / method).glob("*/seed42")
+    masks = {"masks.json"} if METHODS[method].masks is not Method.masks else set()
+    assert {path.name for path in folder.iterdir()} - {"run.lock"} == FILES | masks
+
+    with (folder / "rounds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[: 1 + len(train.columns())] == ["round", *train.columns()]
+    assert [row["round"] for row in rows] == ["1", "2"]
+    judged = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "cohort_before", "cohort_after")
+    assert all(0 <= float(row[name]) <= 100 for row in rows for name in judged)
+    assert [row["ft_accuracy"] == "" for row in rows] == [True, False]
+    layers = [name for name in rows[0] if name.startswith("personal/")]
+    assert len(layers) == {"fedobp": 10, "fedselect": 5, "pspfl": 10, "seqfededt": 10}.get(method, 0)
+    if method == "fedobp":
+        down = 2 * 44426 - int(rows[1]["values_down"])  # two clients; what is personal does not travel
+        assert down == 2 * sum(float(rows[1][name]) for name in layers) > 0
+
+    clients = table(folder / "clients.csv")
+    assert [(row["client"], row["train"], row["test"]) for row in clients] == [(str(k), "18", "6") for k in range(4)]
+    assert all(sum(int(row[f"label_{label}"]) for label in range(10)) == 24 for row in clients)
+    assert all(0 <= float(row[name]) <= 100 for row in clients for name in ("accuracy", "ft_accuracy"))
+    mean = np.mean([float(row["accuracy"]) for row in clients])
+    assert mean == pytest.approx(float(rows[1]["accuracy"]))
+
+    told = summary(folder)
+    assert (told["status"], told["last"]["round"], told["parameters"]) == ("finished", 2, 44426)
+    assert told["best"]["accuracy"] == max(float(row["accuracy"]) for row in rows)
+    assert torch.load(folder / "state.pt", weights_only=True)["round"] == 2
+    with np.load(folder / "partition.npz", allow_pickle=False) as arrays:
+        assert len(arrays["train_indices"]) == 4 * 18
+        assert arrays["label_counts"].sum() == 4 * 24
+
+
+def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
+    """Its last round is judged and saved, and the directory is a finished one."""
+    overrides = ("method=fedspu", "stopping.early=true", "method.widths=[1.0]", "participation=1", "rounds=60")
+    overrides = (*TINY, *overrides, "local.lr=0.5", "eval.every=1000", "checkpoint.seconds=1000", "hydra.run.dir=run")
+    assert call(*overrides, cwd=tmp_path).code == 0
+    rows, told = table(tmp_path / "run/rounds.csv"), summary(tmp_path / "run")
+    played = len(rows)
+    assert 2 <= played < 60
+    assert (told["status"], told["rounds"], told["rounds_played"]) == ("finished", 60, played)
+    assert told["last"]["round"] == played
+    assert [(row["width"], row["entries"]) for row in told["devices"]] == [(1.0, told["parameters"])]
+    assert rows[-1]["accuracy"]
+    assert state(tmp_path / "run")["stopping"]["stopped"].all()
+    assert "already finished" in call(*overrides, cwd=tmp_path).out
+
+
+def test_the_first_lines_say_what_runs(tmp_path: Path) -> None:
+    result = call(*TINY, "hydra.run.dir=here", cwd=tmp_path)
+    for text in (
+        "1,797 samples 1x28x28",
+        "min/median/max 24/24/24",
+        "582,026 parameters",
+        "MiB",
+        str(tmp_path / "here"),
+    ):
+        assert text in result.err
+
+
+def test_a_finished_run_is_recognised_and_left_alone(tmp_path: Path) -> None:
+    assert call(*TINY, cwd=tmp_path).code == 0
+    (folder,) = tmp_path.glob("outputs/digits/fedobp/*/seed42")
+    before, times = snapshot(tmp_path), {path: path.stat().st_mtime_ns for path in map(folder.joinpath, FILES)}
+    again = call(*TINY, "device=cpu", "checkpoint.seconds=5", cwd=tmp_path)
+    assert again.code == 0
+    assert again.out.startswith(f"already finished: {folder}")
+    assert snapshot(tmp_path) == before
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_a_run_without_test_samples_finishes_and_is_recognised(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert call(*TINY, "partition.test_fraction=0", cwd=tmp_path).code == 0
+
+
+def test_hydra_run_dir_puts_the_run_anywhere(tmp_path: Path) -> None:
+    assert call(*TINY, f"hydra.run.dir={tmp_path}/some/where", cwd=tmp_path).code == 0
+    assert set(snapshot(tmp_path)) == {"some", "some/where", *(f"some/where/{name}" for name in (*FILES, "masks.json"))}
+
+
+def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
+    """Its cohorts are drawn as they come, and a checkpoint after each round stops it here."""
+    played: list[int] = []
+
+    def stop(self: record.RunDirectory, payload: dict[str, Any]) -> None:
+        played.append(payload["round"])
+        if len(played) == 2:
+            raise KeyboardInterrupt
+
+    with mock.patch.object(record.RunDirectory, "checkpoint", stop):
+        result = call(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
+    assert (result.code, played) == (130, [1, 2]), result
+
+
+def test_the_configuration_can_be_printed_without_a_run(tmp_path: Path) -> None:
+    result = call("method=fedper", "--cfg", "job", cwd=tmp_path)
+    assert result.code == 0
+    assert "name: fedper" in result.out
+    assert snapshot(tmp_path) == {}
+
+
+@pytest.mark.parametrize("when", [("rounds=4", "local.lr=1e6"), ("rounds=1", "local.lr=1e38")], ids=["early", "last"])
+def test_a_diverging_run_stops_with_status_three_and_one_complaint(when: tuple[str, str], tmp_path: Path) -> None:
+    result = call(*TINY, *when, "hydra.run.dir=here", cwd=tmp_path)
+    assert result.code == 3, result
+    assert len(result.complaints) == 1
+    assert "training diverged" in result.complaints[0]
+    assert "local.lr" in result.complaints[0]
+    told = summary(tmp_path / "here")
+    assert told["status"] == "diverged"
+    assert "diverged" in told["error"]
+
+
+# A method's own faults
+
+
+@dataclass(frozen=True)
+class Faulty(FedAvg):
+    """Fails in the hook that a test chooses."""
+
+    where: str = "loss"
+
+    def _fail(self, hook: str) -> None:
+        if hook == self.where:
+            raise KeyError("no such\nthing")
+
+    def __post_init__(self) -> None:
+        self._fail("__post_init__")
+
+    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
+        self._fail("init")
+        return super().init(params, parts)
+
+    def loss(self, *args: Any) -> torch.Tensor:
+        self._fail("loss")
+        return super().loss(*args)
+
+    def aggregate(self, *args: Any) -> tuple[Tree, dict[str, Tree]]:
+        self._fail("aggregate")
+        return super().aggregate(*args)
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    monkeypatch.setitem(METHODS, "faulty", Faulty)
+    return (*TINY, "method=fedavg", "method.name=faulty")
+
+
+@pytest.mark.parametrize(("hook", "backend"), [("loss", "loop"), ("loss", "batched"), ("aggregate", "loop")])
+def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
+    hook: str, backend: str, faulty: tuple[str, ...], tmp_path: Path
+) -> None:
+    result = call(*faulty, f"+method.where={hook}", f"engine={backend}", "hydra.run.dir=here", cwd=tmp_path)
+    assert result.code == 1, result
+    (line,) = result.complaints
+    assert result.err.endswith(f"{line}\n")
+    log = tmp_path / "here" / "run.log"
+    assert line.startswith(rf"fedpfl: method=faulty: Faulty.{hook} raised KeyError: 'no such\nthing' ({__file__}:")
+    assert line.endswith(f"; its traceback is in {log}")
+    assert f"in {hook}\n    self._fail(" in log.read_text()
+    assert summary(tmp_path / "here")["status"] == "failed"
+
+
+@pytest.mark.parametrize("hook", ["__post_init__", "init"])
+def test_a_fault_before_the_first_round_leaves_nothing(hook: str, faulty: tuple[str, ...], tmp_path: Path) -> None:
+    result = call(*faulty, f"+method.where={hook}", cwd=tmp_path)
+    assert result.code == 1, result
+    assert result.err.startswith(f"fedpfl: method=faulty: Faulty.{hook} raised KeyError: ")
+    assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
+    assert result.err.count("\n") == 1
+    assert snapshot(tmp_path) == {}
+
+
+@dataclass(frozen=True)
+class Misfit(FedAvg):
+    """Has a hook with too few arguments."""
+
+    def start(self, server):
+        return server
+
+
+def test_a_hook_with_other_arguments_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "misfit", Misfit)
+    result = call(*TINY, "method=fedavg", "method.name=misfit", cwd=tmp_path)
+    assert result.code == 1, result
+    (line,) = result.complaints
+    assert line.startswith("fedpfl: method=misfit: Misfit.start() takes 2 positional arguments but 3 were given")
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "_row", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        call(*TINY, cwd=tmp_path)
+
+
+def test_a_fault_in_a_method_does_not_stop_the_other_jobs(faulty: tuple[str, ...], tmp_path: Path) -> None:
+    result = call("-m", *faulty, "+method.where=aggregate,nowhere", cwd=tmp_path)
+    assert result.code == 1, result
+    assert "fedpfl: 1 of 2 jobs failed" in result.err
+    assert "Traceback" not in result.err
+    assert seeds(tmp_path) == {"faulty": ["seed42"]}
+
+
+# Sweeps
+
+
+def seeds(folder: Path) -> dict[str, list[str]]:
+    """The runs that a sweep finished: seeds by method."""
+    done = [path.parent for path in folder.glob("outputs/*/*/*/seed*/state.pt")]
+    assert all(summary(path)["status"] == "finished" for path in done)
+    return {method: sorted(p.name for p in done if p.parts[-3] == method) for method in {p.parts[-3] for p in done}}
+
+
+def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Path) -> None:
+    result = call("--multirun", *TINY, "method=fedavg,fedper", "seed=1,2", cwd=tmp_path)
+    assert result.code == 0, result
+    assert seeds(tmp_path) == {"fedavg": ["seed1", "seed2"], "fedper": ["seed1", "seed2"]}
+    assert len(list(tmp_path.glob("outputs/digits/*/*"))) == 2  # the seeds of one configuration lie together
+    told = [line for line in result.err.splitlines() if line.startswith("sweep: ")]
+    assert [line[:15] for line in told] == [f"sweep: {done}/4 done" for done in (1, 2, 3, 4)]
+    assert [", ETA 0:00:" in line for line in told] == [True, True, True, False]
+    assert result.out.endswith(reported(tmp_path, "outputs"))
+    again = call("--multirun", *TINY, "method=fedper", "seed=1,2", cwd=tmp_path)
+    assert "sweep: 1/2 done\n" in again.err  # nothing tells how long a job takes
+    assert again.out.endswith(reported(tmp_path, "outputs/digits/fedper"))  # of this sweep's runs alone
+
+
+def reported(folder: Path, root: str) -> str:
+    """What the report's own command prints."""
+    out = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out):
+        assert report.main(["tables", root]) == 0
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("events", "now", "told"),
+    [
+        ("0 0 60", 60, "1/4 done, ETA 0:03:00"),  # one after another
+        ("0 0 60\n1 60 0", 60, "2/4 done, ETA 0:02:00"),  # one that was finished already
+        ("0 0 0\n1 0 0", 0, "2/4 done"),
+        ("0 0\n1 0\n0 0 60", 60, "1/4 done, ETA 0:01:00"),  # two at once, and two left
+        ("0 0\n1 0\n2 0\n3 0\n0 0 60", 60, "1/4 done"),  # the others take longer, nobody knows how long
+        ("0 0\n1 0\n1 0 60\n2 60\n0 0 120\n3 120\n2 60 90", 150, "3/4 done, ETA 0:01:00"),
+        ("0 0\n1 0\n2 60\n3 60\n0 0 60\n1 0 60", 75, "2/4 done, ETA 0:00:45"),
+        ("0 5 60\n1 65 60\n2 125 60\n3 185 60", 245, "4/4 done in 0:04:00"),
+    ],
+)
+def test_how_far_a_sweep_is(events: str, now: float, told: str) -> None:
+    assert sinks.progress(f"{events}\n", 4, now) == told
+
+
+def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> None:
+    words = ("experiment=demo", "rounds=0", "method=fedavg,ditto")
+    alone, swept = call(*words, cwd=tmp_path), call("-m", *words, cwd=tmp_path)
+    assert alone.complaints == swept.complaints
+    assert "fedpfl: 2 of 2 jobs failed" in alone.err
+    assert "sweep: 1/2 done\n" in alone.err
+    assert "sweep: 2/2 done in 0:" in alone.err
+
+
+def test_a_value_for_all_methods_of_a_sweep_that_the_default_method_lacks(tmp_path: Path) -> None:
+    result = call("-m", *TINY, "method=heterofl,fedrolex", "method.widths=[1.0,0.5]", "seed=1", cwd=tmp_path)
+    assert result.code == 0, result
+    assert seeds(tmp_path) == {"heterofl": ["seed1"], "fedrolex": ["seed1"]}
+    for path in tmp_path.glob("outputs/*/*/*/*/config.yaml"):
+        assert yaml.safe_load(path.read_text())["method"]["widths"] == [1.0, 0.5]
+
+
+def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path) -> None:
+    result = call("-m", *TINY, "method=fedprox,fedavg", "method.mu=0.1", cwd=tmp_path)
+    assert result.code == 2, result
+    assert "fedpfl: 1 of 2 jobs failed" in result.err
+    assert "method.mu is not a key here; known keys: statistics" in result.err
+    assert seeds(tmp_path) == {"fedprox": ["seed42"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("method=fedprox,fedavg method.mu=0.1 rounds=2", "method=fedprox,fedavg ++method.mu=0.1 rounds=2"),
+        ("-m method=fedprox method.mu=0.1 dataset=mnist,fmnist", None),
+        ("-m method=fedprox,fedavg method.mu=0.1,0.2", None),  # a sweep itself: every job has its own
+        ("-m method=fedprox,fedavg +method.mu=0.1 ~seed hydra.job.num=3 local.lr=0.1", None),
+        ("-m method=fedprox,fedavg 'method.widths=[1.0,0.5]'", "-m method=fedprox,fedavg ++method.widths=[1.0,0.5]"),
+        ("experiment=subflot_cifar10 method.otp=false", "experiment=subflot_cifar10 ++method.otp=false"),
+        ("experiment=subflot_cifar10 method=subflot method.otp=false", None),
+        (
+            "experiment=fedselect_ablation method.personalise=most method.alpha=0.3,0.5",
+            "experiment=fedselect_ablation method.personalise=choice(most) method.alpha=0.3,0.5",
+        ),
+        ("experiment=smokes method.otp=false =x method=[1, --cfg job", None),  # Hydra says what is wrong
+    ],
+)
+def test_values_inside_a_group_that_is_swept_over(words: str, wanted: str | None) -> None:
+    given = shlex.split(words)
+    assert overrides.for_sweeps(given, config.GROUPS) == (shlex.split(wanted) if wanted else given)
+
+
+def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
+    result = call("--multirun", *TINY, "method=fedavg", "clients=5000,4", cwd=tmp_path)
+    assert result.code == 2, result
+    assert "clients=5000" in result.err
+    assert "clients must be at most the number of samples, 1797, got 5000" in result.err
+    assert "Traceback" not in result.err
+    assert seeds(tmp_path) == {"fedavg": ["seed42"]}
+    assert result.out.endswith(reported(tmp_path, "outputs"))
+    told = result.err.splitlines()[-2:]
+    assert told[0] == "fedpfl: 1 of 2 jobs failed; the same command skips what is finished and tries these again"
+    assert "clients=5000" in told[1]
+    assert told[1].endswith("got 5000 (nothing was written)")
+
+
+def test_a_failing_batch_does_not_stop_the_next(tmp_path: Path) -> None:
+    result = call("-m", *TINY, "method=fedavg", "hydra.sweeper.max_batch_size=1", "local.lr=0,0.01", cwd=tmp_path)
+    assert result.code == 2, result
+    assert "fedpfl: 1 of 2 jobs failed" in result.err
+    assert seeds(tmp_path) == {"fedavg": ["seed42"]}
+
+
+def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
+    result = call("--multirun", *TINY, "rounds=3", "method=fedavg", "local.lr=1e30,0.01", cwd=tmp_path)
+    assert result.code == 3, result
+    statuses = {summary(path.parent)["status"]: path for path in tmp_path.glob("outputs/*/*/*/*/summary.json")}
+    assert sorted(statuses) == ["diverged", "finished"]
+    log = statuses["diverged"].with_name("run.log").relative_to(tmp_path)
+    assert result.err.splitlines()[-1].endswith(f"lower local.lr ({log})")
+    assert "diverged: training diverged" in (tmp_path / log).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: Path) -> None:
+    parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    result = wait(start("--multirun", *TINY, *parallel, "method=fedavg,local_only", "rounds=2,0", cwd=tmp_path))
+    assert result.code == 2, result
+    assert "2 of 4 jobs failed" in result.err
+    assert sorted(re.findall(r"sweep: (\d)/4 done", result.err)) == ["1", "2", "3", "4"]
+    assert result.out.endswith(reported(tmp_path, "outputs"))
+    assert seeds(tmp_path) == {"fedavg": ["seed42"], "local_only": ["seed42"]}
+    (left,) = tmp_path.iterdir()
+    assert len(list(left.glob("*/*/*"))) == len(list(left.rglob("seed*"))) == 2
+
+
+# Signals
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_with_130_and_can_be_resumed(tmp_path: Path) -> None:
+    process = start(*TINY, "rounds=1000000000", "hydra.run.dir=here", cwd=tmp_path)
+    rounds, deadline = tmp_path / "here" / "rounds.csv", time.monotonic() + 60
+    while not (rounds.exists() and rounds.read_text().count("\n") > 2) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    result = wait(process)
+    assert result.code == 130, result
+    assert result.complaints == ["fedpfl: interrupted; the same command goes on from the last checkpoint"]
+    assert "Traceback" not in result.err
+    with record.RunDirectory.open(tmp_path / "here", "", summary(tmp_path / "here")["identity"]) as directory:
+        assert directory.status == "interrupted"
+        past = directory.restore()
+    assert past is not None
+    assert past["round"] >= 1
+
+
+IMPORTING = """
+import builtins, os, runpy, signal
+real = builtins.__import__
+def importing(name, *rest, **more):
+    if name == "torch":
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(name, *rest, **more)
+builtins.__import__ = importing
+runpy.run_module("fedpfl.train", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
+    result = wait(start(cwd=tmp_path, script=IMPORTING))
+    assert (result.code, result.err) == (130, "fedpfl: interrupted before anything was done\n")

@@ -1,0 +1,481 @@
+"""The configuration: groups compose, values are checked, and a run's identity is what it computes."""
+
+import copy
+import functools
+import inspect
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import hydra
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from fedpfl import train
+from fedpfl.config import plan as config
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS, FedOBP
+from fedpfl.models import MODELS
+from tests.command import TINY
+from tests.conftest import assert_same, sampled
+
+CONF = Path(train.CONF)
+GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name != "tune")  # its spaces
+FILES = sorted(CONF.rglob("*.yaml"))
+EXPERIMENTS = CONF / "experiment"
+OPTIONS = [(path.parent.name, path.stem) for path in FILES if path.parent.name in GROUPS and path.parent != EXPERIMENTS]
+UNSET = {
+    "npz": ["dataset.path=mine.npz"],
+    "tuned": ["quantile.q=0.9"],
+    "file": ["partition.path=mine.json"],
+    **{key: ["dataset=fmnist"] for key in ("paper", "paper_cls", "figure6", "fedobp_cls")},
+    **{key: ["method=subflot"] for key in [f"subflot_without_{part}" for part in ("ota", "otp", "sar")]},
+}
+"""What an option needs beside itself."""
+
+
+def compose(*overrides: str) -> DictConfig:
+    config.register()
+    with hydra.initialize_config_dir(train.CONF, version_base="1.3"):
+        return hydra.compose("train", overrides=list(overrides))
+
+
+@functools.cache
+def resolve(*overrides: str) -> dict[str, Any]:
+    return config.resolve(compose(*overrides))
+
+
+def identity(*overrides: str) -> str:
+    return config.identity(resolve(*overrides))
+
+
+# Files
+
+
+def test_the_groups_are_the_designs() -> None:
+    expected = "augment dataset debug engine experiment logger method model norm paper partition quantile score"
+    assert expected.split() == GROUPS
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CONF)))
+def test_a_file_begins_with_a_comment(path: Path) -> None:
+    first = path.read_text().splitlines()[0]
+    assert first.startswith("# ")
+    assert len(first) > 10
+
+
+@pytest.mark.parametrize(("group", "option"), sampled(OPTIONS, 2))
+def test_every_option_composes_and_its_values_fit(group: str, option: str) -> None:
+    """Experiments: tests/papers/test_experiments.py."""
+    whole = resolve(f"{group}={option}", *UNSET.get(option, []))
+    config.typed(config.Settings, {key: whole[key] for key in config.Settings.__annotations__}, "")
+    method = METHODS[whole["method"]["name"]]
+    config.typed(method, {key: value for key, value in whole["method"].items() if key != "name"}, "method")
+
+
+def test_every_registered_method_has_a_file_and_every_file_a_method() -> None:
+    assert {path.stem for path in (CONF / "method").glob("*.yaml")} == set(METHODS)
+
+
+def test_every_registered_model_has_a_file_with_its_options_and_their_defaults() -> None:
+    assert {path.stem for path in (CONF / "model").glob("*.yaml")} == set(MODELS)
+    for name, network in MODELS.items():
+        parameters = inspect.signature(network).parameters.items()
+        options = {key: parameter.default for key, parameter in parameters if key not in ("shape", "classes")}
+        options = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+        assert resolve(f"model={name}")["model"] == {"name": name, **options, "weights": None}
+
+
+@pytest.mark.parametrize("method", sampled(sorted(METHODS), 6))
+def test_every_method_composes_with_other_choices(method: str) -> None:
+    whole = resolve(f"method={method}", *["dataset=svhn", "partition=shards", "engine=batched", "logger=wandb"])
+    assert (whole["method"]["name"], whole["partition"]["name"]) == (method, "shards")
+    assert not {"quantile", "norm", "score"} & set(whole)
+    assert "groups" not in whole["method"]
+
+
+def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
+    chosen = resolve("method=fedobp", "norm=none", "score=fisher", "quantile=paper_cls", "dataset=svhn")["method"]
+    assert (chosen["norm"], chosen["score"], chosen["q"]) == ("none", "fisher", 0.9948)
+    for group in ("+score.name=fisher", "+quantile.q=0.5", "+norm=layer"):
+        with pytest.raises(FedpflError, match=r"is for a hyperparameter that method=seqfededt does not have"):
+            resolve("method=seqfededt", group)
+
+
+# Quantile
+
+
+def test_the_papers_command_composes() -> None:
+    overrides = "method=fedobp dataset=cifar100 partition.alpha=0.1 norm=global quantile=paper"
+    assert resolve(*overrides.split())["method"] == {
+        "name": "fedobp",
+        "q": 0.9998,
+        "norm": "global",
+        "score": "obp",
+        "scope": "all",
+        "classifier_only": False,
+        "ema": 0.0,
+        "cold_start": "paper",
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "q"),
+    [
+        ("quantile=paper dataset=fmnist", 0.99993),
+        ("quantile=paper dataset=fmnist partition.alpha=0.5", 0.9999),
+        ("quantile=paper dataset=organcmnist_as_published", 0.9997),
+        ("quantile=auto dataset=emnist", 0.995),
+        ("quantile=auto dataset=digits", 0.999),
+        ("quantile=auto dataset=emnist partition=iid", 0.9999),
+        ("quantile.q=0.75 dataset=emnist", 0.75),
+        ("quantile=paper quantile.q=1", 1),
+        ("method.q=0.5", 0.5),
+    ],
+)
+def test_q_comes_from_the_table_the_fallback_or_the_user(overrides: str, q: float) -> None:
+    assert resolve("method=fedobp", *overrides.split())["method"]["q"] == q
+
+
+@pytest.mark.parametrize(
+    "overrides", ["dataset=digits", "dataset=fmnist partition.alpha=0.3", "dataset=fmnist partition=iid"]
+)
+def test_the_papers_quantile_is_an_error_where_the_table_is_silent(overrides: str) -> None:
+    with pytest.raises(FedpflError, match=r"^quantile=paper: Table II has no q for .*; set quantile\.q=") as caught:
+        resolve("quantile=paper", *overrides.split())
+    assert "\n" not in str(caught.value)
+
+
+# Identity
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *("seed=7", "logger=wandb", "logger=[csv,wandb]", "device=cpu", "data_dir=elsewhere", "checkpoint.seconds=1"),
+        *("engine.workers=1", "engine=loop", "engine.width=3", "dataset.download=false"),
+        *("quantile.q=0.999", "norm.name=global"),  # what the defaults resolve to
+        *("local.lr=1e-2", "local.weight_decay=0", "method.ema=0"),  # another spelling of the same number
+        *("validation=0", "name=mine", "extend=elsewhere", "restart=true"),
+    ],
+)
+def test_where_and_how_it_runs_leaves_the_identity(overrides: str) -> None:
+    assert identity(overrides) == identity()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "validation=0.1",
+        *("rounds=10", "clients=50", "participation=0.2", "local.lr=0.1", "local.epochs=1", "local.batch_size=16"),
+        *("local.momentum=0", "local.weight_decay=0.1", "eval.every=5", "eval.finetune_epochs=1"),
+        *("local.optimizer=adam", "local.betas=[0.9,0.99]", "local.decay=0.99", "local.decay=cosine"),
+        *(
+            "partition.seed=42",
+            "partition=iid",
+            "partition.alpha=0.5",
+            "partition.min_samples=5",
+            "partition.test_fraction=0.5",
+        ),
+        *("dataset=mnist", "dataset.mean=[0.5]", "dataset.path=mine.npz"),
+        *("method=fedavg", "method.ema=0.3", "method.scope=tensor", "method.classifier_only=true"),
+        *("quantile.q=0.5", "norm=layer", "score=gradient", "engine.precision=bf16", "model=resnet8"),
+    ],
+)
+def test_whatever_changes_the_results_changes_the_identity(override: str) -> None:
+    assert identity(override) != identity()
+
+
+@pytest.mark.parametrize("option", ["norm=group", "stem=small"])
+def test_a_models_options_are_part_of_the_identity(option: str) -> None:
+    assert identity("model=resnet8", f"model.{option}") != identity("model=resnet8")
+
+
+def test_keys_that_came_later_leave_the_identity_of_earlier_runs() -> None:
+    whole = resolve()
+    earlier = {key: value for key, value in whole.items() if key not in ("validation", "augment")}
+    first = ("epochs", "batch_size", "lr", "momentum", "weight_decay")
+    earlier["partition"] = {key: value for key, value in whole["partition"].items() if key != "seed"}
+    earlier["local"] = {key: value for key, value in whole["local"].items() if key in first}
+    assert config.identity(earlier) == config.identity(whole)
+
+
+@pytest.mark.parametrize("name", ["fedspu", "random_dropout", "fjord", "hermes", "fedmp", "prunefl"])
+def test_a_hyperparameter_that_became_a_key_for_all_leaves_the_identity_of_earlier_runs(name: str) -> None:
+    whole = resolve(f"method={name}")
+    earlier = {key: value for key, value in whole.items() if key != "stopping"}
+    earlier["method"] = {**whole["method"], "early_stopping": False, "lam": 0.7}
+    assert config.identity(earlier) == config.identity(whole)
+    assert config.identity(whole) != identity(f"method={name}", "stopping.early=true")
+
+
+@pytest.mark.parametrize(
+    ("name", "later", "former"),
+    [("fedavg", "statistics", {}), ("fedper", "statistics", {}), ("fedselect", "", {"layer": None})],
+)
+def test_a_methods_new_and_dropped_keys_leave_the_identity_of_earlier_runs(name: str, later: str, former) -> None:
+    whole = resolve(f"method={name}")
+    earlier = {**whole, "method": {key: value for key, value in whole["method"].items() if key != later} | former}
+    assert earlier != whole
+    assert config.identity(earlier) == config.identity(whole)
+    changed = f"method.{later}=local" if later else "method.personalise=5"
+    assert identity(f"method={name}", changed) != config.identity(whole)
+
+
+def test_a_run_belongs_below_its_data_set_or_experiment() -> None:
+    whole = resolve("method=fedper", "seed=3")
+    key = config.identity(whole)
+    assert config.run_subdir(whole, None) == f"digits/fedper/{key}/seed3"
+    assert config.run_subdir(whole, "demo") == f"demo/fedper/{key}/seed3"
+
+
+# Types
+
+
+@dataclass(frozen=True)
+class Schema:
+    count: int = 1
+    share: float = 0.5
+    fast: bool = False
+    name: str = "x"
+    kind: Literal["a", "b"] = "a"
+    limit: int | None = None
+    values: Sequence[float] = ()
+    pair: tuple[int, ...] = ()
+    where: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"count must be 0 or more, got {self.count}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "becomes"),
+    [
+        ("share", 1, 1.0),
+        ("share", 0.25, 0.25),
+        ("limit", None, None),
+        ("limit", 3, 3),
+        ("values", [1, 0.5], (1.0, 0.5)),
+        ("values", [0.0, -3.4e38, 1.2e-38], (0.0, -3.4e38, 1.2e-38)),
+        ("count", 2**63 - 1, 2**63 - 1),
+        ("name", "Größe 你好", "Größe 你好"),
+        ("pair", [1, 2], (1, 2)),
+        ("kind", "b", "b"),
+        ("where", "there", Path("there")),
+    ],
+)
+def test_a_value_that_fits_is_taken(key: str, value: Any, becomes: Any) -> None:
+    taken = getattr(config.typed(Schema, {key: value}, "group"), key)
+    assert taken == becomes
+    assert type(taken) is type(becomes)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("count", True, "a whole number"),
+        ("count", 1.0, "a whole number"),
+        ("count", "abc", "a whole number"),
+        ("count", None, "a whole number"),
+        ("share", True, "a number"),
+        ("share", "abc", "a number"),
+        ("fast", 1, "true or false"),
+        ("name", 3, "a text"),
+        ("kind", "c", "one of a, b"),
+        ("kind", ["a"], "one of a, b"),
+        ("limit", 0.5, "a whole number or null"),
+        ("values", [0.5, "abc"], "a number"),
+        ("values", 0.5, "a list of numbers"),
+        ("pair", [1, 0.5], "a whole number"),
+        ("where", 3, "a path or null"),
+        ("count", -1, "0 or more"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(key: str, value: Any, allowed: str) -> None:
+    with pytest.raises(FedpflError) as caught:
+        config.typed(Schema, {key: value}, "group")
+    message = str(caught.value)
+    assert message.startswith(f"group.{key} must be {allowed}, got ")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("share", math.inf, "a finite number, got inf"),
+        ("share", -math.inf, "a finite number, got -inf"),
+        ("share", math.nan, "a finite number, got nan"),
+        ("share", 3.5e38, "within 1.2e-38 and 3.4e+38 in size, as float32 is, got 3.5e+38"),
+        ("share", -1e-39, "within 1.2e-38 and 3.4e+38 in size, as float32 is, got -1e-39"),
+        ("share", 10**40, f"a whole number of at most 64 bits, got {10**40}"),
+        ("count", 2**63, f"a whole number of at most 64 bits, got {2**63}"),
+        ("limit", -(2**63) - 1, f"a whole number of at most 64 bits, got {-(2**63) - 1}"),
+        ("values", [0.5, math.inf], "a finite number, got inf"),
+        ("pair", [2**64], f"a whole number of at most 64 bits, got {2**64}"),
+        ("name", "a\x9bb", r"a text without control characters, got 'a\x9bb'"),
+        ("kind", "a\n", r"a text without control characters, got 'a\n'"),
+        ("where", "\0", r"a text without control characters, got '\x00'"),
+    ],
+)
+def test_what_cannot_be_computed_with_or_written_down_is_refused(key: str, value: Any, reason: str) -> None:
+    with pytest.raises(FedpflError) as caught:
+        config.typed(Schema, {key: value}, "group")
+    assert str(caught.value) == f"group.{key} must be {reason}"
+
+
+def test_an_unknown_key_is_named_with_the_known_ones() -> None:
+    with pytest.raises(
+        FedpflError, match=r"^group\.cuont is not a key here; known keys: count, share, .*group\.count\?$"
+    ):
+        config.typed(Schema, {"cuont": 1}, "group")
+
+
+ODD = (None, [], {}, "", "x", -1, 0, 3, 2.5, True, math.inf, math.nan, 10**30, 1e300, 1e-300, [1], [[1]], {"a": 1})
+ODD += ("a\nb", "\x1b[31m", "\udcff", "../..", "${nope}", "${rounds}", "???")
+
+
+def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
+    """One value of the configuration, at random, is something else or gone; nothing but FedpflError is raised."""
+    chance, refused = random.Random(0), list[str]()
+    whole = {name: OmegaConf.to_container(compose(f"method={name}")) for name in chance.sample(sorted(METHODS), 6)}
+    for _ in range(250):
+        config_ = copy.deepcopy(whole[chance.choice(sorted(whole))])
+        place = config_[chance.choice([key for key in config_ if key != "quantile"])]
+        place, key = (place, chance.choice(sorted(place))) if isinstance(place, dict) else (config_, "rounds")
+        place[key] = chance.choice(ODD)
+        if chance.random() < 0.1:
+            del place[key]
+        try:
+            config.check(OmegaConf.create(config_))
+        except FedpflError as error:
+            refused.append(str(error))
+    assert 150 < len(refused) < 250
+    assert all(line.isprintable() for line in refused)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("quantile.table=3", "quantile.table must map data sets to alphas to q, got 3"),
+        ("dataset=mnist quantile.table.mnist={0.1:x}", "quantile.table must hold numbers between 0 and 1, got 'x'"),
+        ("~quantile.table", "quantile.table must map data sets to alphas to q, got None"),
+        (
+            "~quantile.otherwise dataset=digits partition.alpha=0.3",
+            "quantile=paper: Table II has no q for dataset digits",
+        ),
+        ("local=3", "local must be a group of keys, got 3"),
+    ],
+)
+def test_a_configuration_that_cannot_be_resolved_is_one_line(overrides: str, message: str) -> None:
+    with pytest.raises(FedpflError) as caught:
+        config.check(compose(*overrides.split()))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_key_and_a_missing_group_are_named() -> None:
+    with pytest.raises(FedpflError, match=r"^local\.epochs has no value; set it with local\.epochs="):
+        config.typed(config.Local, {"lr": 0.1, "batch_size": 2}, "local")
+    with pytest.raises(FedpflError, match=r"^local must be a group of keys, got None"):
+        config.typed(config.Local, None, "local")
+    with pytest.raises(FedpflError, match=r"^dataset\.path has no value; set it with dataset\.path="):
+        resolve("dataset=npz")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("local.steps=20", "local.steps must be null beside local.epochs=5; set local.epochs=null, got 20"),
+        ("local.optimizer=adan", "local.optimizer must be one of sgd, adam, adamw, got 'adan'"),
+        ("local.decay=linear", "local.decay must be a number or one of cosine, got 'linear'"),
+        (
+            "method=pfedme local.optimizer=adam",
+            "local.optimizer=adam has no part in method=pfedme, which makes its own steps; leave it at sgd",
+        ),
+        ("method=per_fedavg local.decay=cosine", "local.decay=cosine has no part in method=per_fedavg"),
+        ("dataset=har dataset.form=both", "dataset.form must be one of signals, features, got 'both'"),
+        ("dataset=har +dataset.size=3", "dataset.size is not a key here; known keys: name, mean, std"),
+        ("dataset=digits +dataset.size=3", "dataset.size is not a key here; known keys: name, mean, std"),
+        ("dataset=pacs dataset.size=big", "dataset.size must be a whole number, got 'big'"),
+        ("dataset=cifar10_c dataset.corruptions=fog", "dataset.corruptions must be a list of texts or null, got 'fog'"),
+        ("dataset.name=foo", "dataset.name must be one of ag_news, cifar10, "),
+        ("partition.seed=-1", "partition.seed must be from 0 to 4294967295, or null, got -1"),
+        ("partition=file", "partition.path has no value; set it with partition.path=..."),
+        ("partition=file partition.path=mine.json", "partition.path: there is no file mine.json; check the path"),
+        ("validation=1", "validation must be at least 0 and below 1, got 1"),
+        ("+partition.groups=[1]", "partition.groups is not a key here; known keys: seed, alpha, min_samples"),
+        ("partition=groups clients=4", "partition=groups needs a data set whose samples are from several domains or"),
+        ("partition=shuffled_shards", "partition=shuffled_shards splits the data set's original test part, and this"),
+        ("partition=fixed_dirichlet partition.alpha=0.01", "a client is to have "),
+    ],
+)
+def test_data_that_cannot_be_had_is_one_line(overrides: str, message: str) -> None:
+    with pytest.raises(FedpflError) as caught:
+        config.build(config.check(compose(*overrides.split())))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# Build
+
+
+def test_build_gives_checked_objects() -> None:
+    run = config.build(config.check(compose(*TINY, "method=fedobp", "quantile.q=0.9", "local.lr=1")))
+    assert run.method == FedOBP(q=0.9)
+    assert (run.settings.rounds, run.local.lr, run.eval.every) == (2, 1.0, 1)
+    assert run.federation.clients == 4
+    assert run.federation.shape == (1, 28, 28)
+    assert (run.federation.mean, run.federation.std) == ((0.3053,), (0.3247,))
+    assert run.identity == config.identity(run.config)
+
+
+def test_a_share_is_held_out_for_validation() -> None:
+    plain, held = (config.build(config.check(compose(*TINY, f"validation={share}"))) for share in (0, 0.25))
+    assert plain.federation.validation == ()
+    for client in range(4):
+        parts = held.federation.train[client], held.federation.validation[client]
+        assert [len(part) for part in parts] == [14, 4]
+        assert sorted(torch.cat(parts).tolist()) == sorted(plain.federation.train[client].tolist())
+    assert (held.config["validation"], held.identity) != (plain.config["validation"], plain.identity)
+
+
+def test_own_arrays_with_groups_and_a_test_part(tmp_path: Path) -> None:
+    x = np.zeros((60, 9, 128), np.float32)
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3, groups=np.repeat(["a", "b", "c"], 20), test_from=30)
+    own = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "model=har_cnn"]
+    run = config.build(config.check(compose(*own, "partition=groups", "clients=6")))
+    assert run.federation.shape == (9, 128)
+    assert run.federation.train_sizes.tolist() == [8] * 6
+    run = config.build(
+        config.check(compose(*own, "partition=shuffled_shards", "partition.classes_per_client=1", "clients=3"))
+    )
+    assert run.federation.train_sizes.tolist() == [10] * 3
+    assert run.federation.test_sizes.tolist() == [10] * 3
+
+
+def test_a_partitions_own_seed_decides_it_alone() -> None:
+    runs = [
+        config.build(config.check(compose(*TINY, "validation=0.2", f"seed={seed}", f"partition.seed={own}")))
+        for seed, own in ((3, "null"), (1, 3), (2, 3))
+    ]
+    splits = [[list(getattr(run.federation, split)) for split in ("train", "test", "validation")] for run in runs]
+    assert_same(splits[0], splits[1])
+    assert_same(splits[0], splits[2])
+    name = "classifier.weight"
+    assert not torch.equal(runs[1].net.params[name], runs[2].net.params[name])
+
+
+def test_the_seed_decides_partition_and_model() -> None:
+    runs = [config.build(config.check(compose(*TINY, f"seed={seed}"))) for seed in (1, 1, 2)]
+    first, again, other = (torch.cat(run.federation.train) for run in runs)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    first, again, other = (run.net.params["fc1.weight"] for run in runs)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)

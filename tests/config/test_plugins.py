@@ -1,0 +1,130 @@
+"""Plugins: a user's file adds methods, models, data sets and partitions, and nothing else changes."""
+
+from pathlib import Path
+
+import pytest
+
+import fedpfl
+from fedpfl.config import plan as config
+from fedpfl.config import plugins
+from fedpfl.ground.errors import FedpflError
+from tests.command import TINY, call, summary
+from tests.conftest import ROOT
+
+MINE = (ROOT / "docs/mine.py").read_text()
+ALL = ("plugins=[mine.py]", "method=halfway", "model=wide", "dataset=stripes", "partition=equal")
+SMALL = ("rounds=2", "clients=4", "participation=0.5", "local.epochs=1", "eval.every=1", "hydra.run.dir=run")
+METHOD = """
+from fedpfl.methods import FedAvg
+class Mine(FedAvg):
+    {}
+METHODS = {{"mine": Mine}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path):
+    """A folder with the page's file; what it added is forgotten afterwards."""
+    (tmp_path / "mine.py").write_text(MINE)
+    yield tmp_path
+    plugins.load([])
+
+
+def test_the_documented_file_runs_whole_and_part_by_part(folder: Path) -> None:
+    result = call(*ALL, *SMALL, "model.width=7", "method.share=0.25", cwd=folder)
+    assert result.code == 0, result.err
+    for line in ("method      halfway (share=0.25,", "partition   equal (test_fraction=0.25)", "wide: 479 parameters"):
+        assert line in result.err
+    assert call("plugins=[mine.py]", *TINY, "method=halfway", "hydra.run.dir=other", cwd=folder).code == 0
+    kept = summary(folder / "run")["code"][0]
+    assert kept.keys() == {"fedpfl", "method", "mine.py"}
+
+
+def test_from_python_the_personal_model_is_that_of_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    run = fedpfl.run("plugins=[mine.py]", *ALL[1:], *SMALL[:-1], directory="run", progress=False)
+    _, outer = run.samples(0), run.global_model()
+    own = run._state.clients["own"]
+    for name, value in run.personal(0).items():
+        assert value.equal(0.5 * outer[name] + 0.5 * own[name][0])
+    assert "halfway" in fedpfl.load("run").config["method"]["name"]
+
+
+def test_a_sweep_takes_plugins_methods_and_others(folder: Path) -> None:
+    result = call("-m", *ALL[:1], "method=halfway,fedavg", *ALL[2:], *SMALL[:-1], cwd=folder)
+    assert result.code == 0, result.err
+    assert {path.name for path in (folder / "outputs/stripes").iterdir()} == {"halfway", "fedavg"}
+
+
+def test_a_folder_of_yaml_has_other_values(folder: Path) -> None:
+    (folder / "my_conf/method").mkdir(parents=True)
+    (folder / "my_conf/method/halfway.yaml").write_text("name: halfway\nshare: 0.125\n")
+    result = call("--config-dir", "my_conf", *ALL, *SMALL, cwd=folder)
+    assert result.code == 0, result.err
+    assert "halfway (share=0.125, " in result.err
+
+
+def test_where_a_file_lies_is_no_part_of_what_a_run_is(folder: Path) -> None:
+    values = {"method": {"name": "halfway", "share": 0.5}, "local": {}}
+    assert config.identity(values) == config.identity({**values, "plugins": [str(folder / "mine.py")]})
+
+
+def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) -> None:
+    before = [list(kind.registry) for kind in plugins.KINDS.values()]
+    for _ in range(2):
+        plugins.load([str(folder / "mine.py")])
+        assert [len(kind.registry) for kind in plugins.KINDS.values()] == [len(names) + 1 for names in before]
+        plugins.load([])
+        assert [list(kind.registry) for kind in plugins.KINDS.values()] == before
+    result = call("method=halfway", *SMALL, cwd=folder)
+    assert result.complaints == [line for line in result.complaints if "method must be one of" in line] != []
+
+
+def test_changed_text_is_read_anew_and_a_resumed_run_tells(folder: Path) -> None:
+    assert call(*ALL, *SMALL, cwd=folder).code == 0
+    (folder / "mine.py").write_text(MINE.replace("0 <= self.share", "-1 <= self.share"))
+    result = call(*ALL, *SMALL, cwd=folder)
+    assert "already finished" in result.out
+    assert "code        of the method changed" in result.out
+    assert call(*ALL, "method.share=-0.5", *SMALL[:-1], "hydra.run.dir=b", cwd=folder).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "plugins: {}: No such file or directory; name a Python file that there is"),
+        ("x = 1", "plugins: {} adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of names"),
+        ("a = 1\nb = c", "plugins: {}:2: NameError: name 'c' is not defined"),
+        ("def f(:", "plugins: {}:1: SyntaxError: invalid syntax"),
+        ("METHODS = {'mine': int}", "plugins: {}: method=mine must be a subclass of fedpfl.methods.Method"),
+        ("MODELS = {'mine': 3}", "plugins: {}: model=mine must be a class or a function, got 3"),
+        ("MODELS = {'mine': int}", "plugins: {}: model=mine must be a class or a function, got <class 'int'>"),
+        ("MODELS = {'a b': int}", "plugins: {}: model 'a b' must be a name of letters, digits and _"),
+        ("MODELS = {'cnn4': int}", "plugins: {}: model=cnn4 exists already; choose another name"),
+        (
+            METHOD.format("def finnish(self): pass"),
+            "plugins: {}:3: Mine.finnish is no hook of a method",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_nothing_is_added(text: str | None, message: str, tmp_path: Path) -> None:
+    file, before = tmp_path / "mine.py", [dict(kind.registry) for kind in plugins.KINDS.values()]
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(FedpflError) as error:
+        plugins.load([str(file)])
+    assert str(error.value).startswith(message.format(file)), error.value
+    assert [dict(kind.registry) for kind in plugins.KINDS.values()] == before
+    result = call(f"plugins=[{file}]", *SMALL, cwd=tmp_path)
+    assert (result.code, len(result.complaints)) == (2, 1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_method_that_fails_is_one_line_with_its_hook(folder: Path) -> None:
+    (folder / "mine.py").write_text(
+        METHOD.format("def finish(self, server, client, start, end): return end, client['own']")
+    )
+    result = call("plugins=[mine.py]", "method=mine", *TINY, "hydra.run.dir=run", cwd=folder)
+    assert result.code == 1
+    assert len(result.complaints) == 1
+    assert f"method=mine: Mine.finish raised KeyError: 'own' ({folder / 'mine.py'}:4)" in result.complaints[0]

@@ -1,0 +1,242 @@
+"""Augmentation: geometry against torch's own pad, flip and rotation; in training steps alone, alike on all backends."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedpfl.config import plan as config
+from fedpfl.data import Augment
+from fedpfl.engine import Tuning, make
+from fedpfl.engine.backend import TrainCall
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.sgd import steps
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import Ditto, FedAvg, FedRep, Phase
+from tests.config.test_config import TINY, compose
+from tests.conftest import (
+    COHORTS,
+    CPU,
+    LOCAL,
+    as_engine,
+    assert_close,
+    assert_same,
+    differing,
+    flatten,
+    rounds,
+    tiny,
+    trajectory,
+)
+from tests.engine.test_hooks import Pairs
+from tests.engine.test_program import Capture, played
+
+BLACK = torch.tensor([-1.5, -0.5]).view(2, 1, 1)
+ALL = Augment(flip=True, rotate=30.0, crop=2, fill="mean")
+
+
+def view(down=0.5, right=0.5, angle=0.5, mirror=0.9):
+    """Numbers for one image; those not given leave it as it is."""
+    return torch.tensor([[down, right, angle, mirror]])
+
+
+def image(height=5, width=5):
+    return torch.arange(2 * height * width, dtype=torch.float32).view(1, 2, height, width)
+
+
+def rotated(x, degrees, black):
+    """Counter-clockwise about the middle, the nearest pixel, by torch's sampling of grids; square images."""
+    a = math.radians(degrees)
+    theta = torch.tensor([[[math.cos(a), -math.sin(a), 0.0], [math.sin(a), math.cos(a), 0.0]]], dtype=torch.float64)
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    x = x.double()
+    inside = F.grid_sample(torch.ones_like(x), grid, mode="nearest", align_corners=False)
+    return torch.where(inside > 0, F.grid_sample(x, grid, mode="nearest", align_corners=False), black.double()).float()
+
+
+def by_hand(augment, x, views, black):
+    """One image after another: flip, rotate, pad and cut."""
+    seen = []
+    for one, (down, right, angle, mirror) in zip(x, views.tolist(), strict=True):
+        one = one[None]
+        if augment.flip and mirror < 0.5:
+            one = one.flip(3)
+        if augment.rotate:
+            one = rotated(one, (2 * angle - 1) * augment.rotate, black)
+        p, size = augment.crop, one.shape[-1]
+        fill = black if augment.fill == "black" else torch.zeros_like(black)
+        framed = F.pad(one - fill, (p, p, p, p)) + fill
+        top, left = int(down * (2 * p + 1)), int(right * (2 * p + 1))
+        seen.append(framed[..., top : top + size, left : left + size])
+    return torch.cat(seen)
+
+
+# Geometry
+
+
+def test_a_cut_after_a_border():
+    x = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]]])
+    black = torch.tensor([[[-1.0]]])
+    seen = Augment(crop=1)(x, view(down=0.99, right=0.0), black)  # one row down, one column to the left
+    assert seen.tolist() == [[[[-1, 4, 5], [-1, 7, 8], [-1, -1, -1]]]]
+    seen = Augment(crop=1, fill="mean")(x, view(down=0.0, right=0.5), black)
+    assert seen.tolist() == [[[[0, 0, 0], [1, 2, 3], [4, 5, 6]]]]
+
+
+@pytest.mark.parametrize(("mirror", "flipped"), [(0.0, True), (0.499, True), (0.5, False), (0.99, False)])
+def test_every_other_image_is_mirrored(mirror, flipped):
+    x = image(4, 6)
+    seen = Augment(flip=True)(x, view(mirror=mirror), BLACK)
+    assert torch.equal(seen, x.flip(3) if flipped else x)
+
+
+def test_a_quarter_turn_is_counter_clockwise():
+    x = image(4, 4)
+    assert torch.equal(Augment(rotate=90.0)(x, view(angle=1.0 - 1e-7), BLACK), x.rot90(1, (2, 3)))
+    assert torch.equal(Augment(rotate=90.0)(x, view(angle=0.0), BLACK), x.rot90(-1, (2, 3)))
+
+
+@pytest.mark.parametrize("size", [7, 8, 32])
+def test_turned_images_are_those_of_torchs_grids(size):
+    g = torch.Generator().manual_seed(size)
+    x, views = torch.rand(1, 2, size, size, generator=g), torch.rand(20, 4, generator=g)
+    for own in views:
+        seen = Augment(rotate=15.0)(x, own[None], BLACK)
+        assert torch.equal(seen, rotated(x, (2 * float(own[2]) - 1) * 15.0, BLACK))
+
+
+@pytest.mark.parametrize(
+    "augment", [Augment(True), Augment(crop=4), Augment(True, crop=4, fill="mean"), Augment(True, 15.0, 4, "mean"), ALL]
+)
+def test_all_together_are_flip_then_rotate_then_cut(augment):
+    g = torch.Generator().manual_seed(0)
+    x, views = torch.randn(30, 2, 16, 16, generator=g), torch.rand(30, 4, generator=g)
+    expected = by_hand(augment, x, views, BLACK)
+    assert_close(augment(x, views, BLACK), expected)
+    assert torch.equal(
+        augment(x.view(3, 10, 2, 16, 16), views.view(3, 10, 4), BLACK), augment(x, views, BLACK).view(3, 10, 2, 16, 16)
+    )
+
+
+def test_all_shifts_are_equally_likely():
+    views = torch.rand(9000, 4, generator=torch.Generator().manual_seed(1))
+    x = torch.zeros(1, 1, 9, 9)
+    x[..., 4, 4] = 1
+    places = Augment(crop=4)(x.expand(9000, 1, 9, 9), views, torch.zeros(1, 1, 1)).sum(0)[0]
+    assert places.sum() == 9000
+    assert places.min() > 0.5 * 9000 / 81
+    assert places.max() < 1.6 * 9000 / 81
+
+
+# Training
+
+
+@pytest.mark.parametrize("method", [FedAvg(), Ditto(lam=0.3), FedRep(), Pairs()])
+def test_backends_see_the_same(method, federation):
+    federation = replace(federation, augment=ALL)
+    loop, batched = (trajectory(method, tiny(), federation, engine=engine)[-1] for engine in ("loop", "batched"))
+    assert_close(flatten(loop.server), flatten(batched.server), atol=2e-5, rtol=1e-4)
+
+
+def test_training_is_that_of_torchs_sgd_on_images_changed_by_hand(net, federation, backend):
+    augmented = replace(federation, augment=ALL)
+    client = COHORTS[0][1]
+    states, _ = rounds(FedAvg(), net, augmented, [[client]], engine=backend)
+    module = tiny().module
+    module.load_state_dict(dict(net.params))
+    optimizer = torch.optim.SGD(module.parameters(), LOCAL.lr, momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay)
+    draws, own = Draws(0, "train", 1), federation.train[client]
+    black = federation.normalize(torch.zeros(1, 1, 1, dtype=torch.uint8))
+    for epoch in range(LOCAL.epochs):
+        views = draws.views(client, "main", epoch, len(own), 4)
+        plan = steps(Phase(1), range(epoch, epoch + 1), LOCAL.batch_size, draws, federation, client)
+        for (padded,) in plan.positions:
+            rows = padded[padded >= 0]
+            x = by_hand(ALL, federation.normalize(federation.x[own[rows]]), views[rows], black)
+            optimizer.zero_grad()
+            F.cross_entropy(module(x), federation.y[own[rows]]).backward()
+            optimizer.step()
+    assert_close(states[-1].server, dict(module.named_parameters()), atol=1e-5)
+    plain, _ = rounds(FedAvg(), net, federation, [[client]], engine=backend)
+    assert differing(plain[-1].server, states[-1].server)
+
+
+def test_evaluated_images_are_as_they_are_and_fine_tuning_sees_changed_ones(net, federation, backend):
+    augmented = replace(federation, augment=ALL)
+    runner = make(as_engine(backend), net, CPU)
+    state = trajectory(FedAvg(), net, federation, COHORTS[:1], engine=backend)[-1]
+    everyone = list(range(federation.clients))
+    plain, other = (runner.evaluate(FedAvg(), own, state, everyone) for own in (federation, augmented))
+    assert_same(plain.loss, other.loss)
+    tuning = Tuning(LOCAL, Draws(0, "finetune", 1))
+    plain, other = (runner.evaluate(FedAvg(), own, state, everyone, tuning) for own in (federation, augmented))
+    assert not torch.equal(plain.loss, other.loss)
+
+
+def test_every_epoch_and_round_sees_anew():
+    draws = Draws(3, "train", 1)
+    drawn = [
+        draws.views(0, "main", 0, 6, 4),
+        draws.views(0, "main", 1, 6, 4),
+        draws.views(1, "main", 0, 6, 4),
+        Draws(3, "train", 2).views(0, "main", 0, 6, 4),
+        Draws(4, "train", 1).views(0, "main", 0, 6, 4),
+    ]
+    assert len({tuple(own.flatten().tolist()) for own in drawn}) == len(drawn)
+    assert torch.equal(drawn[0], draws.views(0, "main", 0, 6, 4))
+
+
+def test_captured_steps_see_what_eager_ones_do(federation):
+    federation, method = replace(federation, augment=ALL), FedAvg()
+    assert_same(played(method, federation, Capture()), played(method, federation, None))
+
+
+def test_runs_that_see_otherwise_do_not_share_steps(federation, net):
+    federations = [replace(federation, augment=own) for own in (None, ALL, Augment(crop=1))]
+    states = [trajectory(FedAvg(), net, own, COHORTS[:1])[-1] for own in federations]
+    calls = [
+        TrainCall(FedAvg(), own, state, COHORTS[1], LOCAL, Draws(0, "train", 2))
+        for own, state in zip(federations, states, strict=True)
+    ]
+    runner = make(as_engine("batched"), net, CPU)
+    for together, call in zip(runner.run(calls), calls, strict=True):
+        assert_same(together.uploads, runner.run([call])[0].uploads)
+
+
+# Configuration
+
+
+def test_the_groups_and_their_identity():
+    names = "none", "crop_flip", "flip_rotate_crop"
+    plain, cut, paper = (config.build(config.check(compose(*TINY, f"augment={name}"))) for name in names)
+    assert plain.federation.augment is None
+    assert cut.federation.augment == Augment(flip=True, crop=4)
+    assert paper.federation.augment == Augment(True, 15.0, 4, "mean")
+    assert len({run.identity for run in (plain, cut, paper)}) == 3
+    before = {key: value for key, value in plain.config.items() if key != "augment"}
+    assert config.identity(before) == plain.identity
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("augment.rotate=-1", "augment.rotate must be from 0 to 180 degrees, got -1"),
+        ("augment.crop=-2", "augment.crop must be 0 or more pixels, got -2"),
+        ("augment.fill=white", "augment.fill must be one of black, mean, got 'white'"),
+        ("+augment.colour=1", "augment.colour is not a key here"),
+    ],
+)
+def test_settings_out_of_range_are_named(override, message):
+    with pytest.raises(FedpflError) as caught:
+        config.build(config.check(compose(*TINY, override)))
+    assert message in str(caught.value)
+
+
+def test_what_are_no_images_cannot_be_augmented(tmp_path):
+    x = np.zeros((60, 9, 128), np.float32)
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3)
+    own = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "model=har_cnn", "partition=iid", "clients=2"]
+    with pytest.raises(FedpflError, match="augment is for images, but data set npz has none; set augment=none"):
+        config.build(config.check(compose(*own, "augment=crop_flip")))

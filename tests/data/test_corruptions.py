@@ -1,0 +1,362 @@
+"""CIFAR-10-C: its files, and the published recipe beside plain definitions, image by image."""
+
+import colorsys
+import io
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.ndimage import gaussian_filter, zoom
+
+from fedpfl.data.datasets import cifar10c, corruptions, load, source
+from fedpfl.data.datasets.corruptions import APPROXIMATE, EXACT, RECIPES, corrupted
+from fedpfl.ground.errors import FedpflError
+
+RNG = np.random.default_rng(0)
+SMOOTH = gaussian_filter(RNG.random((6, 32, 32, 3)), (0, 3, 3, 0))
+SMOOTH = (255 * (SMOOTH - SMOOTH.min()) / np.ptp(SMOOTH)).astype(np.uint8)
+GREY = np.full((4, 32, 32, 3), 128, np.uint8)
+X = SMOOTH / 255.0
+
+
+def one_line(action) -> str:
+    with pytest.raises(FedpflError) as error:
+        action()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+# The recipe
+
+
+def test_which_of_the_fifteen_are_offered():
+    assert set(cifar10c.MAIN) - set(RECIPES) == {"frost"}
+    assert set(RECIPES) < set(cifar10c.MAIN)
+    assert set(APPROXIMATE) == {"motion_blur", "snow", "elastic_transform"}
+    assert not set(APPROXIMATE) & set(EXACT)
+    assert all(len(numbers) == 5 for _, numbers in RECIPES.values())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_corruption_is_a_pure_function_that_grows_with_severity(name):
+    before = SMOOTH.copy()
+    first = corrupted(SMOOTH, name, 1, 0)
+    assert first.dtype == np.uint8
+    assert first.shape == SMOOTH.shape
+    assert np.array_equal(SMOOTH, before)
+    assert np.array_equal(first, corrupted(SMOOTH, name, 1, 0))
+    change = [abs(corrupted(SMOOTH, name, s, 0).astype(float) - SMOOTH).mean() for s in range(1, 6)]
+    assert change[0] > 0
+    if name not in ("elastic_transform", "glass_blur"):  # whose published numbers do not rise
+        assert change[4] > change[0]
+    drawn = ("noise", "glass", "motion", "snow", "fog", "elastic")
+    assert np.array_equal(first, corrupted(SMOOTH, name, 1, 1)) != name.startswith(drawn) or "noise" in name
+
+
+def test_chunks_do_not_repeat_each_other(monkeypatch):
+    monkeypatch.setattr(corruptions, "CHUNK", 2)
+    got = corrupted(GREY, "gaussian_noise", 3, 0)
+    assert not np.array_equal(got[:2], got[2:])
+
+
+def test_noise_has_the_published_strengths():
+    many = np.full((200, 32, 32, 3), 128, np.uint8)
+    for severity, spread in enumerate((0.04, 0.06, 0.08, 0.09, 0.10), start=1):
+        assert corrupted(many, "gaussian_noise", severity, 0).std() / 255 == pytest.approx(spread, rel=0.01)
+    for severity, photons in enumerate((500, 250, 100, 75, 50), start=1):
+        expected = (128 / 255 / photons) ** 0.5
+        assert corrupted(many, "shot_noise", severity, 0).std() / 255 == pytest.approx(
+            expected, rel=0.03
+        )  # fractions are cut off
+    for severity, share in enumerate((0.01, 0.02, 0.03, 0.05, 0.07), start=1):
+        got = corrupted(many, "impulse_noise", severity, 0)
+        assert (got == 0).mean() == pytest.approx(share / 2, rel=0.05)
+        assert (got == 255).mean() == pytest.approx(share / 2, rel=0.05)
+        assert set(np.unique(got)) == {0, 128, 255}
+
+
+@pytest.mark.parametrize("c", EXACT["defocus_blur"][1])
+def test_defocus_blur(c):
+    radius, blur = c
+    weights = {}
+    for down in range(-4, 5):  # a disc, blurred by a 3 x 3 bell
+        for across in range(-4, 5):
+            total = 0.0
+            for i in (-1, 0, 1):
+                for j in (-1, 0, 1):
+                    if (down - i) ** 2 + (across - j) ** 2 <= radius**2:
+                        total += np.exp(-(i * i + j * j) / (2 * blur**2))
+            weights[down, across] = total
+    whole = sum(weights.values())
+    got = corruptions.defocus_blur(X, c, rng())
+    for row, column in ((0, 0), (1, 30), (15, 16), (31, 31)):
+        expected = np.zeros(3)
+        for (down, across), weight in weights.items():
+            i, j = abs(row + down), abs(column + across)  # mirrored at the border's pixels
+            expected += weight / whole * X[2, min(i, 62 - i), min(j, 62 - j)]
+        np.testing.assert_allclose(got[2, row, column], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("c", EXACT["zoom_blur"][1])
+def test_zoom_blur(c):
+    image = X[1].astype(np.float32)
+    total, factors = image.copy(), np.arange(1, c, 0.01)
+    for factor in factors:
+        crop = int(np.ceil(32 / factor))
+        top = (32 - crop) // 2
+        large = zoom(image[top : top + crop, top : top + crop], (factor, factor, 1), order=1)
+        trim = (len(large) - 32) // 2
+        total += large[trim : trim + 32, trim : trim + 32]
+    got = corruptions.zoom_blur(X, c, rng())
+    np.testing.assert_allclose(got[1], total / (len(factors) + 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("c", EXACT["glass_blur"][1])
+def test_glass_blur(c):
+    """With the same random numbers, one image after another, as the recipe writes it."""
+    sigma, reach, times = c
+    stream = rng()
+    draws = [stream.integers(-reach, reach, size=(2, len(X))) for _ in range(times * (32 - 2 * reach) ** 2)]
+    got = corruptions.glass_blur(X, c, rng())
+    for number in (0, 3):
+        image = np.uint8(gaussian_filter(X[number], (sigma, sigma, 0), mode="nearest") * 255)
+        moves = iter(draws)
+        for _ in range(times):
+            for row in range(32 - reach, reach, -1):
+                for column in range(32 - reach, reach, -1):
+                    across, down = next(moves)[:, number]
+                    a, b = (row, column), (row + down, column + across)
+                    image[a], image[b] = image[b], image[a]  # of views, so the second is copied over the first
+        expected = gaussian_filter(image / 255, (sigma, sigma, 0), mode="nearest")
+        np.testing.assert_allclose(got[number], expected, atol=1e-9)
+
+
+def test_fog():
+    got = corruptions.fog(X, (0.5, 3), rng())
+    clouds = corruptions._plasma(len(X), 3, rng())
+    assert clouds.shape == (6, 32, 32)
+    assert (clouds.min((1, 2)) == 0).all()
+    assert (clouds.max((1, 2)) == 1).all()
+    for number in range(6):
+        most = X[number].max()
+        np.testing.assert_allclose(got[number], (X[number] + 0.5 * clouds[number][..., None]) * most / (most + 0.5))
+    wrapped = np.concatenate([clouds, clouds[:, :1]], 1)
+    jump, step = abs(wrapped[:, -1] - wrapped[:, -2]).mean(), abs(np.diff(clouds, axis=1)).mean()
+    assert jump < 2 * step  # on a torus the last row neighbours the first
+    rough = corruptions._plasma(50, 1.75, rng())
+    assert abs(np.diff(rough, axis=1)).mean() > 1.2 * abs(np.diff(corruptions._plasma(50, 3, rng()), axis=1)).mean()
+
+
+def test_brightness_by_hsv():
+    x = X.copy()
+    x[0, 0, 0], x[0, 0, 1] = 0, 1
+    got = corruptions.brightness(x, 0.3, rng())
+    for number, row, column in ((0, 0, 0), (0, 0, 1), (0, 5, 7), (1, 31, 2), (4, 16, 16)):
+        hue, saturation, value = colorsys.rgb_to_hsv(*x[number, row, column])
+        expected = colorsys.hsv_to_rgb(hue, saturation, min(1, value + 0.3))
+        np.testing.assert_allclose(got[number, row, column], expected, atol=1e-12)
+
+
+def test_contrast():
+    got = corruptions.contrast(X, 0.4, rng())
+    np.testing.assert_allclose(got.mean((1, 2)), X.mean((1, 2)))
+    np.testing.assert_allclose(got.std((1, 2)), 0.4 * X.std((1, 2)))
+
+
+def test_pixelate_and_jpeg_are_pils():
+    for severity, quality, share in ((1, 80, 0.95), (5, 40, 0.65)):
+        coarse, packed = (corrupted(SMOOTH, name, severity, 0) for name in ("pixelate", "jpeg_compression"))
+        image, data = Image.fromarray(SMOOTH[3]), io.BytesIO()
+        small = image.resize((int(32 * share), int(32 * share)), Image.Resampling.BOX)
+        assert np.array_equal(coarse[3], small.resize((32, 32), Image.Resampling.BOX))
+        image.save(data, "JPEG", quality=quality)
+        assert np.array_equal(packed[3], Image.open(data))
+
+
+def test_motion_blur_runs_along_its_angle():
+    spot = np.zeros((3, 32, 32, 1))
+    spot[:, 16, 16] = 1
+    got = corruptions._moved(spot, 6, 2, np.array([0.0, -45.0, -90.0]))[..., 0]
+    np.testing.assert_allclose(got.sum((1, 2)), 1)
+    bell = np.exp(-(np.arange(13) ** 2) / 8)
+    np.testing.assert_allclose(got[0, 16, 4:17][::-1], bell / bell.sum())
+    assert {(r - 16) + (c - 16) for r, c in np.argwhere(got[1] > 1e-9)} == {0}  # down and to the left
+    np.testing.assert_allclose(got[2, 16:29, 16], bell / bell.sum())
+    np.testing.assert_allclose(corruptions._moved(X * 0 + 0.3, 9, 2.5, np.linspace(-45, 45, 6)), 0.3)
+
+
+def test_elastic_transform_of_nothing_moves_nothing():
+    np.testing.assert_allclose(corruptions.elastic_transform(X, (0, 0, 0), rng()), X, atol=1e-9)
+    rows, columns = np.meshgrid(np.arange(32.0), np.arange(32.0), indexing="ij")
+    ramp = np.stack([rows, columns, rows + columns], -1)[None] / 62
+    moved = corruptions.elastic_transform(np.repeat(ramp, 20, 0), (0, 0, 0.08), rng())[:, 8:24, 8:24]
+    bends = np.diff(moved, n=2, axis=1), np.diff(moved, n=2, axis=2)
+    assert max(abs(bend).max() for bend in bends) < 1e-9  # affine
+    assert 0.2 < abs(moved - ramp[:, 8:24, 8:24])[..., :2].max() * 62 < 10
+    for border, beyond in (("mirror", 1), ("reflect", 0)):
+        outside = corruptions._sampled(X, np.full((6, 32, 32), -1.0), np.full((6, 32, 32), 4.5), border)
+        np.testing.assert_allclose(outside[:, 0, 0], (X[:, beyond, 4] + X[:, beyond, 5]) / 2)
+
+
+def test_snow_brightens():
+    for severity in (1, 5):
+        assert corrupted(SMOOTH // 3, "snow", severity, 0).mean() > (SMOOTH // 3).mean() + 5
+
+
+# Files
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """Seven images at five severities, some corruptions; the sums are those of these files."""
+    monkeypatch.setattr(cifar10c, "COUNT", 7)
+    root = tmp_path / "CIFAR-10-C"
+    root.mkdir()
+    labels = np.tile(np.arange(7, dtype=np.uint8), 5)
+    arrays = {"labels": labels} | {
+        name: RNG.integers(0, 256, (35, 32, 32, 3), dtype=np.uint8) for name in cifar10c.MAIN
+    }
+    for name, array in arrays.items():
+        np.save(root / f"{name}.npy", array)
+        digest = source.hashlib.md5((root / f"{name}.npy").read_bytes()).hexdigest()
+        if name == "labels":
+            monkeypatch.setattr(cifar10c, "LABELS_MD5", digest)
+        else:
+            monkeypatch.setitem(cifar10c.MD5, name, digest)
+    return root, arrays
+
+
+def test_published_files(tmp_path, published):
+    _, arrays = published
+    got = load("cifar10_c", tmp_path, corruptions=("fog", "snow"), severity=2)
+    assert got.x.shape == (14, 3, 32, 32)
+    assert got.group_names == ("fog", "snow")
+    assert got.groups.tolist() == [0] * 7 + [1] * 7
+    assert got.y.tolist() == [*range(7)] * 2
+    assert np.array_equal(got.x[7:], arrays["snow"][7:14].transpose(0, 3, 1, 2))
+    whole = load("cifar10_c", tmp_path, severity=None)
+    assert len(whole.y) == 15 * 35
+    assert whole.group_names == cifar10c.MAIN
+    assert np.array_equal(whole.x[35:70], arrays["shot_noise"].transpose(0, 3, 1, 2))
+    assert whole.groups[35:70].tolist() == [1] * 35
+    assert whole.y[35:70].tolist() == [*range(7)] * 5
+
+
+def test_each_image_once(tmp_path, published):
+    _, arrays = published
+    got = load("cifar10_c", tmp_path, corruptions=("fog", "snow"), severity=2, once=True, classes=7)
+    assert got.x.shape == (7, 3, 32, 32)
+    assert got.groups.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert got.y.tolist() == [0, 2, 4, 6, 1, 3, 5]
+    assert np.array_equal(got.x[4:], arrays["snow"][[8, 10, 12]].transpose(0, 3, 1, 2))
+    every = load("cifar10_c", tmp_path, once=True, severity=None, corruptions=("fog",), classes=7)
+    assert every.y.tolist() == [0, 5, 1, 6, 2, 3, 4]
+
+
+def test_published_archive(tmp_path, published, monkeypatch):
+    root, arrays = published
+    with tarfile.open(tmp_path / "CIFAR-10-C.tar", "w") as tar:
+        tar.add(root, "CIFAR-10-C")
+    monkeypatch.setattr(cifar10c, "TAR_MD5", source.hashlib.md5((tmp_path / "CIFAR-10-C.tar").read_bytes()).hexdigest())
+    root.rename(tmp_path / "elsewhere")
+    got = load("cifar10_c", tmp_path, corruptions=("fog",), severity=5)
+    assert np.array_equal(got.x, arrays["fog"][28:].transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"corruptions": ("rain",)}, "dataset.corruptions must be null or some of gaussian_noise, shot_noise, "),
+        ({"corruptions": ()}, "each once, got []"),
+        ({"corruptions": ("fog", "fog")}, "each once, got ['fog', 'fog']"),
+        ({"corruptions": ("frost",), "made": True}, "got ['frost']; with dataset.made=true there are no others"),
+        ({"corruptions": ("spatter",), "made": True}, "got ['spatter']; with dataset.made=true"),
+        ({"severity": 0}, "dataset.severity must be null or from 1 to 5, got 0"),
+        ({"severity": 6}, "dataset.severity must be null or from 1 to 5, got 6"),
+    ],
+)
+def test_errors_in_options(tmp_path, published, options, message):
+    assert message in one_line(lambda: load("cifar10_c", tmp_path, **options))
+
+
+def test_errors_in_files(tmp_path, published, monkeypatch):
+    root, arrays = published
+    path = root / "fog.npy"
+    path.write_bytes(path.read_bytes()[:-5])
+    read = lambda: load("cifar10_c", tmp_path, corruptions=("fog",))  # noqa: E731
+    assert "fog.npy is corrupt: md5 is" in one_line(read)
+    for bad, message in (
+        (lambda: path.write_bytes(path.read_bytes()[:50]), "fog.npy is corrupt: "),
+        (lambda: np.save(path, arrays["fog"][:30]), "fog.npy is corrupt: it holds uint8 [30, 32, 32, 3], expected"),
+        (lambda: np.save(path, np.array([None])), "fog.npy is corrupt: "),
+    ):
+        bad()
+        monkeypatch.setitem(cifar10c.MD5, "fog", source.hashlib.md5(path.read_bytes()).hexdigest())
+        assert message in one_line(read)
+    path.unlink()
+    assert "CIFAR-10-C is corrupt: fog.npy is missing" in one_line(read)
+
+
+# Made
+
+
+def clean(folder, **more) -> np.ndarray:
+    x = RNG.integers(0, 256, (12, 3, 32, 32), dtype=np.uint8)
+    np.savez(folder / "cifar10.npz", x=x, y=np.arange(12) % 10, **more)
+    return x
+
+
+def test_made_from_cifar10(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar10c, "COUNT", 2)  # so that the training images are the first 10
+    x = clean(tmp_path)
+    got = load("cifar10_c", tmp_path, corruptions=("contrast", "fog"), severity=None, made=True, classes=10)
+    assert got.group_names == ("contrast", "fog")
+    assert got.y.tolist() == [0, 1] * 10
+    images = x[10:].transpose(0, 2, 3, 1)
+    for place, name in enumerate(got.group_names):
+        for severity in range(1, 6):
+            start = 10 * place + 2 * (severity - 1)
+            expected = corrupted(images, name, severity, cifar10c.SEED).transpose(0, 3, 1, 2)
+            assert np.array_equal(got.x[start : start + 2], expected)
+    assert len(list((tmp_path / "cache").iterdir())) == 10
+    with monkeypatch.context() as patch:
+        patch.setattr(corruptions, "corrupted", None)
+        again = load("cifar10_c", tmp_path, corruptions=("fog",), severity=3, made=True, classes=10)
+    assert torch.equal(again.x, got.x[14:16])
+    assert len(load("cifar10_c", tmp_path, made=True, classes=10).group_names) == 14
+
+
+def test_made_needs_the_test_images(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar10c, "COUNT", 2)
+    message = one_line(lambda: load("cifar10_c", tmp_path, made=True, download=False))
+    assert "data set cifar10 is not in data_dir=" in message
+    assert "put cifar-10-python.tar.gz there" in message
+    clean(tmp_path, test_from=11)
+    message = one_line(lambda: load("cifar10_c", tmp_path, made=True))
+    assert "cifar10.npz is not as published: dataset.made needs CIFAR-10's 2 test images" in message
+
+
+def test_made_from_the_original_batches(tmp_path, monkeypatch):
+    kind = cifar10c.cifar.__globals__["torchvision"]().CIFAR10
+    folder = tmp_path / kind.base_folder
+    folder.mkdir()
+    lists: dict[str, list] = {"train_list": [], "test_list": []}
+    for key, entries in lists.items():
+        for name, _ in getattr(kind, key):
+            data = pickle.dumps({"data": RNG.integers(0, 256, (2, 3072), dtype=np.uint8), "labels": [3, 4]}, protocol=2)
+            (folder / name).write_bytes(data)
+            entries.append([name, source.hashlib.md5(data).hexdigest()])
+        monkeypatch.setattr(kind, key, entries)
+    meta = pickle.dumps({kind.meta["key"]: list("abcdefghij")}, protocol=2)
+    (folder / kind.meta["filename"]).write_bytes(meta)
+    monkeypatch.setattr(kind, "meta", kind.meta | {"md5": source.hashlib.md5(meta).hexdigest()})
+    monkeypatch.setattr(cifar10c, "COUNT", 2)
+    got = load("cifar10_c", tmp_path, corruptions=("contrast",), made=True, classes=10)
+    assert got.y.tolist() == [3, 4]

@@ -1,0 +1,573 @@
+"""Images from tiny files made here, look-up order, download, read-only folders, every error's one line."""
+
+import gzip
+import hashlib
+import inspect
+import io
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+import urllib.error
+import urllib.request
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from sklearn.datasets import load_digits
+
+from fedpfl.data.datasets import NAMES, SETS, archive, load, pixels
+from fedpfl.data.datasets import idx as formats
+from fedpfl.ground.errors import FedpflError
+from tests.conftest import DATA, ROOT
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Only file:// addresses answer; warnings of the libraries must not leak."""
+    urlopen = urllib.request.urlopen
+
+    def offline(url, *args, **kwargs):
+        if not str(url).startswith("file:"):
+            raise urllib.error.URLError("no network")
+        return urlopen(url, *args, **kwargs)
+
+    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def images(samples: int, *shape: int) -> np.ndarray:
+    return RNG.integers(0, 256, (samples, *shape), dtype=np.uint8)
+
+
+def labels(samples: int, classes: int = 3) -> np.ndarray:
+    return np.arange(samples) % classes
+
+
+def md5(data: bytes) -> str:
+    return hashlib.md5(data).hexdigest()
+
+
+def idx(array: np.ndarray) -> bytes:
+    return (
+        bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape) + array.astype(np.uint8).tobytes()
+    )
+
+
+def one_line(action) -> str:
+    with pytest.raises(FedpflError) as error:
+        action()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# Digits: embedded
+
+
+def test_digits_needs_no_files(tmp_path):
+    digits = load("digits", tmp_path / "absent", download=False)
+    assert digits.x.shape == (1797, 1, 28, 28)
+    assert digits.x.dtype == torch.uint8
+    assert digits.y.dtype == torch.int64
+    assert digits.classes == 10
+    assert digits.test_from is None
+    assert digits.y.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert (int(digits.x.min()), int(digits.x.max())) == (0, 255)
+    place = np.clip((np.arange(28) + 0.5) / 3.5 - 0.5, 0, 7)  # centres of the 28 pixels among those of the 8
+    weight = np.maximum(0, 1 - abs(place[:, None] - np.arange(8)))  # bilinear
+    expected = weight @ (load_digits().images * 255 / 16) @ weight.T
+    assert abs(digits.x[:, 0].numpy() - expected).max() <= 0.5 + 1e-9
+    assert not (tmp_path / "absent").exists()
+
+
+def test_import_is_light():
+    code = (
+        "import sys, fedpfl.data.federation; "
+        "heavy = ['torchvision', 'sklearn', 'scipy', 'pandas', 'PIL', 'matplotlib', 'wandb']; "
+        "print([m for m in [*heavy, 'hydra', 'omegaconf'] if m in sys.modules]); "
+        "import fedpfl.train; "
+        "fedpfl.data.datasets.load('digits', 'absent', download=False); "
+        "print([m for m in heavy if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "[]"]
+
+
+# MNIST and FashionMNIST
+
+
+@pytest.fixture
+def idx_files(monkeypatch):
+    """The four files of one set, small, as bytes by name; the md5 table knows them."""
+    arrays = {
+        "train-images-idx3-ubyte.gz": images(6, 4, 5),
+        "train-labels-idx1-ubyte.gz": labels(6),
+        "t10k-images-idx3-ubyte.gz": images(3, 4, 5),
+        "t10k-labels-idx1-ubyte.gz": labels(3),
+    }
+    files = {name: gzip.compress(idx(array), mtime=0) for name, array in arrays.items()}
+    for name, entry in list(formats.IDX.items()):
+        md5s = {file: md5(data) for file, data in files.items()}
+        monkeypatch.setitem(formats.IDX, name, entry._replace(md5=md5s))
+    return arrays, files
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST/raw"), ("fmnist", "FashionMNIST/raw")])
+@pytest.mark.parametrize("packed", [True, False])
+def test_idx(tmp_path, idx_files, name, folder, packed):
+    arrays, files = idx_files
+    if not packed:
+        files = {name.removesuffix(".gz"): gzip.decompress(data) for name, data in files.items()}
+    write(tmp_path / folder, files)
+    before = sorted(tmp_path.rglob("*"))
+    got = load(name, tmp_path, download=False)
+    assert got.x.shape == (9, 1, 4, 5)
+    expected = [arrays["train-images-idx3-ubyte.gz"], arrays["t10k-images-idx3-ubyte.gz"]]
+    assert np.array_equal(got.x[:, 0], np.concatenate(expected))
+    assert got.y.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2]
+    assert got.test_from == 6
+    assert sorted(tmp_path.rglob("*")) == before  # nothing is unpacked beside the files
+
+
+def test_corrupt_idx_is_named_with_both_md5(tmp_path, idx_files):
+    _, files = idx_files
+    bad = files["train-labels-idx1-ubyte.gz"][:-1] + b"?"
+    write(tmp_path / "MNIST/raw", files | {"train-labels-idx1-ubyte.gz": bad})
+    message = one_line(lambda: load("mnist", tmp_path))
+    assert "MNIST/raw/train-labels-idx1-ubyte.gz is corrupt" in message
+    assert md5(bad) in message
+    assert md5(files["train-labels-idx1-ubyte.gz"]) in message
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b"\0\0\x08\x03", b"\0\0\x08", idx(images(6, 4, 5))[:-1], b"\0\0\x0d" + idx(labels(6))[3:]]
+)
+def test_corrupt_unpacked_idx_is_named(tmp_path, idx_files, bad):
+    files = {name.removesuffix(".gz"): gzip.decompress(data) for name, data in idx_files[1].items()}
+    write(tmp_path / "MNIST/raw", files | {"train-images-idx3-ubyte": bad})
+    assert "train-images-idx3-ubyte is corrupt: not an IDX file" in one_line(lambda: load("mnist", tmp_path))
+
+
+def test_download_of_what_is_absent(tmp_path, idx_files, monkeypatch):
+    _, files = idx_files
+    mirror = write(tmp_path / "mirror", files).as_uri() + "/"
+    monkeypatch.setitem(formats.IDX, "mnist", formats.IDX["mnist"]._replace(urls=("http://nowhere/", mirror)))
+    first = load("mnist", tmp_path / "data")
+    assert sorted(path.name for path in (tmp_path / "data/MNIST/raw").iterdir()) == sorted(files)
+    monkeypatch.setitem(formats.IDX, "mnist", formats.IDX["mnist"]._replace(urls=("http://nowhere/",)))
+    assert torch.equal(load("mnist", tmp_path / "data").x, first.x)
+
+
+def test_a_wrong_download_is_not_kept(tmp_path, idx_files, monkeypatch):
+    _, files = idx_files
+    mirror = write(tmp_path / "mirror", dict.fromkeys(files, b"a login page")).as_uri() + "/"
+    monkeypatch.setitem(formats.IDX, "mnist", formats.IDX["mnist"]._replace(urls=(mirror,)))
+    message = one_line(lambda: load("mnist", tmp_path / "data"))
+    assert f"gave another file: md5 is {md5(b'a login page')}" in message
+    assert list((tmp_path / "data/MNIST/raw").iterdir()) == []
+
+
+WITHOUT_ADDRESS = ("mini_imagenet", "office_home", "pacs", "digit5", "femnist", "shakespeare", "har")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("digits", "npz")])
+@pytest.mark.parametrize("download", [True, False])
+def test_absent_and_no_network(tmp_path, name, download):
+    message = one_line(lambda: load(name, tmp_path / "data", download=download))
+    assert f"data set {name} is not in data_dir={tmp_path / 'data'}" in message
+    reason = "no network" if download else "dataset.download is false"
+    assert ("has no address to download from" if name in WITHOUT_ADDRESS else reason) in message
+    assert SETS[name].place in message
+    assert f"{name}.npz" in message
+    assert message.endswith("dataset=digits works offline")
+    assert list(tmp_path.iterdir()) == []  # nothing left behind
+
+
+# EMNIST
+
+
+def emnist_files() -> dict[str, bytes]:
+    return {
+        "gzip/emnist-byclass-train-images-idx3-ubyte.gz": gzip.compress(idx(images(5, 4, 4))),
+        "gzip/emnist-byclass-train-labels-idx1-ubyte.gz": gzip.compress(idx(labels(5))),
+        "gzip/emnist-byclass-test-images-idx3-ubyte.gz": gzip.compress(idx(images(4, 4, 4))),
+        "gzip/emnist-byclass-test-labels-idx1-ubyte.gz": gzip.compress(idx(labels(4))),
+        "gzip/emnist-mnist-test-labels-idx1-ubyte.gz": b"of another split",
+    }
+
+
+def test_emnist_from_the_zip_and_unpacked(tmp_path, monkeypatch):
+    files = emnist_files()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as zipped:
+        for name, data in files.items():
+            zipped.writestr(name, data)
+    monkeypatch.setattr(formats, "EMNIST_MD5", md5(buffer.getvalue()))
+    write(tmp_path / "zip/EMNIST/raw", {"gzip.zip": buffer.getvalue()})
+    write(tmp_path / "gz/EMNIST/raw", files)
+    plain = {Path(name).stem: gzip.decompress(data) for name, data in files.items() if "byclass" in name}
+    write(tmp_path / "plain/EMNIST/raw", plain)
+    first = load("emnist", tmp_path / "zip", download=False)
+    assert first.y.tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 0]  # training, then test
+    assert first.test_from == 5
+    for form in ("gz", "plain"):
+        again = load("emnist", tmp_path / form, download=False)
+        assert torch.equal(first.x, again.x)
+        assert torch.equal(first.y, again.y)
+
+    write(tmp_path / "zip/EMNIST/raw", {"gzip.zip": buffer.getvalue()[:-1]})
+    assert "EMNIST/raw/gzip.zip is corrupt: md5 is" in one_line(lambda: load("emnist", tmp_path / "zip"))
+    name = "gzip/emnist-byclass-test-images-idx3-ubyte.gz"
+    write(tmp_path / "gz/EMNIST/raw", {name: files[name][:-10]})
+    assert f"{name} is corrupt" in one_line(lambda: load("emnist", tmp_path / "gz"))
+
+
+# CIFAR
+
+
+@pytest.fixture(params=["cifar10", "cifar100"])
+def cifar(request, monkeypatch):
+    """Name, files by path below data_dir, and the arrays; torchvision's md5 lists know the small files."""
+    kind = getattr(pixels.torchvision(), request.param.upper())
+    key = "labels" if request.param == "cifar10" else "fine_labels"
+    xs, ys, files = [], [], {}
+    lists: dict[str, list[list[str]]] = {}
+    for attribute in ("train_list", "test_list"):
+        lists[attribute] = []
+        for name, _ in getattr(kind, attribute):
+            x, y = images(4, 3, 32, 32), labels(4, 4)
+            xs.append(x)
+            ys.append(y)
+            data = pickle.dumps({"data": x.reshape(4, -1), key: y.tolist()}, protocol=2)
+            files[f"{kind.base_folder}/{name}"] = data
+            lists[attribute].append([name, md5(data)])
+    meta = pickle.dumps({kind.meta["key"]: list("abcd")}, protocol=2)
+    files[f"{kind.base_folder}/{kind.meta['filename']}"] = meta
+    for attribute, value in lists.items():
+        monkeypatch.setattr(kind, attribute, value)
+    monkeypatch.setattr(kind, "meta", kind.meta | {"md5": md5(meta)})
+    return request.param, kind, files, np.concatenate(xs), np.concatenate(ys)
+
+
+def pack(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def test_cifar_unpacked(tmp_path, cifar):
+    name, _, files, x, y = cifar
+    got = load(name, write(tmp_path, files), download=False)
+    assert np.array_equal(got.x, x)
+    assert np.array_equal(got.y, y)
+    assert got.x.is_contiguous()
+    assert got.test_from == len(y) - 4
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_cifar_archive(tmp_path, cifar, monkeypatch, writable):
+    name, kind, files, x, _ = cifar
+    archive = pack(files)
+    monkeypatch.setattr(kind, "tgz_md5", md5(archive))
+    monkeypatch.setattr(os, "access", lambda *_: writable)  # the tests may run as root, who may write anywhere
+    write(tmp_path, {kind.filename: archive})
+    got = load(name, tmp_path, download=False)
+    assert np.array_equal(got.x, x)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == ({kind.filename, kind.base_folder} if writable else {kind.filename})
+    assert np.array_equal(load(name, tmp_path, download=False).x, x)
+
+
+def test_corrupt_cifar_is_named(tmp_path, cifar):
+    name, kind, files, _, _ = cifar
+    file = f"{kind.base_folder}/{kind.test_list[0][0]}"
+    write(tmp_path, files | {file: files[file] + b"?"})
+    message = one_line(lambda: load(name, tmp_path))
+    assert f"{file} is corrupt: md5 is {md5(files[file] + b'?')}, expected {md5(files[file])}" in message
+    (tmp_path / file).unlink()
+    assert f"{Path(file).name} is missing" in one_line(lambda: load(name, tmp_path))
+    shutil.rmtree(tmp_path / kind.base_folder)
+    write(tmp_path, {kind.filename: b"half an archive"})
+    assert f"{kind.filename} is corrupt: md5 is" in one_line(lambda: load(name, tmp_path))
+
+
+# SVHN
+
+
+def test_svhn(tmp_path, monkeypatch):
+    from scipy.io import savemat
+
+    kind = pixels.torchvision().SVHN
+    splits, parts = dict(kind.split_list), {}
+    for split, samples in (("train", 7), ("test", 5)):
+        x, y = images(samples, 32, 32, 3), np.array([10, 1, 2, 3, 10, 1, 2][:samples], np.uint8)
+        file = tmp_path / f"{split}_32x32.mat"
+        savemat(file, {"X": x.transpose(1, 2, 3, 0), "y": y[:, None]})
+        splits[split] = ["http://nowhere", file.name, md5(file.read_bytes())]
+        parts[split] = x
+    monkeypatch.setattr(kind, "split_list", splits)
+    got = load("svhn", tmp_path, download=False)
+    assert np.array_equal(got.x, np.concatenate([parts["train"], parts["test"]]).transpose(0, 3, 1, 2))
+    assert got.test_from == 7
+    assert got.y.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 0]  # the digit 0, stored as 10, is class 0
+
+    (tmp_path / "test_32x32.mat").write_bytes(b"?")
+    message = one_line(lambda: load("svhn", tmp_path))
+    assert f"test_32x32.mat is corrupt: md5 is {md5(b'?')}, expected {splits['test'][2]}" in message
+
+
+# MedMNIST
+
+
+def medmnist_file(path: Path) -> dict[str, np.ndarray]:
+    arrays = {}
+    for part, samples in (("test", 4), ("val", 3), ("train", 6)):
+        arrays[f"{part}_images"] = images(samples, 28, 28)
+        arrays[f"{part}_labels"] = labels(samples)[:, None].astype(np.uint8)
+    np.savez(path, **arrays)
+    return arrays
+
+
+@pytest.mark.parametrize("name", ["organamnist", "organcmnist"])
+def test_medmnist(tmp_path, name, monkeypatch):
+    arrays = medmnist_file(tmp_path / f"{name}.npz")
+    monkeypatch.setitem(
+        archive.MEDMNIST,
+        name,
+        archive.MedMNIST("http://nowhere", ("0" * 32, md5((tmp_path / f"{name}.npz").read_bytes()))),
+    )
+    got = load(name, tmp_path, download=False)
+    assert np.array_equal(got.x[:, 0], np.concatenate([arrays[f"{part}_images"] for part in ("train", "val", "test")]))
+    assert got.y.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+    assert got.test_from == 9
+    assert torch.equal(load("npz", tmp_path, path=tmp_path / f"{name}.npz").x, got.x)
+
+
+@pytest.mark.parametrize("cut", [0, 100])
+def test_corrupt_medmnist_is_named(tmp_path, cut):
+    path = tmp_path / "organamnist.npz"
+    medmnist_file(path)  # well-formed, yet not the official file
+    path.write_bytes(path.read_bytes()[: -cut or None])
+    message = one_line(lambda: load("organamnist", tmp_path))
+    assert f"organamnist.npz is corrupt: md5 is {md5(path.read_bytes())}, expected " in message
+    assert all(known in message for known in archive.MEDMNIST["organamnist"].md5)
+
+
+def test_medmnist_download(tmp_path, monkeypatch):
+    source = tmp_path / "source.npz"
+    medmnist_file(source)
+    entry = archive.MedMNIST(source.as_uri(), (md5(source.read_bytes()),))
+    monkeypatch.setitem(archive.MEDMNIST, "organcmnist", entry)
+    assert len(load("organcmnist", tmp_path / "data").y) == 13
+    assert (tmp_path / "data/organcmnist.npz").is_file()
+
+
+def test_own_arrays_under_a_medmnist_name(tmp_path):
+    np.savez(tmp_path / "organamnist.npz", x=images(6, 1, 28, 28), y=labels(6))
+    assert load("organamnist", tmp_path).x.shape == (6, 1, 28, 28)
+
+
+# Own arrays
+
+
+@pytest.mark.parametrize(
+    ("shape", "as_images"),
+    [
+        ((6, 1, 28, 28), (1, 28, 28)),
+        ((6, 28, 28), (1, 28, 28)),
+        ((6, 3, 32, 32), (3, 32, 32)),
+        ((6, 32, 32, 3), (3, 32, 32)),
+        ((6, 24, 32, 1), (1, 24, 32)),
+        ((6, 13, 64, 64), (13, 64, 64)),
+        ((6, 64, 64, 13), (13, 64, 64)),
+        ((6, 1, 1, 28), (1, 1, 28)),  # a vector as an image
+        ((6, 3, 4, 4), (3, 4, 4)),
+        ((6, 28, 28, 28), (28, 28, 28)),
+    ],
+)
+def test_own_array_shapes(tmp_path, shape, as_images):
+    x = images(*shape)
+    np.savez(tmp_path / "own.npz", x=x, y=labels(6)[:, None])
+    got = load("npz", tmp_path, path=tmp_path / "own.npz")
+    assert got.x.shape[1:] == as_images
+    assert got.x.is_contiguous()
+    assert got.classes == 3
+    if shape[1:] == as_images:
+        assert np.array_equal(got.x, x)
+    elif len(shape) == 4:
+        assert np.array_equal(got.x, x.transpose(0, 3, 1, 2))
+
+
+def test_archive_comes_before_the_original_files(tmp_path, idx_files):
+    write(tmp_path / "MNIST/raw", idx_files[1])
+    np.savez(tmp_path / "mnist.npz", x=images(4, 28, 28), y=labels(4))
+    assert len(load("mnist", tmp_path).y) == 4
+    np.savez(tmp_path / "other.npz", x=images(5, 28, 28), y=labels(5))
+    assert len(load("mnist", tmp_path, path=tmp_path / "other.npz").y) == 5
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": images(6, 1, 8, 8)}, "has no array 'y', only x; save it with np.savez(path, x=x, y=y)"),
+        ({"y": labels(6)}, "has no array 'x', only y"),
+        ({"x": images(6, 1, 8, 8) > 9, "y": labels(6)}, "x must be uint8 (pixels 0..255), got bool [6, 1, 8, 8]"),
+        ({"x": images(6, 1, 8, 8) * 1j, "y": labels(6)}, "x must be uint8 (pixels 0..255), got complex128"),
+        ({"x": np.uint8(5), "y": labels(6)}, "x must be one entry per sample, got uint8 []"),
+        ({"x": images(6, 8), "y": labels(6)}, "x must be [samples, channels, height, width]"),
+        ({"x": images(6, 0, 8, 8), "y": labels(6)}, "got shape [6, 0, 8, 8]"),
+        ({"x": images(6, 1, 8, 8), "y": labels(6) / 1}, "y must be integers [samples], got float64 [6]"),
+        ({"x": images(6, 1, 8, 8), "y": np.eye(6, dtype=int)}, "y must be integers [samples], got int64 [6, 6]"),
+        ({"x": images(6, 1, 8, 8), "y": labels(5)}, "x has 6 samples but y has 5"),
+        ({"x": images(0, 1, 8, 8), "y": labels(0)}, "there are no samples"),
+        ({"x": images(6, 1, 8, 8), "y": labels(6) - 1}, "labels must be 0..C-1, found -1"),
+        ({"x": images(6, 1, 8, 8), "y": labels(6).astype("m8[s]")}, "y must be integers [samples], got timedelta64[s]"),
+        ({"x": images(6, 1, 8, 8), "y": np.array([0, 1, 2**64 - 1] * 2, np.uint64)}, "labels must be below 65,536"),
+        ({"x": images(6, 1, 8, 8), "y": labels(6) * 10**9}, "labels must be below 65,536, found 2000000000"),
+        ({"x": images(6, 1, 8, 8), "y": np.int64(3)}, "y must be integers [samples], got int64 []"),
+        ({"x": images(6, 1, 8, 8), "y": labels(6) + 1}, "no sample has label 0 and the largest is 3"),
+        ({"x": images(6, 1, 8, 8), "y": labels(6) * 2}, "no sample has label 1 and the largest is 4"),
+        (
+            {"x": np.array([None] * 6), "y": labels(6)},
+            "cannot be read as an .npz archive of plain arrays (Object arrays are not read, and x.npy is one)",
+        ),
+    ],
+)
+def test_errors_in_own_arrays(tmp_path, arrays, message):
+    np.savez(tmp_path / "own.npz", **arrays)
+    got = one_line(lambda: load("npz", tmp_path, path=tmp_path / "own.npz"))
+    assert message in got
+    assert "own.npz" in got
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", pickle.dumps({"x": 1}), b"PK\x03\x04 cut short"])
+def test_not_an_archive(tmp_path, content):
+    (tmp_path / "cifar10.npz").write_bytes(content)
+    message = one_line(lambda: load("cifar10", tmp_path))
+    assert "cifar10.npz cannot be read as an .npz archive of plain arrays" in message
+
+
+def test_an_npy_is_not_an_archive(tmp_path):
+    np.save(tmp_path / "x.npy", images(4, 8, 8))
+    message = one_line(lambda: load("npz", tmp_path, path=tmp_path / "x.npy"))
+    assert "x.npy cannot be read as an .npz archive of plain arrays (it is a single array)" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": 2}, "found label 2, but dataset.classes=2 allows 0..1"),
+        ({"classes": 10**9}, "dataset.classes must be at most 65,536, got 1000000000"),
+        ({"classes": 0}, "dataset.classes must be null or an integer of at least 1, got 0"),
+        ({"mean": [0.5], "std": [0.5, 0.5, 0.5]}, "dataset.mean has 1 entries, but the samples have 3 channels"),
+        ({"mean": [0.5] * 3, "std": [0.5, 0.5]}, "dataset.std has 2 entries, but the samples have 3 channels"),
+        ({"std": [0.5, 0.0, 0.5]}, "dataset.std must be positive numbers, got [0.5, 0.0, 0.5]"),
+        ({"mean": [0.5, float("nan"), 0.5]}, "dataset.mean must be finite numbers"),
+        ({"path": "nowhere.npz"}, "dataset.path=nowhere.npz is not a file"),
+        ({"path": None}, "dataset=npz needs dataset.path=FILE.npz"),
+        ({"name": "imagenet"}, "dataset.name must be one of digits, mnist, fmnist, emnist, cifar10, cifar100, svhn"),
+    ],
+)
+def test_errors_in_options(tmp_path, options, message):
+    np.savez(tmp_path / "own.npz", x=images(6, 3, 8, 8), y=labels(6))
+    options = {"name": "npz", "data_dir": tmp_path, "path": tmp_path / "own.npz"} | options
+    assert message in one_line(lambda: load(**options))
+
+
+def test_classes_may_be_more_than_are_present(tmp_path):
+    np.savez(tmp_path / "own.npz", x=images(6, 1, 8, 8), y=labels(6) * 2)
+    assert load("npz", tmp_path, path=tmp_path / "own.npz", classes=7).classes == 7
+
+
+# Normalisation
+
+
+def test_constants_are_computed_where_none_are_given(tmp_path):
+    x = images(50, 3, 9, 9)
+    x[:, 2] = 7  # a constant channel must not divide by 0
+    np.savez(tmp_path / "own.npz", x=x, y=labels(50))
+    got = load("npz", tmp_path, path=tmp_path / "own.npz")
+    np.testing.assert_allclose(got.mean, (x / 255).mean((0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(got.std[:2], (x / 255).std((0, 2, 3))[:2], rtol=1e-12)
+    assert got.std[2] == 1 / 255
+    half = load("npz", tmp_path, path=tmp_path / "own.npz", mean=[0.0] * 3)
+    assert half.mean == (0, 0, 0)
+    assert half.std == got.std
+
+
+def test_config_files():
+    """One file per name, with the arguments of `load`; the published faulty constants only under their own names."""
+    files = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in (ROOT / "conf/dataset").glob("*.yaml")}
+    assert set(files) == {*NAMES, "organamnist_as_published", "organcmnist_as_published", "cifar10_c_made"}
+    for stem, values in files.items():
+        name = stem.removesuffix("_as_published").removesuffix("_made")
+        options = {key: p.default for key, p in list(inspect.signature(SETS[name].read).parameters.items())[1:]}
+        own = {key: value for key, value in list(values.items())[6:] if key != "normalize"}
+        assert list(values)[:6] == ["name", "mean", "std", "classes", "path", "download"]
+        assert own == options | ({"made": True} if stem.endswith("_made") else {})
+        assert values["name"] == name
+        if not stem.endswith("_as_published"):
+            assert all(0 < value < 1 for value in (values["mean"] or []) + (values["std"] or []))
+    for name in ("organamnist", "organcmnist"):
+        faulty = files[f"{name}_as_published"]
+        for key in ("mean", "std"):
+            assert files[name][key] == pytest.approx([value / 255 for value in faulty[key]], abs=1e-4)
+        lowest, highest = ((pixel / 255 - faulty["mean"][0]) / faulty["std"][0] for pixel in (0, 255))
+        assert highest - lowest < 0.02  # the network sees a constant image
+
+
+def test_digits_constants():
+    values = OmegaConf.load(ROOT / "conf/dataset/digits.yaml")
+    digits = load("digits", Path())
+    assert digits.mean == pytest.approx(values.mean, abs=1e-4)
+    assert digits.std == pytest.approx(values.std, abs=1e-4)
+
+
+# Real files
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fmnist", "FashionMNIST")])
+def test_real_mnist(name, folder):
+    if DATA is None or not (DATA / folder / "raw").is_dir():
+        pytest.skip(f"FEDPFL_TEST_DATA names no folder with {folder}")
+    got = load(name, DATA, download=False)
+    assert got.x.shape == (70_000, 1, 28, 28)
+    first = {"mnist": [5, 0, 4, 1, 9], "fmnist": [9, 0, 0, 3, 0]}[name]
+    assert got.y[:5].tolist() == first
+    assert got.y[60_000:60_005].tolist() == {"mnist": [7, 2, 1, 0, 4], "fmnist": [9, 2, 1, 1, 6]}[name]
+    assert got.mean == pytest.approx(OmegaConf.load(ROOT / f"conf/dataset/{name}.yaml").mean, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_real_cifar100_from_arrays(tmp_path):
+    pytest.importorskip("PIL")
+    if DATA is None or not (DATA / "unpack.py").is_file():
+        pytest.skip("FEDPFL_TEST_DATA names no folder with unpack.py")
+    subprocess.run([sys.executable, DATA / "unpack.py", tmp_path, "cifar100"], check=True, capture_output=True)
+    got = load("cifar100", tmp_path, download=False)
+    values = OmegaConf.load(ROOT / "conf/dataset/cifar100.yaml")
+    assert got.x.shape == (60_000, 3, 32, 32)
+    assert (got.classes, int(got.y.bincount().min()), int(got.y.bincount().max())) == (100, 600, 600)
+    assert got.mean == pytest.approx(values.mean, abs=1e-3)

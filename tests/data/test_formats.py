@@ -1,0 +1,623 @@
+"""Texts, signals, sounds, folders of images from tiny files in the very same layout; cache; every error's one line."""
+
+import csv
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+import wave
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+
+from fedpfl.data.datasets import SETS, digit5, folders, har, load, news, source, speech
+from fedpfl.ground.errors import FedpflError
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def offline(url, *args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr(source.urllib.request, "urlopen", offline)
+
+
+def one_line(action) -> str:
+    with pytest.raises(FedpflError) as error:
+        action()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def write(folder: Path, files: dict[str, bytes | str]) -> Path:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
+    return folder
+
+
+def md5(data: bytes) -> str:
+    return hashlib.md5(data).hexdigest()
+
+
+def cached(folder: Path) -> list[Path]:
+    return sorted((folder / "cache").glob("*")) if (folder / "cache").is_dir() else []
+
+
+# HAR
+
+COLUMNS = {f"Inertial Signals/{name}": 128 for name in har.SIGNALS} | {"X": 561}
+
+
+@pytest.fixture
+def activities(tmp_path, monkeypatch):
+    """The files of 5 training and 3 test windows, with their numbers by part and name."""
+    monkeypatch.setattr(har, "SIZES", {"train": 5, "test": 3})
+    files, numbers = {}, {}
+    for part, windows, persons in (("train", 5, [1, 1, 3, 3, 30]), ("test", 3, [2, 2, 4])):
+        for name, columns in COLUMNS.items():
+            table = RNG.normal(size=(windows, columns)).astype(np.float32)
+            numbers[part, name] = table
+            rows = ("  " + " ".join(f"{value: .7e}" for value in row) for row in table)
+            files[f"{part}/{name}_{part}.txt"] = "\n".join(rows) + "\n"
+        labels = np.arange(windows) + (1 if part == "train" else 4)
+        files[f"{part}/y_{part}.txt"] = "".join(f"{label}\n" for label in labels)
+        files[f"{part}/subject_{part}.txt"] = "".join(f"{person}\n" for person in persons)
+    return write(tmp_path / "UCI HAR Dataset", files), numbers
+
+
+def test_har_signals(tmp_path, activities):
+    _, numbers = activities
+    got = load("har", tmp_path, classes=6)
+    assert got.x.shape == (8, 9, 128)
+    assert got.x.dtype == torch.float32
+    for channel, name in enumerate(har.SIGNALS):
+        expected = np.concatenate([numbers[part, f"Inertial Signals/{name}"] for part in ("train", "test")])
+        np.testing.assert_allclose(got.x[:, channel], expected, rtol=1e-6)
+    assert [f"{kind}_{a}" for kind in ("body_acc", "body_gyro", "total_acc") for a in "xyz"] == har.SIGNALS
+    assert got.y.tolist() == [0, 1, 2, 3, 4, 3, 4, 5]
+    assert [got.group_names[i] for i in got.groups] == ["1", "1", "3", "3", "30", "2", "2", "4"]
+    assert got.group_names == ("1", "2", "3", "4", "30")
+    assert got.test_from == 5
+    assert len(got.mean) == 9
+
+
+def test_har_features(tmp_path, activities):
+    got = load("har", tmp_path, form="features", normalize=False)
+    np.testing.assert_allclose(got.x[:5], activities[1]["train", "X"], rtol=1e-6)
+    assert got.x.shape == (8, 561)
+    assert got.mean == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("train/y_train.txt", "1\n2\n3\n4\n", "train is not as published: 4 windows, 5 are published"),
+        ("train/y_train.txt", "1\n2\n3\n4\n7\n", "y_train.txt is not as published: labels are not from 1 to 6"),
+        ("train/subject_train.txt", "1\n2\n", "subject_train.txt is not as published: 2 x 1 numbers, expected 5 x 1"),
+        ("train/subject_train.txt", "1\n1\n3.5\n3\n4\n", "subject_train.txt is not as published: persons are not"),
+        ("train/subject_train.txt", None, "subject_train.txt is not as published: it is missing"),
+        ("test/Inertial Signals/body_acc_x_test.txt", "1 2 3\n" * 3, "3 x 3 numbers, expected 3 x 128"),
+        ("test/Inertial Signals/body_acc_x_test.txt", "1 2\n3\n4 5\n", "body_acc_x_test.txt is not as published: "),
+        ("test/Inertial Signals/body_acc_x_test.txt", "1 2 x\n" * 3, "body_acc_x_test.txt is not as published: "),
+        ("test/Inertial Signals/body_acc_x_test.txt", "", "body_acc_x_test.txt is not as published: No columns"),
+    ],
+)
+def test_errors_of_har(tmp_path, activities, name, data, message):
+    if data is None:
+        (activities[0] / name).unlink()
+    else:
+        write(activities[0], {name: data})
+    got = one_line(lambda: load("har", tmp_path))
+    assert message in got
+    assert got.endswith("put a good copy there")
+
+
+# AG News
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    rows = {
+        "train": [
+            (3, "Wall St. Bears", "Short-sellers, Wall Street's dwindling\\band of bears"),
+            (1, 'A "quoted" title', "the band, the END"),
+            (4, "Bears", "the the"),
+        ],
+        "test": [(2, "New words", "the bears " + "word " * 30)],
+    }
+    files = {}
+    for part, own in rows.items():
+        text = io.StringIO()
+        csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(own)
+        files[f"{part}.csv"] = text.getvalue().encode()
+    monkeypatch.setattr(news, "MD5", {part: md5(files[f"{part}.csv"]) for part in rows})
+    return write(tmp_path / "ag_news_csv", files)
+
+
+def test_ag_news(tmp_path, texts):
+    got = load("ag_news", tmp_path, vocabulary=7, length=8, classes=4)
+    assert got.x.dtype == torch.int32
+    assert got.y.tolist() == [2, 0, 3, 1]
+    assert got.test_from == 3
+    # the 4 times; bears 3 times; then, twice each, band and wall, in order of the alphabet; then a, once
+    the, bears, band, wall, a = range(2, 7)
+    assert got.x.tolist() == [
+        [wall, 1, bears, 1, 1, wall, 1, 1],
+        [a, 1, 1, the, band, the, 1, 0],
+        [bears, the, the, 0, 0, 0, 0, 0],
+        [1, 1, the, bears, 1, 1, 1, 1],
+    ]
+    assert news.words("Short-sellers, Wall's\\band #39;") == ["short", "sellers", "wall", "s", "band", "39"]
+    assert (got.mean, got.std) == ((), ())
+
+
+def test_ag_news_is_kept_by_its_options(tmp_path, texts, monkeypatch):
+    first = load("ag_news", tmp_path, vocabulary=7, length=8)
+    other = load("ag_news", tmp_path, vocabulary=5, length=8)
+    assert int(other.x.max()) == 4
+    assert len(cached(tmp_path)) == 2
+    monkeypatch.setattr(news, "_texts", None)
+    again = load("ag_news", tmp_path, vocabulary=7, length=8)
+    assert torch.equal(first.x, again.x)
+    assert again.test_from == 3
+    assert again.groups is None
+
+
+def test_errors_of_ag_news(tmp_path, texts, monkeypatch):
+    assert "dataset.vocabulary must be 3 or more, got 2" in one_line(lambda: load("ag_news", tmp_path, vocabulary=2))
+    assert "dataset.length must be 1 or more, got 0" in one_line(lambda: load("ag_news", tmp_path, length=0))
+    data = (texts / "train.csv").read_bytes()
+    for bad in (data[:-20], b"no class,title,text\n", b"\n", b"\xff\xfe,1\n"):
+        (texts / "train.csv").write_bytes(bad)
+        monkeypatch.setitem(news.MD5, "train", md5(data))
+        assert f"train.csv is corrupt: md5 is {md5(bad)}" in one_line(lambda: load("ag_news", tmp_path))
+        if bad != data[:-20]:
+            monkeypatch.setitem(news.MD5, "train", md5(bad))
+            assert "train.csv is corrupt: " in one_line(lambda: load("ag_news", tmp_path))
+
+
+# Speech Commands
+
+
+def sound(samples: np.ndarray, rate: int = 16_000, channels: int = 1) -> bytes:
+    data = io.BytesIO()
+    with wave.open(data, "wb") as out:
+        out.setnchannels(channels)
+        out.setsampwidth(2)
+        out.setframerate(rate)
+        out.writeframes((np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())
+    return data.getvalue()
+
+
+def tone(hertz: float, seconds: float = 1.0) -> np.ndarray:
+    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(int(16_000 * seconds)) / 16_000)
+
+
+@pytest.fixture
+def clips(monkeypatch):
+    monkeypatch.setattr(speech, "FILES", 5)
+    monkeypatch.setattr(speech, "WORDS", 2)
+    return {
+        "yes/aa_nohash_0.wav": sound(tone(440)),
+        "yes/bb_nohash_0.wav": sound(tone(440, 0.5)),
+        "yes/bb_nohash_1.wav": sound(tone(3000)),
+        "no/aa_nohash_0.wav": sound(tone(880)),
+        "no/cc_nohash_3.wav": sound(tone(880)),
+        "_background_noise_/tap.wav": sound(tone(50, 60)),
+        "validation_list.txt": "yes/bb_nohash_0.wav\n",
+        "testing_list.txt": "yes/bb_nohash_1.wav\nno/cc_nohash_3.wav\n",
+        "README.md": "Speech Commands Data Set v0.02",
+    }
+
+
+FOLDER = "SpeechCommands/speech_commands_v0.02"
+
+
+def test_speech(tmp_path, clips):
+    write(tmp_path / FOLDER, clips)
+    got = load("speech_commands", tmp_path)
+    assert got.x.shape == (5, 1, 32, 32)
+    assert got.y.tolist() == [0, 1, 1, 0, 1]  # no, yes; training, validation, test
+    assert [got.group_names[i] for i in got.groups] == ["aa", "aa", "bb", "cc", "bb"]
+    assert got.test_from == 3
+    centres = speech.mel_filters().argmax(1) * 16_000 / 1024
+    for clip, hertz in ((0, 880), (1, 440), (4, 3000)):
+        loudest = got.x[clip, 0].mean(1).argmax()
+        assert abs(centres[loudest] - hertz) < 130
+    silent = got.x[2, 0]  # half a second, then silence
+    torch.testing.assert_close(silent[:, 18:], torch.full((32, 14), float(np.log(1e-6))))
+    assert bool((silent[:, 1:14].amax(0) > 2).all())
+
+
+def test_log_mel_by_its_definition():
+    clip = RNG.normal(size=16_000).astype(np.float32)
+    got = speech.log_mel(clip, speech.mel_filters())
+    padded = np.concatenate([clip[512:0:-1], clip, clip[-2:-514:-1]])
+    window = np.hanning(1025)[:-1]
+    for time in (0, 1, 17, 31):
+        power = abs(np.fft.rfft(padded[512 * time : 512 * time + 1024] * window)) ** 2
+        np.testing.assert_allclose(got[:, time], np.log(speech.mel_filters() @ power + 1e-6), rtol=1e-4, atol=1e-4)
+    filters = speech.mel_filters()
+    assert filters.shape == (32, 513)
+    assert (filters.max(1) > 0.5).all()
+    assert filters.max() <= 1
+    np.testing.assert_allclose(filters[:, 20:440].sum(0), 1, atol=1e-9)  # neighbouring triangles add up to 1
+
+
+def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as tar:
+        for name, content in clips.items():
+            raw = content.encode() if isinstance(content, str) else content
+            info = tarfile.TarInfo(f"./{name}")
+            info.size = len(raw)
+            tar.addfile(info, io.BytesIO(raw))
+    monkeypatch.setattr(speech, "MD5", md5(data.getvalue()))
+    write(tmp_path, {"speech_commands_v0.02.tar.gz": data.getvalue()})
+    with monkeypatch.context() as patch:  # from a folder that cannot be written to
+        patch.setattr(os, "access", lambda *_: False)
+        first = load("speech_commands", tmp_path)
+    assert not cached(tmp_path)
+    again = load("speech_commands", tmp_path)
+    assert (tmp_path / FOLDER / "yes").is_dir()
+    assert torch.equal(first.x, again.x)
+    assert len(cached(tmp_path)) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(speech, "_read", None)
+        kept = load("speech_commands", tmp_path)
+    assert torch.equal(kept.x, again.x)
+    assert torch.equal(kept.groups, again.groups)
+    assert kept.group_names == again.group_names
+    cached(tmp_path)[0].write_bytes(b"cut short")
+    assert torch.equal(load("speech_commands", tmp_path).x, again.x)
+    write(tmp_path / FOLDER, {"yes/aa_nohash_0.wav": sound(tone(1000))})
+    assert not torch.equal(load("speech_commands", tmp_path).x, again.x)
+
+    shutil.rmtree(tmp_path / "SpeechCommands")
+    half = data.getvalue()[: len(data.getvalue()) // 2]
+    write(tmp_path, {"speech_commands_v0.02.tar.gz": half})
+    assert "speech_commands_v0.02.tar.gz is corrupt: md5 is" in one_line(lambda: load("speech_commands", tmp_path))
+    monkeypatch.setattr(speech, "MD5", md5(half))
+    assert "speech_commands_v0.02.tar.gz is corrupt: " in one_line(lambda: load("speech_commands", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"yes/aa_nohash_0.wav": None}, "speech_commands_v0.02 is not as published: 4 clips, 5 are published"),
+        ({"yes/aa_nohash_0.wav": b"no sound"}, "aa_nohash_0.wav is not as published: file does not start with RIFF id"),
+        (
+            {"yes/aa_nohash_0.wav": sound(tone(440), 8_000)},
+            "are (1, 2, 8000), of 16000 samples; expected (1, 2, 16000)",
+        ),
+        ({"yes/aa_nohash_0.wav": sound(tone(440), channels=2)}, "are (2, 2, 16000)"),
+        ({"yes/aa_nohash_0.wav": sound(tone(440)[:0])}, "are (1, 2, 16000), of 0 samples"),
+        ({"yes/aa_nohash_0.wav": sound(tone(440))[:44]}, "is cut short: 0 bytes of 16000 samples"),
+        ({"yes/aa_nohash_0.wav": sound(tone(440))[:20_000]}, "is cut short: 19956 bytes of 16000 samples"),
+        ({"testing_list.txt": b"\xff\xfe"}, "testing_list.txt is not as published: 'utf-8' codec"),
+        ({"testing_list.txt": None}, "testing_list.txt is not as published: it is missing"),
+        ({"testing_list.txt": "yes/zz.wav"}, "testing_list.txt is not as published: it names yes/zz.wav, which is abs"),
+    ],
+)
+def test_errors_of_speech(tmp_path, clips, change, message):
+    write(tmp_path / FOLDER, {name: data for name, data in (clips | change).items() if data is not None})
+    assert message in one_line(lambda: load("speech_commands", tmp_path))
+
+
+# Folders of images
+
+
+def picture(seed: int, size: tuple[int, int] = (8, 8), form: str = "PNG", mode: str = "RGB") -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    data = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(data, form)
+    return data.getvalue()
+
+
+def pixels(data: bytes, size: int) -> np.ndarray:
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Two classes of two training images, three validation images; one is grey, as some are."""
+    monkeypatch.setattr(folders, "TINY_SIZES", (4, 3))
+    files: dict[str, bytes | str] = {"wnids.txt": "n02\nn01\n", "words.txt": "n01\tgoldfish\n"}
+    for kind in ("n02", "n01"):
+        for number in range(2):
+            mode = "L" if (kind, number) == ("n01", 0) else "RGB"
+            files[f"train/{kind}/images/{kind}_{number}.JPEG"] = picture(len(files), (64, 64), "JPEG", mode)
+        files[f"train/{kind}/{kind}_boxes.txt"] = "n02_0.JPEG\t0\t0\t1\t1\n"
+    rows = []
+    for number, kind in enumerate(("n02", "n01", "n02")):
+        files[f"val/images/val_{number}.JPEG"] = picture(50 + number, (64, 64), "JPEG")
+        rows.append(f"val_{number}.JPEG\t{kind}\t0\t32\t44\t62\n")
+    files["val/val_annotations.txt"] = "".join(rows)
+    files["test/images/test_0.JPEG"] = b"has no label"
+    return files
+
+
+def test_tiny_imagenet(tmp_path, tiny, monkeypatch):
+    write(tmp_path / "tiny-imagenet-200", tiny)
+    got = load("tiny_imagenet", tmp_path)
+    assert got.y.tolist() == [0, 0, 1, 1, 1, 0, 1]
+    assert got.test_from == 4
+    names = [f"train/n0{1 + k}/images/n0{1 + k}_{n}.JPEG" for k in (0, 1) for n in (0, 1)]
+    for image, name in zip(got.x, [*names, *(f"val/images/val_{n}.JPEG" for n in range(3))], strict=True):
+        assert np.array_equal(image, pixels(tiny[name], 64))
+    assert len(set(got.x[0, :, 5, 5].tolist())) == 1  # grey, in three channels
+    small = load("tiny_imagenet", tmp_path, size=16)
+    assert np.array_equal(small.x[0], pixels(tiny[names[0]], 16))
+    assert len(cached(tmp_path)) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "_images", None)
+        assert torch.equal(load("tiny_imagenet", tmp_path).x, got.x)
+
+
+def test_tiny_imagenet_from_the_archive(tmp_path, tiny, monkeypatch):
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as zipped:
+        for name, content in tiny.items():
+            zipped.writestr(f"tiny-imagenet-200/{name}", content)
+    monkeypatch.setattr(folders, "TINY_MD5", md5(data.getvalue()))
+    write(tmp_path, {"tiny-imagenet-200.zip": data.getvalue()})
+    assert len(load("tiny_imagenet", tmp_path).y) == 7
+    assert (tmp_path / "tiny-imagenet-200/val").is_dir()
+    shutil.rmtree(tmp_path / "tiny-imagenet-200")
+    write(tmp_path, {"tiny-imagenet-200.zip": b"half"})
+    assert "tiny-imagenet-200.zip is corrupt: md5 is" in one_line(lambda: load("tiny_imagenet", tmp_path))
+    monkeypatch.setattr(folders, "TINY_MD5", md5(b"half"))
+    assert "tiny-imagenet-200.zip is corrupt: File is not a zip" in one_line(lambda: load("tiny_imagenet", tmp_path))
+    empty = io.BytesIO()
+    zipfile.ZipFile(empty, "w").close()
+    monkeypatch.setattr(folders, "TINY_MD5", md5(empty.getvalue()))
+    write(tmp_path, {"tiny-imagenet-200.zip": empty.getvalue()})
+    assert "is corrupt: it holds no folder tiny-imagenet-200" in one_line(lambda: load("tiny_imagenet", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train/n01/images/n01_0.JPEG": None}, "train is not as published: 3 images, 4 are published"),
+        ({"train/n01/images/n01_1.JPEG": b"?"}, "n01_1.JPEG is not as published: cannot identify image file"),
+        (
+            {"train/n01/images/n01_1.JPEG": picture(0, (64, 64), "JPEG")[:900]},
+            "n01_1.JPEG is not as published: image",
+        ),
+        ({"val/val_annotations.txt": None}, "val_annotations.txt is not as published: it is missing"),
+        ({"val/val_annotations.txt": "val_0.JPEG\tn09\n"}, "line 1 names no class of the training part"),
+        ({"val/val_annotations.txt": "val_0.JPEG\tn01\n"}, "1 images, 3 are published"),
+        ({"val/images/val_2.JPEG": None}, "val_2.JPEG is not as published: it is missing"),
+    ],
+)
+def test_errors_of_tiny_imagenet(tmp_path, tiny, change, message):
+    write(tmp_path / "tiny-imagenet-200", {name: data for name, data in (tiny | change).items() if data is not None})
+    assert message in one_line(lambda: load("tiny_imagenet", tmp_path))
+    assert not cached(tmp_path)
+
+
+@pytest.fixture
+def cinic(monkeypatch):
+    """Two images of each of the ten classes in every part."""
+    monkeypatch.setattr(folders, "CINIC_SIZE", 20)
+    kinds = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    names = ("cifar10-train-{}.png", "n02119789_{}.png")
+    places = [f"{part}/{kind}/{name}" for part in ("train", "valid", "test") for kind in kinds for name in names]
+    return {place.format(number): picture(number, (32, 32)) for number, place in enumerate(places)}
+
+
+def test_cinic10(tmp_path, cinic, monkeypatch):
+    write(tmp_path / "CINIC-10", cinic)
+    got = load("cinic10", tmp_path)
+    assert got.x.shape == (60, 3, 32, 32)
+    assert got.y.tolist() == [kind for kind in range(10) for _ in (0, 1)] * 3
+    assert got.test_from == 40  # after training and validation
+    for place in (0, 25, 59):
+        assert np.array_equal(got.x[place], pixels([*cinic.values()][place], 32))
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as tar:
+        for name, content in cinic.items():
+            info = tarfile.TarInfo(f"./{name}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    monkeypatch.setattr(folders, "CINIC_MD5", md5(data.getvalue()))
+    again = load("cinic10", write(tmp_path / "packed", {"CINIC-10.tar.gz": data.getvalue()}))
+    assert torch.equal(again.x, got.x)
+    assert (tmp_path / "packed/CINIC-10/valid").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"valid/cat/n02119789_27.png": None}, "valid is not as published: 19 images, 20 are published"),
+        ({"valid/cat/n02119789_27.png": b"?"}, "n02119789_27.png is not as published: cannot identify image file"),
+        (
+            {"valid/cat/n02119789_27.png": None, "valid/kitten/n02119789_27.png": picture(27, (32, 32))},
+            "CINIC-10 is not as published: 11 classes, 10 are published",
+        ),
+    ],
+)
+def test_errors_of_cinic10(tmp_path, cinic, change, message):
+    write(tmp_path / "CINIC-10", {name: data for name, data in (cinic | change).items() if data is not None})
+    assert message in one_line(lambda: load("cinic10", tmp_path))
+
+
+@pytest.fixture
+def mini(monkeypatch):
+    monkeypatch.setattr(folders, "MINI_SIZE", 6)
+    files: dict[str, bytes | str] = {}
+    for part, kinds in (("train", ["n5", "n1"]), ("val", ["n3"]), ("test", ["n2"])):
+        rows = ["filename,label"]
+        for kind in kinds:
+            for number in range(2 if part == "train" else 1):
+                name = f"{kind}{number:08}.jpg"
+                files[f"images/{name}"] = picture(len(files), (12, 8), "JPEG")
+                rows.append(f"{name},{kind}")
+        files[f"{part}.csv"] = "\n".join(rows) + "\n"
+    return files
+
+
+def test_mini_imagenet(tmp_path, mini):
+    write(tmp_path / "mini-imagenet", mini)
+    got = load("mini_imagenet", tmp_path)
+    assert got.x.shape == (6, 3, 84, 84)
+    assert got.y.tolist() == [3, 3, 0, 0, 2, 1]
+    assert got.test_from is None
+    assert np.array_equal(got.x[4], pixels(mini["images/n300000000.jpg"], 84))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"val.csv": None}, "val.csv is not as published: it is missing"),
+        ({"val.csv": "n3.jpg,n3\n"}, "val.csv is not as published: its first line is not filename,label"),
+        ({"val.csv": "filename,label\nn3.jpg\n"}, "val.csv is not as published: a line has fewer than two columns"),
+        ({"val.csv": "filename,label\n"}, "5 images in its three lists, 6 are published"),
+        ({"images/n300000000.jpg": None}, "n300000000.jpg is not as published: it is missing"),
+    ],
+)
+def test_errors_of_mini_imagenet(tmp_path, mini, change, message):
+    write(tmp_path / "mini-imagenet", {name: data for name, data in (mini | change).items() if data is not None})
+    assert message in one_line(lambda: load("mini_imagenet", tmp_path))
+    assert "dataset.size must be 1 or more" in one_line(lambda: load("mini_imagenet", tmp_path, size=0))
+
+
+DOMAINS = {
+    "office_home": ("OfficeHomeDataset_10072016", "OFFICE_SIZES", ("Art", "Clipart", "Product", "Real World")),
+    "pacs": ("PACS", "PACS_SIZES", ("art_painting", "cartoon", "photo", "sketch")),
+}
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_domains(tmp_path, name, monkeypatch):
+    base, sizes, domains = DOMAINS[name]
+    assert tuple(getattr(folders, sizes)) == domains
+    monkeypatch.setattr(folders, sizes, dict(zip(domains, (3, 2, 2, 2), strict=True)))
+    files: dict[str, bytes | str] = {"README.txt": "no image"}
+    for domain in domains:
+        for kind in ("Alarm_Clock", "Bike"):
+            files[f"{domain}/{kind}/00001.jpg"] = picture(len(files), (20, 10), "JPEG")
+    files[f"{domains[0]}/Bike/00002.png"] = picture(99, (16, 16))
+    write(tmp_path / base, files)
+    got = load(name, tmp_path, size=16)
+    assert got.group_names == domains
+    assert got.groups.tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3]
+    assert got.y.tolist() == [0, 1, 1, 0, 1, 0, 1, 0, 1]
+    assert got.x.shape == (9, 3, 16, 16)
+    assert np.array_equal(got.x[2], pixels(files[f"{domains[0]}/Bike/00002.png"], 16))
+    assert np.array_equal(got.x[0], pixels(files[f"{domains[0]}/Alarm_Clock/00001.jpg"], 16))
+    assert got.test_from is None
+    if name == "office_home":
+        (tmp_path / base / "Real World").rename(tmp_path / base / "RealWorld")
+        assert torch.equal(load(name, tmp_path, size=16).x, got.x)
+    (tmp_path / base / domains[1] / "Bike/00001.jpg").unlink()
+    assert f"{domains[1]} is not as published: 1 images, 2 are published" in one_line(lambda: load(name, tmp_path))
+    shutil.rmtree(tmp_path / base / domains[1])
+    assert f"{base} is not as published: folder {domains[1]} is missing" in one_line(lambda: load(name, tmp_path))
+    assert "dataset.size must be 1 or more, got -1" in one_line(lambda: load(name, tmp_path, size=-1))
+
+
+def test_the_published_sizes():
+    assert sum(folders.OFFICE_SIZES.values()) == 15_588
+    assert sum(folders.PACS_SIZES.values()) == 9_991
+    assert sum(map(sum, digit5.SIZES.values())) == 272_587
+    assert sum(har.SIZES.values()) == 10_299
+
+
+# Digit5
+
+
+@pytest.fixture
+def digits(tmp_path, monkeypatch):
+    """The six .mat files with a few images each, and the images as they are to be read."""
+    monkeypatch.setattr(digit5, "SIZES", dict.fromkeys(digit5.SIZES, (3, 2)))
+    root = tmp_path / "Digit-Five"
+    root.mkdir()
+
+    def images(*shape: int) -> np.ndarray:
+        return RNG.integers(0, 256, shape, dtype=np.uint8)
+
+    one_hot = np.eye(10)[[7, 0, 3]], np.eye(10)[[1, 9]]
+    mnist, mnist_m, syn = ([images(n, *shape) for n in (3, 2)] for shape in ((32, 32), (28, 28, 3), (32, 32, 3)))
+    labels = {"label_train": one_hot[0], "label_test": one_hot[1]}
+    savemat(root / "mnist_data.mat", {"train_32": mnist[0], "test_32": mnist[1].astype(float), **labels})
+    savemat(root / "mnistm_with_label.mat", {"train": mnist_m[0], "test": mnist_m[1], **labels})
+    svhn = [images(32, 32, 3, n) for n in (3, 2)]
+    for part, own, y in (("train", svhn[0], [[10], [1], [9]]), ("test", svhn[1], [[10], [2]])):
+        savemat(root / f"svhn_{part}_32x32.mat", {"X": own, "y": np.array(y, np.uint8)})
+    numbers = {"train_label": np.array([[4], [0], [5]]), "test_label": np.array([[6], [0]])}
+    savemat(root / "syn_number.mat", {"train_data": syn[0], "test_data": syn[1], **numbers})
+    usps = np.empty((2, 2), object)
+    grey = [images(n, 1, 28, 28) for n in (3, 2)]
+    for part, y in ((0, [[2], [0], [8]]), (1, [[2], [5]])):
+        usps[part, 0], usps[part, 1] = grey[part] / 255, np.array(y, np.uint8)
+    savemat(root / "usps_28x28.mat", {"dataset": usps})
+    return root, {"mnist": mnist, "mnist_m": mnist_m, "svhn": svhn, "syn": syn, "usps": grey}
+
+
+def test_digit5(tmp_path, digits):
+    _, arrays = digits
+    got = load("digit5", tmp_path)
+    assert got.x.shape == (25, 3, 32, 32)
+    assert got.group_names == ("mnist", "mnist_m", "svhn", "syn", "usps")
+    assert got.groups.tolist() == [g for n in (3, 2) for g in range(5) for _ in range(n)]
+    assert got.test_from == 15
+    assert got.y.tolist() == [7, 0, 3, 7, 0, 3, 0, 1, 9, 4, 0, 5, 2, 0, 8, 1, 9, 1, 9, 0, 2, 6, 0, 2, 5]
+    assert np.array_equal(got.x[:3, 1], arrays["mnist"][0])
+    assert np.array_equal(got.x[15:17, 2], arrays["mnist"][1])
+    assert np.array_equal(got.x[6:9], arrays["svhn"][0].transpose(3, 2, 0, 1))
+    assert np.array_equal(got.x[9:12], arrays["syn"][0].transpose(0, 3, 1, 2))
+    means = arrays["usps"][0].mean((1, 2, 3))
+    assert abs(got.x[12:15].float().mean((1, 2, 3)).numpy() - means).max() < 3  # enlarged
+    small = load("digit5", tmp_path, size=28)
+    assert np.array_equal(small.x[12:15, 0], arrays["usps"][0][:, 0])
+    assert np.array_equal(small.x[3:6], arrays["mnist_m"][0].transpose(0, 3, 1, 2))
+
+
+def test_errors_of_digit5(tmp_path, digits, monkeypatch):
+    root, _ = digits
+    good = (root / "syn_number.mat").read_bytes()
+    for bad in (b"", b"not a .mat file" * 20, good[:200], good[: len(good) // 2]):
+        (root / "syn_number.mat").write_bytes(bad)
+        assert "syn_number.mat is not as published: it cannot be read as a .mat file (" in one_line(
+            lambda: load("digit5", tmp_path)
+        )
+    savemat(root / "syn_number.mat", {"other": np.zeros(3)})
+    message = one_line(lambda: load("digit5", tmp_path))
+    assert "syn_number.mat is not as published: it has no array train_data, only other" in message
+    (root / "syn_number.mat").write_bytes(good)
+    monkeypatch.setitem(digit5.SIZES, "syn", (4, 2))
+    assert "3 images of syn, 4 are published" in one_line(lambda: load("digit5", tmp_path))
+    labels = {"train_label": np.array([[4], [0], [5]]), "test_label": np.array([[6], [0]])}
+    for images, own, says in (
+        (np.full((3, 32, 32, 3), np.nan), labels, "images are [3, 32, 32, 3], or not all finite"),
+        (np.zeros((3, 32)), labels, "images are [3, 32], or not all finite"),
+        (np.zeros((3, 32, 32)), labels | {"train_label": np.array([[4], [0.5], [5]])}, "labels are [3, 1], or not dig"),
+        (np.zeros((3, 32, 32)), labels | {"train_label": np.zeros((3, 7))}, "labels are [3, 7], or not digits"),
+    ):
+        savemat(root / "syn_number.mat", {"train_data": images, "test_data": np.zeros((2, 32, 32)), **own})
+        assert f"syn_number.mat is not as published: {says}" in one_line(lambda: load("digit5", tmp_path))
+    (root / "syn_number.mat").write_bytes(good)
+    savemat(root / "usps_28x28.mat", {"dataset": np.zeros(3)})
+    assert "usps_28x28.mat is not as published: dataset is [1, 3]" in one_line(lambda: load("digit5", tmp_path))
+    (root / "mnist_data.mat").unlink()
+    assert "mnist_data.mat is not as published: it is missing" in one_line(lambda: load("digit5", tmp_path))
+    assert "dataset.size must be 1 or more, got 0" in one_line(lambda: load("digit5", tmp_path, size=0))
+
+
+def test_what_is_not_there_is_named_with_its_place(tmp_path):
+    for name in ("har", "office_home", "pacs", "digit5", "mini_imagenet", "cinic10", "ag_news", "speech_commands"):
+        message = one_line(lambda name=name: load(name, tmp_path))
+        assert f"put {SETS[name].place} there" in message

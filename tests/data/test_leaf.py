@@ -1,0 +1,227 @@
+"""LEAF's files: FEMNIST and Shakespeare as its scripts write them, their natural clients; two rounds on small sets."""
+
+import json
+import random
+import string
+
+import numpy as np
+import pytest
+import torch
+
+from fedpfl.config import plan as config
+from fedpfl.data.datasets import leaf, load
+from tests.command import composed
+from tests.conftest import BACKENDS, assert_close, rounds
+from tests.data.test_formats import cinic, one_line, write  # noqa: F401
+
+WRITERS = {"f1": {"f0001_41": (6, 3), "f0000_14": (5, 2)}, "f2": {"f0002_07": (4, 1)}}  # by file: samples of both parts
+ROLES = {"f1": {"HAMLET_HAMLET": (6, 3), "HAMLET_CLAUDIUS": (5, 2)}, "f2": {"KING_LEAR_FOOL": (4, 1)}}
+LINE = "To be, or not to be: that is the question;\n"
+
+
+def images(samples: int, seed: str) -> tuple[dict, np.ndarray]:
+    """Of a user, as LEAF has them, and as they are to be read."""
+    pixels = np.random.default_rng(sum(seed.encode())).integers(0, 256, (samples, 784), dtype=np.uint8)
+    return {"x": (pixels / 255).tolist(), "y": [61 - n for n in range(samples)]}, pixels.reshape(-1, 1, 28, 28)
+
+
+def texts(samples: int, seed: str) -> tuple[dict, np.ndarray]:
+    """Windows of 80 letters of a line that spaces come before, as LEAF cuts them."""
+    line, places = " " * 80 + LINE, range(len(LINE))
+    starts = random.Random(seed).sample(places, samples)
+    x = [line[start : start + 80] for start in starts]
+    return {"x": x, "y": [line[start + 80] for start in starts]}, np.array(
+        [[*map(leaf.LETTERS.find, own)] for own in x]
+    )
+
+
+SETS = {"femnist": (WRITERS, images), "shakespeare": (ROLES, texts)}
+
+
+def written(name: str, folders: tuple[str, ...] = ("train", "test")) -> tuple[dict[str, str], list, list]:
+    """LEAF's files below its folder `data`, and whose samples are to be read, in order."""
+    users, make = SETS[name]
+    files, expected, owners = {}, [], []
+    for part, folder in enumerate(folders):
+        for file, own in users.items():
+            held, counts = {}, []
+            for user, sizes in own.items():
+                counts.append(sizes[part])
+                held[user], x = make(sizes[part], user + folder)
+                expected.append(x)
+                owners += [user] * sizes[part]
+            # by_sample leaves users of one sample in user_data, but not in users
+            body = {"users": [*own], "num_samples": counts, "hierarchies": [""] * len(own)}
+            body["user_data"] = {**held, "too few": {"x": [], "y": []}}
+            files[f"{name}/data/{folder}/all_data_{file}_niid_0_keep_0_{folder}_9.json"] = json.dumps(body)
+    return files, expected, owners
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_both_parts(tmp_path, name):
+    classes = {"femnist": 62, "shakespeare": 80}[name]
+    files, expected, owners = written(name)
+    write(tmp_path, files)
+    got = load(name, tmp_path, classes=classes)
+    assert got.x.dtype == (torch.uint8 if name == "femnist" else torch.int32)
+    assert np.array_equal(got.x, np.concatenate(expected))
+    assert [got.group_names[place] for place in got.groups] == owners
+    assert list(got.group_names) == sorted(set(owners))
+    assert got.test_from == 15
+    if name == "femnist":
+        assert got.y.tolist() == [61 - n for size in (6, 5, 4, 3, 2, 1) for n in range(size)]
+    else:
+        first = json.loads(files["shakespeare/data/train/all_data_f1_niid_0_keep_0_train_9.json"])
+        letters = first["user_data"]["HAMLET_HAMLET"]["y"]
+        assert [leaf.LETTERS[place] for place in got.y[:6]] == letters
+        assert (got.mean, got.std) == ((), ())
+    again = load(name, tmp_path, classes=classes)  # from the cache
+    assert torch.equal(again.x, got.x)
+    assert again.group_names == got.group_names
+
+
+def test_all_data_have_no_test_part(tmp_path):
+    files, expected, owners = written("femnist", ("all_data",))
+    write(tmp_path, {file.replace("/data/", "/"): data for file, data in files.items()})
+    got = load("femnist", tmp_path, classes=62)
+    assert np.array_equal(got.x, np.concatenate(expected))
+    assert [got.group_names[place] for place in got.groups] == owners
+    assert got.test_from is None
+    assert not (tmp_path / "femnist/data").exists()
+
+
+def test_every_pixel_makes_the_round_trip():
+    levels = np.resize(np.arange(256), 784)
+    for decimals in (4, 6, 17):
+        found, _ = leaf._images([(levels / 255).round(decimals).tolist()], [0])
+        assert found.ravel().tolist() == levels.tolist()
+
+
+def test_the_alphabet():
+    capitals, small = string.ascii_uppercase, string.ascii_lowercase
+    assert "\n !\"&'(),-." + string.digits + ":;>?" + capitals + "[]" + small + "}" == leaf.LETTERS
+    assert len(set(leaf.LETTERS)) == 80
+    assert [leaf.LETTERS.find(letter) for letter in "\n A}z"] == [0, 1, 25, 79, 78]
+
+
+def changed(part: str, user: str | None = None, **new: object):
+    """What makes the first file of a part another one."""
+
+    def change(files: dict[str, str], name: str) -> dict[str, str]:
+        file = next(file for file in files if f"/{part}/" in file)
+        body = json.loads(files[file])
+        for key, value in new.items():
+            own = body["user_data"][user] if user else body
+            own[key] = value(own[key]) if callable(value) else value
+        return files | {file: json.dumps(body)}
+
+    return change
+
+
+def first(value: object):
+    return lambda x: [[value, *x[0][1:]], *x[1:]]
+
+
+PIXELS = "train_9.json is not as published: pixels are not from 0 to 1; put a good copy there"
+KINDS = "train_9.json is not as published: classes are not whole numbers from 0 to 61"
+NUMBER = "f0001_41 has 6 samples and 5 labels, expected 6 of both"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("femnist", changed("train", "f0001_41", x=first(1.01)), PIXELS),
+        ("femnist", changed("train", "f0001_41", x=first(-0.01)), PIXELS),
+        ("femnist", changed("train", "f0001_41", x=first(float("nan"))), PIXELS),
+        ("femnist", changed("train", "f0001_41", x=first(None)), PIXELS),
+        ("femnist", changed("train", "f0001_41", x=first(0.5)), "pixels are not multiples of 1/255"),
+        ("femnist", changed("train", "f0001_41", x=lambda x: [x[0][:-1], *x[1:]]), "is not as published: setting an a"),
+        ("femnist", changed("train", "f0001_41", x=lambda x: [own[:-1] for own in x]), "cannot reshape array of size "),
+        ("femnist", changed("train", "f0001_41", y=lambda y: [62, *y[1:]]), KINDS),
+        ("femnist", changed("train", "f0001_41", y=lambda y: [0.5, *y[1:]]), KINDS),
+        ("femnist", changed("train", "f0001_41", y=lambda y: y[1:]), NUMBER),
+        ("femnist", changed("train", num_samples=[5, 5]), "f0001_41 has 6 samples and 6 labels, expected 5 of both"),
+        ("femnist", changed("train", num_samples=[6]), "zip() argument 2 is shorter than argument 1"),
+        ("femnist", changed("train", users=["f0001_41", "x"]), "is not as published: KeyError: 'x'"),
+        ("femnist", changed("train", users=["f0001_41", "a\nb"]), "a user's name is 'a\\nb'"),
+        ("femnist", changed("train", users=["f0001_41", 7]), "a user's name is 7"),
+        ("femnist", changed("train", users=["f0001_41", "b" * 10_000]), "a user's name is 'bbbb"),
+        ("femnist", changed("train", users=[], num_samples=[]), "is not as published: it has no users"),
+        ("femnist", lambda files, _: files | {next(iter(files)): "[" * 10**6}, "train_9.json is not as published: "),
+        ("femnist", lambda files, _: files | {next(iter(files)): "[]"}, "TypeError: list indices must be integers"),
+        (
+            "shakespeare",
+            changed("test", "HAMLET_HAMLET", x=["é" * 80] * 3),
+            "test_9.json is not as published: 'é' is none of LEAF's 80",
+        ),
+        ("shakespeare", changed("test", "HAMLET_HAMLET", y=list("a{c")), "'{' is none of LEAF's 80 letters"),
+        ("shakespeare", changed("test", "HAMLET_HAMLET", y=["a", "", "c"]), "a text has 0 letters, expected 1"),
+        ("shakespeare", changed("test", "HAMLET_HAMLET", x=["a" * 79] * 3), "a text has 79 letters, expected 80"),
+        ("shakespeare", changed("test", "HAMLET_HAMLET", y=[1, 2, 3]), "TypeError: object of type 'int' has no len()"),
+    ],
+)
+def test_errors(tmp_path, name, change, message):
+    write(tmp_path, change(written(name)[0], name))
+    assert message in one_line(lambda: load(name, tmp_path))
+
+
+def test_users_twice_and_folders_without_files(tmp_path):
+    files, _, _ = written("femnist")
+    one = next(iter(files))
+    write(tmp_path, files | {one.replace("train_9", "train_8"): files[one]})
+    said = one_line(lambda: load("femnist", tmp_path))
+    assert "train_9.json is not as published: it has user f0001_41, whom all_data_f1_niid_0_keep_0_train_8.json" in said
+    write(tmp_path / "other", {one: files[one]})
+    said = one_line(lambda: load("femnist", tmp_path / "other"))
+    assert "femnist/data is not as published: there are .json files neither in train/ and test/ nor in all_dat" in said
+
+
+# Natural clients
+
+
+METHODS = pytest.mark.parametrize("method", [("method=fedavg",), ("method=fedobp", "quantile.q=0.9")])
+
+
+def built(*overrides: str) -> config.Run:
+    return config.build(config.check(composed("clients=3", *overrides)))
+
+
+def play_on_both(run: config.Run) -> None:
+    """Two rounds of all clients; the second one's losses are those of what the first one left."""
+    ends = [rounds(run.method, run.net, run.federation, [[0, 1, 2]] * 2, engine=backend) for backend in BACKENDS]
+    assert all(bool(outcome.finite.all()) for _, outcomes in ends for outcome in outcomes)
+    (loop, ended), (batched, also) = ends
+    assert_close(loop[1].server, batched[1].server, atol=1e-5, rtol=1e-4)
+    assert_close(ended[1].loss, also[1].loss, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", SETS)
+@METHODS
+def test_two_rounds(tmp_path, name, method):
+    """Of natural clients, each tested on its own part."""
+    write(tmp_path, written(name)[0])
+    model = ("model=mlp", "model.hidden=[8]") if name == "femnist" else ("model=lstm", "model.width=8")
+    run = built(f"dataset={name}", f"data_dir={tmp_path}", "partition=natural", *method, *model)
+    assert run.federation.train_sizes.tolist() == [5, 6, 4]
+    assert run.federation.test_sizes.tolist() == [2, 3, 1]
+    play_on_both(run)
+
+
+@METHODS
+def test_two_rounds_of_cinic10(tmp_path, cinic, method):  # noqa: F811
+    write(tmp_path / "CINIC-10", cinic)
+    own = ("dataset=cinic10", f"data_dir={tmp_path}", "partition=iid", "model=mlp", "model.hidden=[8]")
+    play_on_both(built(*own, *method))
+
+
+def test_fewer_clients_than_users_and_more(tmp_path):
+    write(tmp_path, written("femnist")[0])
+    own = ("dataset=femnist", f"data_dir={tmp_path}", "partition=natural", "model=mlp")
+    run = built(*own, "clients=2")
+    assert set(run.federation.train_sizes.tolist()) < {5, 6, 4}
+    run = built(*own, "clients=2", "partition.min_samples=7")
+    assert run.federation.train_sizes.tolist() == [5, 6]
+    run = built(*own, "partition.test_fraction=0.5")
+    assert run.federation.test_sizes.tolist() == [3, 4, 2]
+    said = one_line(lambda: built(*own, "clients=4"))
+    assert "clients to be at most the 3 groups or a multiple of them, got 4; set clients=3" in said

@@ -1,0 +1,391 @@
+"""Partitions: published counts on the real data, properties that hold for any arguments, and every error."""
+
+import copy
+import pickle
+import random
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpfl.data import datasets, partition
+from fedpfl.data.datasets import Samples
+from fedpfl.data.federation import build
+from fedpfl.data.partition import SCHEMES, Partition
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.sgd import steps
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import Phase
+from tests.command import TINY, call
+from tests.conftest import DATA, federate
+
+Y = np.random.default_rng(0).integers(0, 10, 2_000)  # ten classes, unequal sizes
+DEFAULTS = {"dirichlet": {"alpha": 0.1}, "published": {"alpha": 1.0}, "iid": {}, "shards": {"classes_per_client": 2}}
+
+
+def sizes(parts: Partition) -> np.ndarray:
+    return np.array([len(train) + len(test) for train, test in zip(parts.train, parts.test, strict=True)])
+
+
+def owned(parts: Partition) -> list[np.ndarray]:
+    return [np.concatenate(pair) for pair in zip(parts.train, parts.test, strict=True)]
+
+
+def check(parts: Partition, clients: int, samples: int, cover: bool = True, test_fraction: float = 0.25) -> None:
+    """Disjoint, in range, split by the rule, at least one training sample each; with `cover` every sample is dealt."""
+    assert len(parts.train) == len(parts.test) == clients
+    everything = np.concatenate([*parts.train, *parts.test])
+    assert len(np.unique(everything)) == len(everything)
+    assert everything.min() >= 0
+    assert everything.max() < samples
+    assert not cover or len(everything) == samples
+    for train, test in zip(parts.train, parts.test, strict=True):
+        assert train.dtype == test.dtype == np.int64
+        assert len(train) >= 1
+        assert len(test) == int(test_fraction * (len(train) + len(test)))
+
+
+def same(a: Partition, b: Partition) -> bool:
+    return all(np.array_equal(i, j) for i, j in zip(chain(a.train, a.test), chain(b.train, b.test), strict=True))
+
+
+# The published split
+
+
+@pytest.fixture(scope="module")
+def fmnist() -> Samples:
+    if DATA is None or not (DATA / "FashionMNIST" / "raw").is_dir():
+        pytest.skip("FEDPFL_TEST_DATA names no folder with FashionMNIST")
+    return datasets.load("fmnist", DATA, mean=[0.286], std=[0.3205], download=False)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "attempts", "train", "test", "least", "most"),
+    [(0.1, 4, 52_537, 17_463, 39, 2_534), (0.5, 1, 52_538, 17_462, 98, 1_085)],
+)
+def test_published_counts_on_fashionmnist(fmnist, alpha, attempts, train, test, least, most):
+    parts = partition.published(fmnist.y, 100, 42, alpha=alpha)
+    federation = build(fmnist, parts)
+    assert parts.attempts == attempts
+    assert int(federation.train_sizes.sum()) == train
+    assert int(federation.test_sizes.sum()) == test
+    assert int(federation.train_sizes.min()) == least
+    assert int(federation.train_sizes.max()) == most
+    check(parts, 100, 70_000)
+
+
+def test_published_smallest_clients_of_the_failed_attempts(fmnist):
+    """The order of a class carries over to the next attempt, so min_samples picks out attempts 1, 2, 3, 4 by size."""
+    attempts = {
+        least: partition.published(fmnist.y, 100, 42, alpha=0.1, min_samples=least).attempts for least in (9, 10)
+    }
+    assert attempts == {9: 1, 10: 4}
+    assert sizes(partition.published(fmnist.y, 100, 42, alpha=0.1, min_samples=9)).min() == 9
+    assert sizes(partition.published(fmnist.y, 100, 42, alpha=0.1)).min() == 52
+
+
+def test_published_split_gives_the_published_accuracy_of_the_initial_model(fmnist):
+    """Index for index: pooled test accuracy of the untrained net on the clients of round 1, to the last digit."""
+    federation = build(fmnist, partition.published(fmnist.y, 100, 42, alpha=0.1))
+    with torch.random.fork_rng():
+        torch.manual_seed(42)
+        net = torch.nn.Sequential(
+            *(torch.nn.Conv2d(1, 32, 5), torch.nn.ReLU(), torch.nn.MaxPool2d(2)),
+            *(torch.nn.Conv2d(32, 64, 5), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten()),
+            *(torch.nn.Linear(1024, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)),
+        )
+    cohort = random.Random(42).sample(range(100), 10)
+    index = torch.cat([federation.test[client] for client in cohort])
+    with torch.no_grad():
+        right = (net(federation.normalize(federation.x[index])).argmax(1) == federation.y[index]).sum()
+    assert 100 * int(right) / len(index) == 26.191989828353464
+
+
+def test_published_follows_a_plain_transcription_of_the_rule():
+    """The rule as protocol and public code state it, with lists, sharing nothing with the implementation."""
+    clients, alpha, least, seed = 20, 0.3, 35, 7
+    stream = np.random.RandomState(seed)
+    idx = [np.where(label == Y)[0] for label in range(10)]
+    attempts, stats = 0, [[]]
+    while min(len(s) for s in stats) < least:
+        attempts += 1
+        stats = [[] for _ in range(clients)]
+        for c in range(10):
+            stream.shuffle(idx[c])
+            d = stream.dirichlet(np.repeat(alpha, clients))
+            cuts = (np.cumsum(d) * len(idx[c])).astype(int)[:-1]
+            for k, piece in enumerate(np.split(idx[c], cuts)):
+                stats[k] += piece.tolist()
+    parts = partition.published(Y, clients, seed, alpha=alpha, min_samples=least)
+    assert parts.attempts == attempts > 1
+    for k in range(clients):
+        mine = np.array(stats[k])
+        stream.shuffle(mine)
+        cut = int(0.25 * len(mine))
+        assert np.array_equal(parts.test[k], mine[:cut])
+        assert np.array_equal(parts.train[k], mine[cut:])
+
+
+@pytest.mark.parametrize("alpha", [0.01, 1e-12])
+def test_published_ends_with_an_error(alpha):
+    with pytest.raises(FedpflError, match=r"5 attempts.*clients=100.*min_samples=10.*alpha=.*use partition=dirichlet"):
+        partition.published(Y, 100, 42, alpha=alpha, max_attempts=5)
+
+
+# Properties
+
+
+@settings(max_examples=60, deadline=2_000)
+@given(
+    clients=st.integers(1, 200),
+    alpha=st.sampled_from([1e-300, 1e-5, 0.01, 0.1, 1.0, 100.0, 1e6]),
+    min_samples=st.integers(1, 2_000),
+    seed=st.integers(0, 2**40),
+    test_fraction=st.sampled_from([0.0, 0.25, 0.999]),
+)
+def test_dirichlet_always_ends(clients, alpha, min_samples, seed, test_fraction):
+    min_samples = min(min_samples, len(Y) // clients)  # up to the hardest that is possible at all
+    options = {"alpha": alpha, "min_samples": min_samples, "test_fraction": test_fraction}
+    parts = partition.dirichlet(Y, clients, seed, **options)
+    check(parts, clients, len(Y), test_fraction=test_fraction)
+    assert sizes(parts).min() >= min_samples
+    assert same(parts, partition.dirichlet(Y, clients, seed, **options))
+
+
+@settings(max_examples=60, deadline=2_000)
+@given(
+    clients=st.integers(1, 200),
+    alpha=st.sampled_from([1e-300, 0.01, 0.1, 1.0, 1e6]),
+    samples=st.integers(1, 2_000),
+    seed=st.integers(0, 2**40),
+)
+def test_fixed_sizes_always_end(clients, alpha, samples, seed):
+    samples = min(samples, len(Y) // clients)
+    for parts in (
+        partition.dirichlet(Y, clients, seed, alpha=alpha, samples_per_client=samples),
+        partition.iid(Y, clients, seed, samples_per_client=samples),
+    ):
+        check(parts, clients, len(Y), cover=False)
+        assert (sizes(parts) == samples).all()
+
+
+@settings(max_examples=60, deadline=2_000)
+@given(clients=st.integers(1, 150), classes_per_client=st.integers(1, 10), seed=st.integers(0, 2**40))
+def test_shards_hold_exactly_their_classes_in_equal_shards(clients, classes_per_client, seed):
+    parts = partition.shards(Y, clients, seed, classes_per_client=classes_per_client)
+    check(parts, clients, len(Y), cover=clients * classes_per_client >= 10)
+    counts = np.array([np.bincount(Y[index], minlength=10) for index in owned(parts)])  # [clients, classes]
+    assert ((counts > 0).sum(1) == classes_per_client).all()
+    dealt = (counts > 0).sum(0)
+    assert dealt.max() - dealt.min() <= 1
+    for column, total in zip(counts.T, np.bincount(Y), strict=True):
+        shard = column[column > 0]
+        assert not len(shard) or (shard.sum() == total and shard.max() - shard.min() <= 1)
+
+
+def test_shards_with_fixed_sizes():
+    parts = partition.shards(Y, 30, 0, classes_per_client=3, samples_per_client=50)
+    check(parts, 30, len(Y), cover=False)
+    counts = np.array([np.bincount(Y[index], minlength=10) for index in owned(parts)])
+    assert (counts.sum(1) == 50).all()
+    assert ((counts > 0).sum(1) == 3).all()
+    assert sorted(set(counts[counts > 0].tolist())) == [16, 17]
+
+
+def test_shards_of_unequal_classes_fill_up_from_the_larger():
+    y = np.repeat([0, 1], [10, 190])
+    parts = partition.shards(y, 2, 0, classes_per_client=2, samples_per_client=40)
+    assert [np.bincount(y[index]).tolist() for index in owned(parts)] == [[5, 35], [5, 35]]
+
+
+def test_iid_sizes_differ_by_at_most_one():
+    parts = partition.iid(Y, 7, 3)
+    check(parts, 7, len(Y))
+    assert np.ptp(sizes(parts)) <= 1
+
+
+def test_alpha_sets_the_skew():
+    def classes_seen(alpha: float, **options) -> float:
+        parts = partition.dirichlet(Y, 20, 1, alpha=alpha, min_samples=1, **options)
+        return float(np.mean([len(np.unique(Y[index])) for index in owned(parts)]))
+
+    assert classes_seen(0.05) < classes_seen(0.5) < classes_seen(1_000) == 10
+    fixed = {"samples_per_client": 50}
+    assert classes_seen(0.05, **fixed) < classes_seen(0.5, **fixed) < classes_seen(1_000, **fixed) == 10
+
+
+def test_dirichlet_without_need_of_repair_is_the_common_draw():
+    """One draw of the common scheme, class by class; where every client has enough, nobody's set is changed."""
+    rng = np.random.default_rng(5)
+    expected: list[list[int]] = [[] for _ in range(4)]
+    for label in range(10):
+        index = np.where(label == Y)[0]
+        rng.shuffle(index)
+        cuts = (np.cumsum(rng.dirichlet([1.0] * 4)) * len(index)).astype(int)[:-1]
+        for client, piece in enumerate(np.split(index, cuts)):
+            expected[client] += piece.tolist()
+    parts = partition.dirichlet(Y, 4, 5, alpha=1.0, min_samples=10)
+    assert [sorted(index) for index in owned(parts)] == [sorted(index) for index in expected]
+
+
+def test_repair_touches_only_those_below_and_the_largest():
+    before = owned(partition.dirichlet(Y, 30, 2, alpha=0.05, min_samples=1))
+    after = owned(partition.dirichlet(Y, 30, 2, alpha=0.05, min_samples=20))
+    small = [client for client in range(30) if len(before[client]) < 20]
+    assert small
+    for client in small:
+        assert len(after[client]) == 20
+        assert set(before[client]) <= set(after[client])
+    assert sum(set(a) != set(b) for a, b in zip(before, after, strict=True)) < 2 * len(small) + 1
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_seeds(name):
+    scheme, options = SCHEMES[name], DEFAULTS[name]
+    state = np.random.get_state()[1].copy()
+    assert same(scheme(Y, 10, 0, **options), scheme(torch.from_numpy(Y), 10, 0, **options))
+    assert not same(scheme(Y, 10, 0, **options), scheme(Y, 10, 1, **options))
+    assert np.array_equal(np.random.get_state()[1], state)  # NumPy's global stream is left alone
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_one_client_holds_everything(name):
+    options = DEFAULTS[name] | ({"classes_per_client": 10} if name == "shards" else {})
+    check(SCHEMES[name](Y, 1, 0, **options), 1, len(Y))
+
+
+# Errors: each one line that names the key and the value
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("dirichlet", {"alpha": -1}, "partition.alpha must be a positive number, got -1"),
+        ("dirichlet", {"alpha": 0}, "partition.alpha must be a positive number, got 0"),
+        ("dirichlet", {"alpha": float("nan")}, "partition.alpha must be a positive number, got nan"),
+        ("dirichlet", {"alpha": "0.1"}, "partition.alpha must be a positive number, got '0.1'"),
+        ("dirichlet", {"alpha": True}, "partition.alpha must be a positive number, got True"),
+        ("dirichlet", {"alpha": 1e7}, "partition.alpha must be at most 1e6, got 10000000.0"),
+        ("published", {"alpha": -0.5}, "partition.alpha must be a positive number, got -0.5"),
+        ("dirichlet", {"clients": 0}, "clients must be an integer of at least 1, got 0"),
+        ("iid", {"clients": 2.0}, "clients must be an integer of at least 1, got 2.0"),
+        ("iid", {"clients": 2_001}, "clients must be at most the number of samples, 2000, got 2001"),
+        ("iid", {"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ("published", {"seed": 2**32}, "seed must be below 2**32"),
+        ("iid", {"test_fraction": 1.0}, "partition.test_fraction must be a number in [0, 1), got 1.0"),
+        ("shards", {"test_fraction": -0.1}, "partition.test_fraction must be a number in [0, 1), got -0.1"),
+        ("dirichlet", {"min_samples": 0}, "partition.min_samples must be an integer of at least 1, got 0"),
+        ("dirichlet", {"min_samples": 201}, "need 2010 samples, the data set has 2000"),
+        ("published", {"min_samples": 201}, "need 2010 samples, the data set has 2000"),
+        ("published", {"max_attempts": 0}, "partition.max_attempts must be an integer of at least 1, got 0"),
+        (
+            "dirichlet",
+            {"samples_per_client": 0},
+            "partition.samples_per_client must be an integer of at least 1, got 0",
+        ),
+        ("dirichlet", {"samples_per_client": 201}, "partition.samples_per_client=201 need 2010 samples"),
+        ("iid", {"samples_per_client": 201}, "partition.samples_per_client=201 need 2010 samples"),
+        ("shards", {"samples_per_client": 201}, "partition.samples_per_client=201 need 2010 samples"),
+        (
+            "shards",
+            {"samples_per_client": 199, "classes_per_client": 1},
+            "partition.samples_per_client=199 is more than",
+        ),
+        ("shards", {"classes_per_client": 0}, "partition.classes_per_client must be an integer of at least 1, got 0"),
+        (
+            "shards",
+            {"classes_per_client": 11},
+            "partition.classes_per_client must be at most the number of classes, 10",
+        ),
+        ("shards", {"clients": 2_000}, "lower clients or partition.classes_per_client"),
+        ("iid", {"y": np.zeros(5)}, "labels must be non-negative integers"),
+    ],
+)
+def test_errors(name, options, message):
+    given_ = {"y": Y, "clients": 10, "seed": 0} | DEFAULTS[name] | options
+    with pytest.raises(FedpflError) as error:
+        SCHEMES[name](**given_)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "np." not in str(error.value)
+
+
+# The federation
+
+
+def small_images() -> Samples:
+    x = torch.arange(12 * 3 * 2 * 2).remainder(256).to(torch.uint8).view(12, 3, 2, 2)
+    return Samples("small", x, torch.arange(12) % 3, 4, (0.1, 0.2, 0.3), (0.5, 1.0, 2.0))
+
+
+def test_federation():
+    images = small_images()
+    parts = partition.iid(images.y, 3, 0)
+    federation = build(images, parts)
+    assert federation.clients == 3
+    assert federation.shape == (3, 2, 2)
+    assert federation.train_sizes.tolist() == [3, 3, 3]
+    assert federation.test_sizes.tolist() == [1, 1, 1]
+    counts = federation.label_counts()
+    assert counts.shape == (3, 4)
+    assert counts.dtype == torch.int64
+    assert counts.sum(0).tolist() == [4, 4, 4, 0]
+    for client, index in enumerate(owned(parts)):
+        assert counts[client].tolist() == np.bincount(images.y.numpy()[index], minlength=4).tolist()
+
+
+@pytest.mark.parametrize(
+    ("batch", "together", "idle"),
+    [(2, 1, 2), (32, 1, 2), (2, 2, 4), (4, 2, 5), (3, 2, 4), (4, 3, 6), (5, 3, 6), (2, 100, 7)],
+)
+def test_clients_that_never_train(batch, together, idle):
+    """Those for which not one step's minibatches of two samples or more can be made, as in training."""
+    federation = federate((0, 1, 2, 3, 5, 9, 14), (0,) * 7)
+    assert federation.idle(batch, together) == idle
+    phase, draws = Phase(1, batches=together), Draws(0, "train", 1)
+    counts = [len(steps(phase, range(1), batch, draws, federation, client).positions) for client in range(7)]
+    assert counts.count(0) == idle
+
+
+def test_clients_that_never_train_are_told(tmp_path):
+    options = ("partition.samples_per_client=2", "partition.test_fraction=0.5", "model=mlp", "rounds=1")
+    result = call(*TINY, *options, cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "samples min/median/max 2/2/2; 4 never train, for lack of samples" in result.err
+
+
+def test_the_shape_knows_of_what_it_is():
+    images = small_images()
+    shape = build(images, partition.iid(images.y, 3, 0)).shape
+    for copied in (shape, copy.deepcopy(shape), pickle.loads(pickle.dumps(shape))):
+        assert copied == (3, 2, 2)
+        assert (copied.kind, copied.data_set) == ("images", "small")
+
+
+def test_normalize_any_batch_shape_and_leave_the_images_alone():
+    federation = build(small_images(), partition.iid(small_images().y, 3, 0))
+    before = federation.x.clone()
+    x = federation.x.view(3, 2, 2, 3, 2, 2)
+    out = federation.normalize(x)
+    assert out.dtype == torch.float32
+    assert out.shape == x.shape
+    for channel, (mean, std) in enumerate(zip(federation.mean, federation.std, strict=True)):
+        torch.testing.assert_close(out[:, :, :, channel], (x[:, :, :, channel] / 255 - mean) / std)
+    assert torch.equal(federation.x, before)
+    vmapped = torch.func.vmap(federation.normalize)(federation.x)
+    assert torch.equal(vmapped, out.view(12, 3, 2, 2))
+
+
+def test_to_moves_images_and_labels_and_leaves_the_indices():
+    federation = build(small_images(), partition.iid(small_images().y, 3, 0)).to("meta")
+    assert {t.device.type for t in (federation.x, federation.y)} == {"meta"}
+    assert {t.device.type for t in (*federation.train, *federation.test)} == {"cpu"}
+    assert federation.train_sizes.tolist() == [3, 3, 3]
+
+
+def test_a_partition_of_another_data_set_is_refused():
+    with pytest.raises(FedpflError, match=r"sample index \d+, but data set small has 12 samples"):
+        build(small_images(), partition.iid(Y, 3, 0))

@@ -1,0 +1,208 @@
+"""Partitions as files: every form is read back, and whatever does not fit is one line."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fedpfl.config import plan as config
+from fedpfl.data import partition
+from fedpfl.data.datasets import Samples
+from fedpfl.data.federation import build
+from fedpfl.data.partition import Partition
+from fedpfl.ground.errors import FedpflError
+from tests.command import TINY, call, composed, table
+
+Y = np.arange(40) % 4
+TRAIN, TEST, HELD = ([3, 9, 1], [0, 5], [22]), ([2], [], [30, 31]), ([8], [4], [])
+
+
+def flat(parts, file, **more):
+    """The arrays that docs/run_directory.md says a run writes."""
+    arrays = {}
+    for name in ("train", "test", "validation"):
+        own = [np.array(index, np.int64) for index in getattr(parts, name)]
+        if own:
+            arrays[f"{name}_indices"] = np.concatenate(own)
+            arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, own)], dtype=np.int64)
+    np.savez_compressed(file, **arrays, **more)
+
+
+def read(path, clients=3, seed=0, **options):
+    return partition.file(Y, clients, seed, path=path, **options)
+
+
+def listed(parts: Partition):
+    return [[own.tolist() for own in split] for split in (parts.train, parts.test, parts.validation)]
+
+
+def one_line(*about, **options) -> str:
+    with pytest.raises(FedpflError) as error:
+        read(*about, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def to(held, name="parts.json"):
+        (tmp_path / name).write_text(held if isinstance(held, str) else json.dumps(held))
+        return tmp_path / name
+
+    return to
+
+
+@pytest.mark.parametrize("held", [HELD, ()])
+def test_arrays_are_read_back(tmp_path, held):
+    flat(Partition(TRAIN, TEST, validation=held), tmp_path / "p.npz", label_counts=np.zeros((3, 4)))
+    parts = read(tmp_path / "p.npz")
+    assert listed(parts) == [[*TRAIN], [*TEST], [*held]]
+    assert {index.dtype for index in (*parts.train, *parts.test)} == {np.dtype(np.int64)}
+
+
+CLIENTS = [{"train": train, "test": test} for train, test in zip(TRAIN, TEST, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        CLIENTS,
+        {str(client): CLIENTS[client] for client in (2, 0, 1)},  # in order of the numbers
+        {"zoe": CLIENTS[0], "adam": CLIENTS[1], "10": CLIENTS[2]},  # in order of the file
+        {  # FL-bench's partition.pkl as JSON
+            "separation": {"train": [0, 1, 2], "val": [0, 1, 2], "test": [0, 1, 2], "total": 3},
+            "data_indices": [{**own, "val": []} for own in CLIENTS],
+        },
+    ],
+)
+def test_json_with_test_splits_is_read_back(write, held):
+    assert listed(read(write(held))) == [[*TRAIN], [*TEST], []]
+
+
+def test_validation_samples_are_read_back(write):
+    held = [{**own, "val": val} for own, val in zip(CLIENTS, HELD, strict=True)]
+    assert listed(read(write({"data_indices": held}))) == [[*TRAIN], [*TEST], [*HELD]]
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_samples_alone_are_split_by_the_seed(write, numbered):
+    """A partitioner's `partition_id_to_indices` of Flower, or a list of lists."""
+    owned = [[*range(20)], [*range(20, 32)], [33, 39, 35, 38]]
+    path = write({str(k): own for k, own in enumerate(owned)} if numbered else owned)
+    parts = read(path, test_fraction=0.5)
+    assert [len(own) for own in parts.test] == [10, 6, 2]
+    assert [sorted([*a, *b]) for a, b in zip(parts.train, parts.test, strict=True)] == [sorted(own) for own in owned]
+    assert listed(read(path, test_fraction=0.5)) == listed(parts)
+    assert listed(read(path, test_fraction=0.5, seed=1)) != listed(parts)
+    assert [len(own) for own in read(path, test_fraction=0).test] == [0, 0, 0]
+
+
+def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
+    """Its validation samples too; the seed may be another."""
+    first = call(*TINY, "method=fedavg", "model=mlp", "validation=0.2", "hydra.run.dir=first", cwd=tmp_path)
+    assert first.code == 0, first.err
+    keys = [key for key in TINY if not key.startswith("partition.")]
+    path = f"partition.path={tmp_path / 'first' / 'partition.npz'}"
+    again = call(*keys, "method=fedavg", "model=mlp", "partition=file", path, "hydra.run.dir=again", cwd=tmp_path)
+    assert again.code == 0, again.err
+    assert table(tmp_path / "first" / "rounds.csv") == table(tmp_path / "again" / "rounds.csv")
+    runs = [
+        config.build(config.check(composed(*keys, "model=mlp", *own, "seed=42")))
+        for own in (("partition.samples_per_client=24", "validation=0.2"), ("partition=file", path, "partition.seed=7"))
+    ]
+    for split in ("train", "test", "validation"):
+        pairs = zip(*(getattr(run.federation, split) for run in runs), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+    with pytest.raises(
+        FedpflError, match=r"^validation must be 0, as the partition holds samples out itself, got 0\.1"
+    ):
+        config.build(config.check(composed(*keys, "model=mlp", "partition=file", path, "validation=0.1")))
+
+
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [
+        ("", "JSONDecodeError"),
+        ("nonsense", "JSONDecodeError"),
+        ("[" * 100_000, "RecursionError"),
+        ("7", "it has no entry per client"),
+        ("[]", "it has no entry per client"),
+        ({"data_indices": 3}, "it has no entry per client"),
+        ([3], "client 0 has neither a list of samples nor train, test and val"),
+        ({"0": {"x": 20, "y": {"1": 20}}}, "client 0 has neither a list"),  # FL-bench's all_stats.json
+        ([*CLIENTS, [1]], "client 3 has neither a list"),
+        ([{"train": [1]}], "client 0 has neither a list"),
+        ([{"train": [1], "test": [2], "extra": []}], "client 0 has neither a list"),
+        ([{"train": [1], "test": 2}], "the samples of client 0 are no list of whole numbers"),
+        ([[1, 2], ["a"]], "the samples of client 1 are no list of whole numbers"),
+        ([[1, 2.5]], "the samples of client 0 are no list"),
+        ([[True]], "the samples of client 0 are no list"),
+        ([[[1]]], "the samples of client 0 are no list"),
+        ([[2**70]], "the samples of client 0 are no list"),
+    ],
+)
+def test_what_is_no_partition_is_one_line(write, held, reason):
+    path = write(held)
+    message = one_line(path)
+    assert message.startswith(f"partition.path: {path} cannot be read as a partition (")
+    assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ([[1], [2]], "clients must be 2, as "),
+        ([[1], [40], [2]], "has sample 40, and the data set has 40; it was made for another one"),
+        ([[1], [-1], [2]], "has sample -1, and the data set has 40"),
+        ([[1], [3, 4, 3], [2]], "has a train sample twice; mend the file"),
+        ([[1], [], [2]], "partition.path: client 1 of "),
+        ([{"train": [k], "test": [20]} for k in (1, 2, 20)], "partition.path: sample 20 of "),
+        ([{"train": [k], "test": [], "val": [20]} for k in (1, 20, 3)], "partition.path: sample 20 of "),
+    ],
+)
+def test_what_does_not_fit_is_one_line(write, held, message):
+    assert message in one_line(write(held), test_fraction=0)
+
+
+def test_clients_may_share_samples(write):
+    """As those of partition=fixed_dirichlet do, among their training and among their test samples."""
+    shared = [{"train": [1, 2], "test": [5]}, {"train": [2, 3], "test": [5, 6]}]
+    assert listed(read(write(shared), clients=2)) == [[[1, 2], [2, 3]], [[5], [5, 6]], []]
+
+
+@pytest.mark.parametrize("name", ["partition.pkl", "partition", "parts.csv"])
+def test_other_files_are_not_opened(write, name):
+    assert one_line(write("x", name)).startswith("partition.path must end in .npz or .json, got ")
+    assert one_line("absent.npz") == "partition.path: there is no file absent.npz; check the path"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train_offsets": [1, 7, 14, 31]},
+        {"train_offsets": [0, 14, 7, 31]},
+        {"train_offsets": [0, 7, 14, 32]},
+        {"train_offsets": []},
+        {"train_offsets": [0.0, 7.0, 14.0, 31.0]},
+        {"train_indices": np.zeros((31, 2), np.int64)},
+        {"test_offsets": [0, 9]},
+        {"test_indices": np.array(["a"], object)},
+    ],
+)
+def test_arrays_that_do_not_add_up_are_one_line(tmp_path, change):
+    flat(partition.iid(Y, 3, 0), tmp_path / "whole.npz")
+    with np.load(tmp_path / "whole.npz") as arrays:
+        np.savez(tmp_path / "p.npz", **(dict(arrays) | change))
+    assert "p.npz cannot be read as a partition (" in one_line(tmp_path / "p.npz")
+
+
+def test_what_a_file_holds_out_is_trained_on_by_nobody():
+    own = Samples("small", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.from_numpy(Y), 4, (0.5,), (0.5,))
+    parts = Partition(
+        *([np.array(index, np.int64) for index in split] for split in (TRAIN, TEST)),
+        validation=[np.array(index, np.int64) for index in HELD],
+    )
+    federation = build(own, parts)
+    assert [index.tolist() for index in federation.train] == [*TRAIN]
+    assert [index.tolist() for index in federation.held_out] == [*HELD]

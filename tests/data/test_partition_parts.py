@@ -1,0 +1,375 @@
+"""Schemes that know groups and the original test part, and the validation split."""
+
+import inspect
+import json
+import time
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpfl.data import partition
+from fedpfl.data.datasets import Samples
+from fedpfl.data.federation import build
+from fedpfl.data.partition import GIVEN, SCHEMES, Partition, deal
+from fedpfl.data.partition.parts import allotted
+from fedpfl.ground import memory
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import FedAvg
+from tests.conftest import assert_same, federate, tiny, trajectory
+
+Y = np.random.default_rng(0).integers(0, 10, 2_000)
+GROUPS = np.random.default_rng(1).choice(5, 2_000, p=[0.1, 0.1, 0.2, 0.2, 0.4])
+TEST_FROM = 1_500
+
+
+def samples(**facts) -> Samples:
+    x = torch.zeros(len(Y), 1, 4, 4, dtype=torch.uint8)
+    return Samples("toy", x, torch.from_numpy(Y), 10, (0.0,), (1.0,), **facts)
+
+
+def one_line(action) -> str:
+    with pytest.raises(FedpflError) as error:
+        action()
+    assert "\n" not in str(error.value)
+    assert "np." not in str(error.value)
+    return str(error.value)
+
+
+def everything(parts: Partition) -> np.ndarray:
+    return np.concatenate([*parts.train, *parts.test])
+
+
+def check_disjoint(parts: Partition) -> None:
+    assert len(np.unique(everything(parts))) == len(everything(parts))
+    assert all(index.dtype == np.int64 for index in (*parts.train, *parts.test))
+    assert all(len(index) for index in parts.train)
+
+
+# Groups
+
+
+@settings(max_examples=40)
+@given(each=st.integers(1, 20), seed=st.integers(0, 2**40), test_fraction=st.sampled_from([0.0, 0.25, 0.3]))
+def test_every_client_is_of_one_group(each, seed, test_fraction):
+    parts = partition.groups(Y, 5 * each, seed, groups=GROUPS, test_fraction=test_fraction)
+    check_disjoint(parts)
+    assert len(everything(parts)) == len(Y)
+    for client, (train, test) in enumerate(zip(parts.train, parts.test, strict=True)):
+        assert set(GROUPS[np.concatenate([train, test])]) == {client // each}
+        assert len(test) == int(test_fraction * (len(train) + len(test)))
+    own = np.array([len(a) + len(b) for a, b in zip(parts.train, parts.test, strict=True)]).reshape(5, each)
+    assert (np.ptp(own, axis=1) <= 1).all()
+
+
+def test_groups_of_fixed_sizes_and_without_the_small_ones():
+    parts = partition.groups(Y, 5, 0, groups=GROUPS, samples_per_client=100)
+    assert [len(a) + len(b) for a, b in zip(parts.train, parts.test, strict=True)] == [100] * 5
+    large = np.flatnonzero(np.bincount(GROUPS) >= 300).tolist()
+    parts = partition.groups(Y, len(large), 0, groups=GROUPS, min_samples=300)
+    assert [int(GROUPS[index[0]]) for index in parts.train] == large
+
+
+def test_some_of_many_groups_are_drawn_by_the_seed():
+    def drawn(seed: int) -> list[int]:
+        parts = partition.groups(Y, 3, seed, groups=GROUPS, min_samples=150)
+        check_disjoint(parts)
+        owned = [np.concatenate([train, test]) for train, test in zip(parts.train, parts.test, strict=True)]
+        found = [int(GROUPS[index[0]]) for index in owned]
+        assert [len(index) for index in owned] == np.bincount(GROUPS)[found].tolist()
+        assert all((GROUPS[index] == group).all() for index, group in zip(owned, found, strict=True))
+        return found
+
+    hands = [drawn(seed) for seed in range(30)]
+    assert drawn(7) == hands[7]
+    assert all(hand == sorted(set(hand)) for hand in hands)
+    assert {group for hand in hands for group in hand} == set(np.flatnonzero(np.bincount(GROUPS) >= 150).tolist())
+
+
+@pytest.mark.parametrize("clients", [3, 5, 15])
+def test_natural_clients_are_tested_on_their_own_part_of_the_original_test_part(clients):
+    parts = partition.groups(Y, clients, 3, groups=GROUPS, test_from=TEST_FROM, test_fraction=None)
+    check_disjoint(parts)
+    assert np.concatenate(parts.train).max() < TEST_FROM <= np.concatenate(parts.test).min()
+    for train, test in zip(parts.train, parts.test, strict=True):
+        assert len({*GROUPS[train], *GROUPS[test]}) == 1
+        if clients <= 5:
+            assert len(train) + len(test) == np.bincount(GROUPS)[GROUPS[train[0]]]
+    assert clients < 5 or len(everything(parts)) == len(Y)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"groups": None}, "partition=groups needs a data set whose samples are from several domains or persons"),
+        ({"clients": 7}, "clients to be at most the 5 groups or a multiple of them, got 7; set clients=5"),
+        ({"clients": 13}, "set clients=10"),
+        (
+            {"min_samples": 300, "clients": 5},
+            "groups of at least 300 samples or a multiple of them, got 5; set clients=",
+        ),
+        ({"min_samples": 3_000}, "no group has partition.min_samples=3000 samples; lower it"),
+        ({"min_samples": 0}, "partition.min_samples must be an integer of at least 1, got 0"),
+        ({"samples_per_client": 0}, "partition.samples_per_client must be an integer of at least 1, got 0"),
+        ({"samples_per_client": 400}, "too few for 1 clients of 400; lower clients"),
+        ({"group_names": tuple("abcde"), "samples_per_client": 400}, "partition=groups: group a has "),
+        ({"test_fraction": 1.0}, "partition.test_fraction must be a number in [0, 1), got 1.0"),
+        (
+            {"test_fraction": None},
+            "tests clients on the data set's original test part, and this one has none; set part",
+        ),
+        (
+            {
+                "clients": 10,
+                "test_fraction": None,
+                "test_from": 1_000,
+                "groups": np.repeat(range(5), 400),
+                "group_names": tuple("abcde"),
+            },
+            "partition=groups: group d leaves client 6 no training samples, as the data set's own split has it",
+        ),
+    ],
+)
+def test_errors_of_groups(options, message):
+    assert message in one_line(
+        lambda: partition.groups(**({"y": Y, "clients": 5, "seed": 0, "groups": GROUPS} | options))
+    )
+
+
+# Shards dealt at random
+
+
+@settings(max_examples=40)
+@given(clients=st.sampled_from([5, 10, 20, 50]), each=st.sampled_from([2, 4, 6]), seed=st.integers(0, 2**40))
+def test_shuffled_shards_hold_the_same_classes_in_both_parts(clients, each, seed):
+    parts = partition.shuffled_shards(Y, clients, seed, classes_per_client=each, test_from=TEST_FROM)
+    check_disjoint(parts)
+    assert len(everything(parts)) == len(Y)
+    assert np.concatenate(parts.train).max() < TEST_FROM <= np.concatenate(parts.test).min()
+    per_class = clients * each // 10
+    shard = np.bincount(Y[:TEST_FROM]) // per_class  # or one more
+    for train, test in zip(parts.train, parts.test, strict=True):
+        counts = np.bincount(Y[train], minlength=10)
+        assert (counts > 0).sum() <= each
+        assert np.ceil(counts / (shard + 1)).sum() <= each <= (counts // shard).sum()
+        assert set(Y[test]) <= set(Y[train])
+        if np.bincount(Y[TEST_FROM:]).min() >= per_class:
+            assert set(Y[test]) == set(Y[train])
+
+
+def test_shuffled_shards_may_deal_a_class_twice_and_follow_the_seed():
+    def hands(seed: int) -> list[int]:
+        parts = partition.shuffled_shards(Y, 20, seed, classes_per_client=2, test_from=TEST_FROM)
+        return [len(np.unique(Y[index])) for index in parts.train]
+
+    assert any(1 in hands(seed) for seed in range(5))
+    assert hands(0) == hands(0)
+    assert len({tuple(hands(seed)) for seed in range(5)}) > 1
+
+
+def test_shuffled_shards_of_fixed_sizes():
+    """FedSelect: 10 clients, two classes, 100 training samples, 50 of each shard."""
+    options = {"classes_per_client": 2, "samples_per_client": 100, "test_samples_per_client": 20}
+    parts = partition.shuffled_shards(Y, 10, 3, test_from=TEST_FROM, **options)
+    check_disjoint(parts)
+    assert [len(index) for index in parts.train] == [100] * 10
+    assert [len(index) for index in parts.test] == [20] * 10
+    counts = np.array([np.bincount(Y[index], minlength=10) for index in parts.train])
+    assert set(counts[counts > 0].tolist()) <= {50, 100}
+
+
+def test_shuffled_shards_without_an_original_test_part():
+    parts = partition.shuffled_shards(Y, 10, 0, classes_per_client=2, test_fraction=0.25)
+    check_disjoint(parts)
+    for train, test in zip(parts.train, parts.test, strict=True):
+        assert set(Y[train]) == set(Y[test])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"test_from": None}, "splits the data set's original test part, and this one has none; set partition.test_f"),
+        ({"clients": 7}, "to be a multiple of the 10 classes, got 7 x 2; partition=shards takes any number"),
+        ({"clients": 1_000}, "into 200 shards; lower clients or partition.classes_per_client"),
+        ({"classes_per_client": 0}, "partition.classes_per_client must be an integer of at least 1, got 0"),
+        ({"test_samples_per_client": -1}, "partition.test_samples_per_client must be an integer of at least 1, got -1"),
+        ({"samples_per_client": 0}, "partition.samples_per_client must be an integer of at least 1, got 0"),
+        ({"samples_per_client": 900}, "partition.samples_per_client=900 is more than the "),
+        ({"test_samples_per_client": 900}, "partition.test_samples_per_client=900 is more than the "),
+    ],
+)
+def test_errors_of_shuffled_shards(options, message):
+    usual = {"y": Y, "clients": 10, "seed": 0, "classes_per_client": 2, "test_from": TEST_FROM}
+    assert message in one_line(lambda: partition.shuffled_shards(**(usual | options)))
+
+
+# Fixed sizes by one draw of proportions
+
+
+@settings(max_examples=40)
+@given(
+    alpha=st.sampled_from([0.5, 1.0, 100.0]), seed=st.integers(0, 2**40), test_from=st.sampled_from([None, TEST_FROM])
+)
+def test_fixed_dirichlet_has_equal_sizes_and_proportions(alpha, seed, test_from):
+    options = {"alpha": alpha, "train_samples": 50, "test_samples": 10}
+    parts = partition.fixed_dirichlet(Y, 6, seed, test_from=test_from, **options)
+    trained, tested = set(np.concatenate(parts.train)), set(np.concatenate(parts.test))
+    assert not trained & tested
+    if test_from:
+        assert max(trained) < test_from <= min(tested)
+    for train, test in zip(parts.train, parts.test, strict=True):
+        assert (len(train), len(test)) == (50, 10)
+        assert len(np.unique(train)) == 50
+        assert len(np.unique(test)) == 10
+        counts = np.bincount(Y[train], minlength=10)[:-1], np.bincount(Y[test], minlength=10)[:-1]
+        off = abs(counts[0] / 5 - counts[1]) > 0.5 + 0.5 / 5 + 1e-9  # both rounded from the same q,
+        assert off.sum() <= 2  # and the largest class of each gives where nothing is left for the last
+
+
+def test_clients_of_fixed_dirichlet_may_share_samples():
+    parts = partition.fixed_dirichlet(Y, 40, 0, alpha=1.0, train_samples=100, test_samples=20, test_from=TEST_FROM)
+    trained = np.concatenate(parts.train)
+    assert len(np.unique(trained)) < len(trained)
+
+
+@pytest.mark.parametrize(
+    ("proportions", "total", "counts"),
+    [
+        ([0.5, 0.3, 0.2], 10, [5, 3, 2]),
+        ([0.26, 0.26, 0.48], 10, [3, 3, 4]),
+        ([0.26, 0.26, 0.26, 0.22, 0.0], 10, [3, 3, 3, 2, -1]),
+        ([0.0, 0.0, 1.0], 7, [0, 0, 7]),
+    ],
+)
+def test_the_last_class_takes_the_rest(proportions, total, counts):
+    if counts[-1] < 0:  # nothing is left for it: the largest gives
+        counts = [counts[0] + counts[-1], *counts[1:-1], 0]
+    assert allotted(np.array(proportions), total).tolist() == counts
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 0}, "partition.alpha must be a positive number, got 0"),
+        ({"train_samples": 0}, "partition.train_samples must be an integer of at least 1, got 0"),
+        ({"test_samples": -1}, "partition.test_samples must be an integer of at least 0, got -1"),
+        ({"train_samples": 10**30}, f"partition.train_samples={10**30} is more than the 2000 samples of the data set"),
+        (
+            {"test_samples": 2_001},
+            "partition.test_samples=2001 is more than the 2000 samples of the data set; lower it",
+        ),
+        ({"alpha": 1e-3}, "a client is to have 500 samples of a class that has "),
+        ({"alpha": 1e-3, "train_samples": 10}, "lower partition.test_samples, or raise partition.alpha"),
+    ],
+)
+def test_errors_of_fixed_dirichlet(options, message):
+    usual = {"y": Y, "clients": 10, "seed": 0, "alpha": 0.1, "test_from": TEST_FROM}
+    assert message in one_line(lambda: partition.fixed_dirichlet(**(usual | options)))
+
+
+def test_fixed_dirichlet_of_more_indices_than_fit_into_memory(monkeypatch):
+    monkeypatch.setattr(memory, "total", lambda: 2**20)
+    message = one_line(lambda: partition.fixed_dirichlet(Y, 2_000, 0, alpha=1.0, train_samples=100, test_samples=20))
+    assert message.startswith("partition=fixed_dirichlet: the indices of all clients' samples would take ")
+
+
+# Anything that can be typed
+
+USUAL: dict[str, dict] = {
+    "dirichlet": {"alpha": 0.1},
+    "published": {"alpha": 1.0, "max_attempts": 20},
+    "iid": {},
+    "shards": {"classes_per_client": 2},
+    "groups": {"groups": GROUPS},
+    "shuffled_shards": {"classes_per_client": 2, "test_from": TEST_FROM},
+    "fixed_dirichlet": {"alpha": 0.1, "test_from": TEST_FROM, "train_samples": 50, "test_samples": 10},
+    "file": {"path": "parts.json"},
+}
+EXTREMES = (
+    *(0, -1, 1, 2, 10**6, 10**9, 2**63, 10**30, True, None, "a", [1]),
+    *(5e-324, 1e-300, 0.9999999999999999, 1e6, 1e300, float("nan"), float("inf"), -float("inf")),
+)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_any_value_of_any_option_is_dealt_or_refused_at_once(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("parts.json").write_text(json.dumps(np.arange(len(Y)).reshape(10, -1).tolist()))
+    scheme = SCHEMES[name]
+    for key in ({*inspect.signature(scheme).parameters} - {*GIVEN}) | {"clients"}:
+        for value in EXTREMES:
+            now = time.process_time()
+            tracemalloc.start()
+            try:
+                parts = scheme(**({"y": Y, "clients": 10, "seed": 0} | USUAL[name] | {key: value}))
+                assert all(len(index) for index in parts.train)
+            except FedpflError as error:
+                assert key.split("_")[0] in str(error) or "clients" in str(error)  # noqa: PT017
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert time.process_time() - now < 2, (key, value)
+            assert peak < 2**24, (key, value)
+
+
+# Dealing a data set
+
+
+def test_schemes_are_told_what_they_ask_for():
+    own = samples(groups=torch.from_numpy(GROUPS), group_names=tuple("abcde"), test_from=TEST_FROM)
+    assert len(deal(SCHEMES["groups"], own, 5, 0).train) == 5
+    parts = deal(SCHEMES["shuffled_shards"], own, 10, 0, classes_per_client=2)
+    assert np.concatenate(parts.train).max() < TEST_FROM
+    assert len(deal(SCHEMES["iid"], own, 5, 0).train) == 5
+    assert "group a has" in one_line(lambda: deal(SCHEMES["groups"], own, 5, 0, samples_per_client=500))
+
+
+def test_what_is_given_is_known():
+    for scheme in SCHEMES.values():
+        needed = {name for name, p in inspect.signature(scheme).parameters.items() if p.kind is not p.KEYWORD_ONLY}
+        assert needed == {"y", "clients", "seed"}
+        assert needed <= set(GIVEN)
+
+
+# Validation
+
+
+def test_a_share_of_the_training_samples_is_held_out():
+    own, parts = samples(), partition.dirichlet(Y, 20, 0, alpha=0.5)
+    plain, held = build(own, parts), build(own, parts, 0.2, seed=3)
+    assert plain.validation == ()
+    assert plain.held_out is plain.test
+    assert held.held_out is held.validation
+    for client in range(20):
+        whole, left, out = plain.train[client], held.train[client], held.validation[client]
+        assert len(out) == int(0.2 * len(whole))
+        assert sorted([*left.tolist(), *out.tolist()]) == sorted(whole.tolist())
+        assert left.tolist() == [i for i in whole.tolist() if i not in set(out.tolist())]  # in its order
+        assert torch.equal(plain.test[client], held.test[client])
+    assert torch.equal(plain.label_counts(), held.label_counts())
+    assert held.to("cpu").validation is held.validation
+    again, other = build(own, parts, 0.2, seed=3), build(own, parts, 0.2, seed=4)
+    assert all(torch.equal(a, b) for a, b in zip(held.validation, again.validation, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(held.validation, other.validation, strict=True))
+
+
+def test_somebody_with_one_sample_keeps_it():
+    held = build(samples(), Partition((np.arange(1), np.arange(1, 3)), (np.arange(3, 4),) * 2), 0.99)
+    assert [len(index) for index in held.train] == [1, 1]
+    assert [len(index) for index in held.validation] == [0, 1]
+
+
+def test_training_does_not_see_what_is_held_out():
+    federation = federate()
+    parts = Partition(*(tuple(i.numpy() for i in own) for own in (federation.train, federation.test)))
+    own = Samples("toy", federation.x, federation.y, federation.classes, federation.mean, federation.std)
+    held = build(own, parts, 0.3)
+    spoilt = own.x.clone()
+    spoilt[torch.cat(held.validation)] = 255
+    net = tiny()
+    states = [trajectory(FedAvg(), net, build(replace(own, x=x), parts, 0.3))[-1] for x in (own.x, spoilt)]
+    assert_same(*states)

@@ -1,0 +1,258 @@
+"""Samples that are no images: token ids and signals, groups, scaling; every backend trains on them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedpfl import models
+from fedpfl.data import build, partition
+from fedpfl.data.datasets import Samples, load
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS, FedAvg
+from fedpfl.models import Net
+from tests.conftest import CLASSES, PLAIN, SETTINGS, assert_close, rounds
+
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(0, 30, (120, 7)).astype(np.int32)
+SIGNALS = (RNG.normal(size=(120, 3, 16)) * [[1.0], [5.0], [0.1]] + [[0.0], [3.0], [-7.0]]).astype(np.float32)
+FEATURES = RNG.normal(2, 3, size=(120, 11)).astype(np.float32)
+Y = np.arange(120) % CLASSES
+
+
+def own(folder: Path, name: str = "npz", **arrays) -> Samples:
+    np.savez(folder / "own.npz", **({"y": Y} | arrays))
+    return load(name, folder, path=folder / "own.npz")
+
+
+def one_line(action) -> str:
+    with pytest.raises(FedpflError) as error:
+        action()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# Arrays
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])
+def test_token_ids_are_never_scaled(tmp_path, kind):
+    got = own(tmp_path, x=TOKENS.astype(kind))
+    assert got.x.dtype == torch.int32
+    assert got.x.tolist() == TOKENS.tolist()
+    assert (got.mean, got.std) == ((), ())
+    federation = build(got, partition.iid(got.y, 4, 0))
+    assert federation.shape == (7,)
+    assert federation.normalize(federation.x) is federation.x
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float16, ">f4", ">f8"])
+def test_floats_of_any_kind_become_float32(tmp_path, kind):
+    x = FEATURES.astype(kind)
+    got = own(tmp_path, x=x)
+    assert got.x.dtype == torch.float32
+    assert np.array_equal(got.x, x.astype(np.float32))
+
+
+def test_float_images_with_channels_last(tmp_path):
+    x = RNG.random((120, 6, 6, 3))
+    assert np.array_equal(own(tmp_path, x=x).x, x.transpose(0, 3, 1, 2).astype(np.float32))
+    first = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    assert own(tmp_path, x=first).x.shape == (120, 3, 6, 6)
+
+
+@pytest.mark.parametrize("x", [SIGNALS, FEATURES])
+def test_signals_are_scaled_by_the_moments_of_all_samples(tmp_path, x):
+    got = own(tmp_path, x=x)
+    federation = build(got, partition.iid(got.y, 4, 0))
+    assert federation.shape == x.shape[1:]
+    axes = (0, *range(2, x.ndim))
+    np.testing.assert_allclose(got.mean, x.astype(float).mean(axes), rtol=1e-6)
+    np.testing.assert_allclose(got.std, x.astype(float).std(axes), rtol=1e-6)
+    before = federation.x.clone()
+    scaled = federation.normalize(federation.x)
+    np.testing.assert_allclose(scaled.mean(axes), 0, atol=1e-5)
+    np.testing.assert_allclose(scaled.std(axes, correction=0), 1, rtol=1e-4)
+    assert torch.equal(federation.x, before)
+    assert torch.equal(torch.func.vmap(federation.normalize)(federation.x), scaled)
+    batch = federation.x.view(6, 20, *x.shape[1:])
+    assert torch.equal(federation.normalize(batch), scaled.view(batch.shape))
+
+
+def test_a_constant_feature_stays_finite(tmp_path):
+    x = FEATURES.copy()
+    x[:, 4] = 1e5
+    assert own(tmp_path, x=x).std[4] == 1
+
+
+def test_scaling_may_be_given_or_left_out(tmp_path):
+    np.savez(tmp_path / "own.npz", x=FEATURES, y=Y)
+    path = tmp_path / "own.npz"
+    given = load("npz", tmp_path, path=path, mean=[1.0] * 11, std=[2.0] * 11)
+    federation = build(given, partition.iid(given.y, 4, 0))
+    torch.testing.assert_close(federation.normalize(federation.x), (federation.x - 1) / 2)
+    bare = load("npz", tmp_path, path=path, normalize=False)
+    assert (bare.mean, bare.std) == ((), ())
+    federation = build(bare, partition.iid(bare.y, 4, 0))
+    assert torch.equal(federation.normalize(federation.x), torch.from_numpy(FEATURES))
+    np.savez(path, x=np.full((120, 2, 8, 8), 51, np.uint8), y=Y)
+    bare = load("npz", tmp_path, path=path, normalize=False)
+    federation = build(bare, partition.iid(bare.y, 4, 0))
+    torch.testing.assert_close(federation.normalize(federation.x), torch.full((120, 2, 8, 8), 0.2))
+
+
+def test_groups_and_the_test_part_of_an_archive(tmp_path):
+    people = np.array(["zoe", "ann", "bob"])[np.arange(120) % 3]
+    got = own(tmp_path, x=FEATURES, groups=people, test_from=90)
+    assert got.group_names == ("ann", "bob", "zoe")
+    assert [got.group_names[i] for i in got.groups[:4]] == ["zoe", "ann", "bob", "zoe"]
+    assert got.test_from == 90
+    assert own(tmp_path, x=FEATURES, groups=np.arange(120) % 3 * 10 + 7).group_names == ("7", "17", "27")
+    plain = own(tmp_path, x=FEATURES)
+    assert (plain.groups, plain.group_names, plain.test_from) == (None, (), None)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"x": np.where(FEATURES > 2, 1e300, FEATURES.astype(np.float64))},
+            "x holds values that are not finite (or not as float32)",
+        ),
+        ({"x": np.where(FEATURES > 2, np.inf, FEATURES.astype(np.float64))}, "x holds values that are not finite"),
+        ({"x": FEATURES[:, 0]}, "signals must be [samples, channels or features, ...], got [120]"),
+        ({"x": np.where(FEATURES > 2, np.nan, FEATURES).astype(np.float32)}, "x holds values that are not finite"),
+        ({"x": TOKENS - 1}, "token ids must be from 0 to 2147483647, found -1 to 28"),
+        ({"x": TOKENS[:, :, None]}, "got int32 [120, 7, 1]"),
+        ({"x": FEATURES, "groups": np.arange(119)}, "groups must be a number or a name per sample, [120], got [119]"),
+        ({"x": FEATURES, "test_from": 120}, "test_from must be from 1 to 119, got 120"),
+        ({"x": FEATURES, "test_from": np.arange(3)}, "test_from must be one whole number, got int64 [3]"),
+        ({"x": FEATURES, "test_from": 90.5}, "test_from must be one whole number, got float64 []"),
+    ],
+)
+def test_errors_in_arrays(tmp_path, arrays, message):
+    assert message in one_line(lambda: own(tmp_path, **arrays))
+
+
+def test_errors_in_constants(tmp_path):
+    np.savez(tmp_path / "own.npz", x=TOKENS, y=Y)
+    path = tmp_path / "own.npz"
+    assert "must be null for token ids" in one_line(lambda: load("npz", tmp_path, path=path, mean=[0.5], std=[0.5]))
+    np.savez(path, x=SIGNALS, y=Y)
+    message = one_line(lambda: load("npz", tmp_path, path=path, mean=[0.0], std=[1.0]))
+    assert "dataset.mean has 1 entries, but the samples have 3 channels" in message
+
+
+def test_options_have_no_effect_on_an_archive(tmp_path):
+    np.savez(tmp_path / "har.npz", x=FEATURES, y=Y)
+    assert load("har", tmp_path, form="signals").x.shape == (120, 11)
+    message = one_line(lambda: load("har", tmp_path, form="features"))
+    assert f"dataset.form=features has no effect on {tmp_path / 'har.npz'}" in message
+
+
+# Training
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(30, 6)
+        self.classifier = nn.Linear(6, CLASSES)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.classifier(torch.tanh(self.embedding(ids).mean(-2)))
+
+
+class Wave(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 4, 3)
+        self.classifier = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(torch.tanh(self.conv(x)).mean(-1))
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(11, 8)
+        self.classifier = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(torch.tanh(self.fc(x)))
+
+
+WORLDS = {"tokens": (TOKENS, Words), "signals": (SIGNALS, Wave), "features": (FEATURES, Plain)}
+
+
+def world(kind: str, folder: Path):
+    x, module = WORLDS[kind]
+    torch.manual_seed(0)
+    samples = own(folder, x=x)
+    return Net(module()), build(samples, partition.dirichlet(samples.y, 4, 0, alpha=1.0), 0.2)
+
+
+@pytest.mark.parametrize("kind", WORLDS)
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedala", "feddpa", "fedobp", "fedpac", "per_fedavg", "pfedfda"])
+def test_the_backends_agree(tmp_path, kind, name):
+    net, federation = world(kind, tmp_path)
+    method = METHODS[name](**SETTINGS.get(name, [{}])[0])
+    cohorts = [[0, 1, 3], [0, 2]]
+    loop, batched = (rounds(method, net, federation, cohorts, engine=engine) for engine in ("loop", "batched"))
+    assert_close(loop[0][-1], batched[0][-1], atol=2e-5, rtol=1e-3)
+    for a, b in zip(loop[1], batched[1], strict=True):
+        assert torch.equal(a.after.correct, b.after.correct)
+
+
+@pytest.mark.parametrize("kind", WORLDS)
+def test_training_learns(tmp_path, kind):
+    """A full batch of one client is the plain gradient step on its scaled samples."""
+    net, federation = world(kind, tmp_path)
+    states, _ = rounds(FedAvg(), net, federation, [[0]], local=PLAIN)
+    module = WORLDS[kind][1]()
+    module.load_state_dict(net.params)
+    index = federation.train[0]
+    x = federation.x[index]
+    if federation.mean:
+        mean, std = (torch.tensor(v).view(-1, *[1] * (x.dim() - 2)) for v in (federation.mean, federation.std))
+        x = (x - mean) / std
+    F.cross_entropy(module(x.long() if kind == "tokens" else x), federation.y[index]).backward()
+    for key, value in module.named_parameters():
+        torch.testing.assert_close(states[-1].server[key], value.detach() - PLAIN.lr * value.grad, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "x"), [("text", TOKENS), ("har_cnn", np.tile(SIGNALS, (1, 1, 8))), ("mlp", FEATURES)]
+)
+def test_the_registered_models_take_them(tmp_path, model, x):
+    samples = own(tmp_path, x=x)
+    federation = build(samples, partition.iid(samples.y, 3, 0))
+    net = models.build(model, federation.shape, federation.classes, 0)
+    states, _ = rounds(FedAvg(), net, federation, [[0, 1]], local=PLAIN)
+    assert all(bool(torch.isfinite(leaf).all()) for leaf in states[-1].server.values())
+
+
+def test_a_model_of_another_kind_is_refused_in_one_line(tmp_path):
+    federation = build(samples := own(tmp_path, x=TOKENS), partition.iid(samples.y, 3, 0))
+    message = one_line(lambda: models.build("cnn4", federation.shape, federation.classes, 0))
+    says = "model=cnn4: takes images [channels, height, width], got token ids of shape [7] (data set npz)"
+    assert message == f"{says}; models that take these: lstm, text"
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "says"),
+    [
+        ("mlp", TOKENS, "takes images, signals or features, got token ids of shape [7] (data set npz)"),
+        ("text", FEATURES, "takes token ids [length], got signals of shape [11] (data set npz)"),
+        ("text", SIGNALS, "takes token ids [length], got signals of shape [3, 16] (data set npz)"),
+        ("har_cnn", FEATURES, "takes signals [channels, length], got signals of shape [11] (data set npz)"),
+    ],
+)
+def test_what_has_the_right_axes_and_is_something_else_is_refused_too(tmp_path, model, x, says):
+    federation = build(samples := own(tmp_path, x=x), partition.iid(samples.y, 3, 0))
+    message = one_line(lambda: models.build(model, federation.shape, federation.classes, 0))
+    assert message == f"model={model}: {says}; models that take these: {'lstm, text' if x is TOKENS else 'mlp'}"

@@ -1,0 +1,179 @@
+"""engine=auto on a GPU, tried with backends on a CPU: the fastest that agrees answers, as if it had been alone."""
+
+import importlib
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedpfl.engine import Engine, Local, begin, make, play
+from fedpfl.engine.backend import Backend
+from fedpfl.engine.choose import TOLERANCE, Chosen, apart, candidates, choose
+from fedpfl.ground import tree
+from fedpfl.methods import METHODS, FedAvg
+from tests.conftest import COHORTS, CPU, LOCAL, assert_same, every_method, participate, tiny
+
+choosing = importlib.import_module("fedpfl.engine.choose")
+GRAPHS, EAGER, LOOP = candidates(Engine(precision="fp32"))
+
+
+class Played(Backend):
+    """A backend that takes some time on a clock of its own kind and may answer wrongly."""
+
+    clock = 0.0
+
+    def __init__(self, engine, net, seconds=0.1, change=lambda answers: answers):
+        self._own, self.engine = make(replace(engine, graphs=False), net, CPU), engine
+        self.name, self._seconds, self._change, self.runs = self._own.name, seconds, change, 0
+
+    def run(self, calls):
+        self.runs += 1
+        Played.clock += self._seconds
+        return self._change(self._own.run(calls))
+
+
+def untrained(answers):
+    """As a graph would leave them that was captured on another device: nothing has moved."""
+    return [
+        answer._replace(uploads=tree.map(lambda leaf: leaf[:1].expand_as(leaf), answer.uploads)) for answer in answers
+    ]
+
+
+def out_of_memory(answers):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def failing(answers):
+    return [ValueError("no such kernel") for _ in answers]
+
+
+def chosen(net, **kinds):
+    made = {}
+
+    def build(engine):
+        name = "graphs" if engine.graphs else engine.backend
+        made[name] = Played(engine, net, **kinds.get(name, {}))
+        return made[name]
+
+    return Chosen(candidates(Engine()), build), made
+
+
+def played(runner, federation, net, rounds=3):
+    states, state = [], begin(FedAvg(), net, federation.clients, CPU)
+    for cohort in COHORTS[:rounds]:
+        state, _ = play(runner, FedAvg(), federation, state, cohort, LOCAL, 0)
+        states.append(tree.clone(state.server))
+    return states
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch, request):
+    if "measured" not in request.node.name:
+        monkeypatch.setattr(choosing.time, "perf_counter", lambda: Played.clock)
+
+
+SLOW = {"seconds": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "taken"),
+    [
+        ({"batched": SLOW, "loop": SLOW}, GRAPHS),
+        ({"graphs": SLOW, "loop": {"seconds": 0.6}}, EAGER),
+        ({"graphs": {"seconds": 0.6}, "batched": {"seconds": 0.6}}, LOOP),
+        ({"graphs": {"change": untrained}, "batched": SLOW, "loop": {"seconds": 0.6}}, EAGER),
+        ({"graphs": {"change": failing}, "loop": SLOW}, EAGER),
+        ({"graphs": {"change": untrained}, "batched": {"change": untrained}, "loop": SLOW}, LOOP),
+        ({"graphs": SLOW, "batched": {"seconds": 0.6}, "loop": {"change": failing}}, GRAPHS),
+    ],
+)
+def test_the_fastest_that_agrees_is_taken_and_answers_from_the_first_round_on(kinds, taken, federation, net):
+    runner, made = chosen(net, **kinds)
+    found = played(runner, federation, net)
+    assert runner.engine == taken
+    assert_same(found, played(Played(taken, net), federation, net))
+    assert runner.seconds[runner.engine.backend + (" with graphs" if runner.engine.graphs else "")] == min(
+        runner.seconds.values()
+    )
+    others = [backend for name, backend in made.items() if backend.engine != taken]
+    assert all(backend.runs <= 3 for backend in others)
+
+
+def test_what_is_left_out_is_told(federation, net, caplog):
+    runner, _ = chosen(net, graphs={"change": untrained}, batched={"change": failing})
+    with caplog.at_level(logging.WARNING):
+        played(runner, federation, net, 1)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "engine: batched is left out: no such kernel"
+    assert lines[1].startswith("engine: batched with graphs is left out: its results are 1")
+    assert "away from those of loop, where 0.05 would do" in lines[1]
+
+
+def test_where_all_fail_the_plainest_ones_error_is_raised(federation, net):
+    runner, _ = chosen(net, **{kind: {"change": failing} for kind in ("graphs", "batched", "loop")})
+    with pytest.raises(ValueError, match="no such kernel"):
+        played(runner, federation, net, 1)
+
+
+@every_method()
+def test_backends_are_within_the_tolerance_of_each_other_and_not_training_is_not(name, values, federation):
+    method, net = METHODS[name](**values), tiny()
+    state = begin(method, net, federation.clients, CPU)
+    ends = {
+        (kind, lr): participate(method, net, federation, state, COHORTS[0], engine=kind, local=replace(LOCAL, lr=lr))
+        for kind, lr in (("loop", LOCAL.lr), ("batched", LOCAL.lr), ("loop", 1e-30))
+    }
+    reference = ends["loop", LOCAL.lr]
+    assert apart(reference, reference) == 0
+    assert apart(ends["batched", LOCAL.lr], reference) < TOLERANCE["fp32"] / 10
+    if name not in ("fedpac", "per_fedavg", "pfedme"):  # whose step sizes are their own
+        assert apart(ends["loop", 1e-30], reference) > TOLERANCE["fp32"]
+
+
+def test_numbers_that_are_not_finite_must_be_so_in_both(federation, net):
+    state = begin(FedAvg(), net, federation.clients, CPU)
+    part = participate(FedAvg(), net, federation, state, COHORTS[0])
+    broken = part._replace(loss=part.loss * float("nan"))
+    assert apart(broken, broken) == 0
+    assert apart(broken, part) == apart(part, broken) == float("inf")
+
+
+def test_what_was_recorded_is_taken_without_being_tried(net):
+    known = {"backend": "loop", "graphs": False, "width": 3}
+    assert choose(Engine(), net, CPU, known).engine == Engine(backend="loop", width=3)
+    assert choose(Engine(), net, CPU).name == "loop"
+
+
+def test_batched_on_a_cpu_is_measured_and_kept(federation, net):
+    runner = choose(Engine(backend="batched"), net, CPU)
+    assert_same(played(runner, federation, net), played(make(Engine("batched"), net, CPU), federation, net))
+    assert runner.engine.backend == "batched"
+    assert set(runner.seconds) == {"batched", "loop"}
+
+
+class Small(type(make(Engine("batched"), tiny(), CPU))):
+    """A GPU with room for four clients."""
+
+    def _follow(self, slices):
+        if sum(len(own.clients) for own in slices) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super()._follow(slices)
+
+
+def test_the_width_is_halved_where_memory_runs_out(federation, net, caplog):
+    runner = Small(net, CPU, Engine("batched"))
+    with caplog.at_level(logging.WARNING):
+        everyone = [list(range(federation.clients))] * 2
+        state = begin(FedAvg(), net, federation.clients, CPU)
+        for cohort in everyone:
+            state, _ = play(runner, FedAvg(), federation, state, cohort, Local(1, 8, 0.1), 0)
+    assert runner.engine.width == 2  # 10, 5, 2
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        f"engine: out of memory; from here on {width} clients at a time (engine.width={width})" for width in (5, 2)
+    ]
+    narrow, other = make(Engine("batched", width=2), net, CPU), begin(FedAvg(), net, federation.clients, CPU)
+    for cohort in everyone:
+        other, _ = play(narrow, FedAvg(), federation, other, cohort, Local(1, 8, 0.1), 0)
+    assert_same(state.server, other.server)

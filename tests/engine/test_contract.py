@@ -1,0 +1,338 @@
+"""What every registered method keeps to. A new method is tested here the moment it is registered.
+
+What `fedpfl check` asks of anybody's method is in fedpfl/contract.py, with its tolerances; here is what concerns the
+package's own, and what a method cannot break. `make test` asks each of every method in one setting, `make test-all` in
+all (`every_method`).
+"""
+
+import copy
+import dataclasses
+from functools import cache
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+import yaml
+
+from fedpfl.engine import Engine, Stopping, Tuning, begin, contract, make, pick, play
+from fedpfl.engine.backend import EvalCall, TrainCall
+from fedpfl.engine.contract import COHORTS, EVERYONE, PROMISES, TEST, TRAIN, Trial, one_step, poisoned, small
+from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.shard import training_shard
+from fedpfl.ground import tree
+from fedpfl.ground.traffic import count
+from fedpfl.ground.tree import Agreed, Masked
+from fedpfl.methods import METHODS, FedOBP, Method
+from tests.conftest import (
+    BACKENDS,
+    CASES,
+    CPU,
+    ENGINES,
+    LOCAL,
+    ROOT,
+    SETTINGS,
+    as_engine,
+    assert_close,
+    assert_same,
+    differing,
+    every_method,
+    federate,
+    flatten,
+    product,
+    rounds,
+    row,
+    tiny,
+)
+
+cases = every_method()
+backends = every_method(*BACKENDS)
+runs = every_method(*BACKENDS, also=ENGINES[2:])
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return small()
+
+
+def build(name: str, values: dict) -> Method:
+    """The method; one with required hyperparameters must be listed in SETTINGS."""
+    required = [
+        f.name
+        for f in dataclasses.fields(METHODS[name])
+        if f.default is f.default_factory is dataclasses.MISSING and f.name not in values
+    ]
+    assert not required, f"add {name} with values of {required} to SETTINGS in tests/conftest.py"
+    return METHODS[name](**values)
+
+
+@cache
+def trial(method: Method) -> Trial:
+    """Shared by the tests."""
+    return Trial(method)
+
+
+def played(method: Method, backend: str, norm: bool = False):
+    return trial(method).played(backend, norm)
+
+
+def plan(method: Method, net, state, number: int):
+    """The phases of a client's training in the next round."""
+    client = trial(method).entered(net, state, number)
+    return method.phases(state.server, client, method.start(state.server, client), 3)
+
+
+# Promises
+
+
+@pytest.mark.parametrize(
+    ("promise", "name", "values", "backend"),
+    [
+        pytest.param(promise, *(*case.values, None)[:3], id=f"{promise.check.__name__}-{case.id}", marks=case.marks)
+        for promise in PROMISES
+        for case in product(__name__, promise.engines, ENGINES[2:] if promise.engines and promise.binding else ())
+    ],
+)
+def test_a_method_keeps_its_promises(promise, name, values, backend):
+    method = build(name, values)
+    if promise.check is contract.bf16_is_near and getattr(method, "judge", None) == "sparse":
+        pytest.skip("what is evaluated is cut at a threshold")
+    promise.check(trial(method), *([backend] if backend else []))
+
+
+# Backends
+
+
+@runs
+def test_beside_other_runs_a_run_is_the_same(name, values, backend, net, federation):
+    """Calls answered together with another seed's and with FedAvg's are what they are alone."""
+    method, other, tuning = build(name, values), federate(TRAIN, TEST, seed=2), Tuning(LOCAL, Draws(0, "finetune", 2))
+    other = dataclasses.replace(other, x=federation.x, y=federation.y)  # another partition of the same images
+    runner, calls = make(as_engine(backend), net, CPU), []
+    runs = [(method, federation, [0, 2, 5]), (method, other, [1, 3, 4]), (METHODS["fedavg"](), federation, [0, 3])]
+    for seed, (own, fed, cohort) in enumerate(runs):
+        state = played(own, backend)[0][1 + seed % 2]
+        calls.append(TrainCall(own, fed, state, cohort, LOCAL, Draws(seed, "train", 2)))
+        calls.append(EvalCall(own, fed, state, cohort[1:], tuning))
+    for together, call in zip(runner.run(calls), calls, strict=True):
+        assert not isinstance(together, Exception), together
+        alone = runner.run([call])[0]
+        if backend.startswith("loop"):
+            assert_same(together, alone)
+        elif backend == "batched":
+            assert_close(together, alone, atol=2e-5, rtol=1e-4)
+        else:
+            losses = [own["test"].loss if isinstance(own, dict) else own.loss for own in (together, alone)]
+            assert_close(*losses, atol=0.02, rtol=0.02)
+
+
+# Clients are kept apart
+
+
+@runs
+def test_only_the_cohorts_rows_change(name, values, backend):
+    method = build(name, values)
+    states, _ = played(method, backend, norm=True)
+    for t, cohort in enumerate(COHORTS):
+        turns = method.turns(t, cohort, len(EVERYONE), generator(0, "turns", t + 1))
+        surveyed = {client for turn in turns if turn.survey for client in turn.clients}
+        for client in set(EVERYONE) - set(cohort):
+            for part in ("client_buffers", *(() if client in surveyed else ("clients",))):
+                assert_same(row(getattr(states[t], part), client), row(getattr(states[t + 1], part), client))
+
+
+@backends
+def test_training_that_diverges_is_told_and_nothing_is_raised(name, values, backend, net, federation):
+    method = build(name, values)
+    if any(phase.step for phase in plan(method, net, begin(method, net, federation.clients, CPU), 0)):
+        pytest.skip("its steps have lengths of their own")
+    local = dataclasses.replace(LOCAL, lr=1e30)
+    outcome = rounds(method, net, federation, COHORTS[:1], engine=backend, local=local)[1][0]
+    finite = dict(zip(COHORTS[0], outcome.finite.tolist(), strict=True))
+    assert not finite[0]
+    turns = method.turns(0, COHORTS[0], len(EVERYONE), generator(0, "turns", 1))
+    if len(turns) == 1:  # else a client may receive what an earlier one made
+        assert finite[5]  # has one sample, and makes no step
+
+
+# Early stopping
+
+
+@cases
+def test_with_any_method_clients_that_stop_are_not_drawn_again(name, values, net, federation):
+    """A round is as it is without; each participation sends a bit more; the run ends when nobody is left."""
+    method = build(name, values)
+    kept = []
+    for backend in BACKENDS:
+        state = begin(method, net, len(EVERYONE), CPU, stopping=True)
+        state.stopping["last"].fill_(-1.0)  # so that every loss is a rise
+        cohort = pick(state, COHORTS[0], 0)
+        assert cohort == COHORTS[0]
+        runner = make(Engine(backend), net, CPU)
+        state, outcome = play(runner, method, federation, state, cohort, LOCAL, 0, Stopping(early=True, lam=0.0))
+        plain, without = trial(method).result(backend, 0)
+        assert_same(dataclasses.replace(state, stopping={}), plain)
+        assert outcome.sent == without.sent._replace(bits_up=without.sent.bits_up + len(cohort))
+        assert_same(state.stopping["last"][cohort], outcome.after.loss / outcome.after.total.clamp(min=1))
+        assert state.stopping["stopped"].tolist() == [client in cohort for client in EVERYONE]
+        cohort = pick(state, COHORTS[1], 0)
+        assert cohort == [1, 4]
+        state, _ = play(runner, method, federation, state, cohort, LOCAL, 0, Stopping(early=True, lam=1.0))
+        assert pick(state, COHORTS[1], 0) == []
+        kept.append(state.stopping)
+    assert_close(*kept, atol=1e-4, rtol=1e-4)
+
+
+# Evaluation
+
+
+TRAINED = (
+    *("fedselect", "pspfl", "seqfededt", "fedcac", "fedpurin", "pfedsd", "fedspu", "fjord", "hermes", "fedmp"),
+    *("prunefl", "heterofl", "fedrolex", "flexfl", "subflot"),
+)
+ANEW = ("fedala", "pfedfda", "pfedme", "random_dropout")  # find their model by draws of the evaluation's own
+
+
+@backends
+def test_the_cohort_is_evaluated_by_what_it_starts_from_and_ends_with(name, values, backend, net, federation):
+    """`before` is what evaluation said of these clients; where it is by TRAINED models, `after` is what it will say."""
+    method, runner = build(name, values), make(Engine(backend), tiny(), CPU)
+    states, outcomes = played(method, backend)
+    for t, cohort in enumerate(COHORTS):
+        before, after = (runner.evaluate(method, federation, state, cohort) for state in states[t : t + 2])
+        assert outcomes[t].before.total.tolist() == outcomes[t].after.total.tolist() == [TEST[i] for i in cohort]
+        if name not in (*ANEW, *TRAINED):
+            assert outcomes[t].before.correct.tolist() == before.correct.tolist()
+        if name in ("local_only", *TRAINED):
+            assert outcomes[t].after.correct.tolist() == after.correct.tolist()
+
+
+# The dataclass
+
+
+@pytest.mark.parametrize(("name", "values"), CASES)
+def test_a_method_is_a_frozen_hashable_dataclass(name, values):
+    method, same = build(name, values), build(name, values)
+    assert method == same
+    assert hash(method) == hash(same)
+    for field in [f.name for f in dataclasses.fields(method)] + ["anything"]:
+        with pytest.raises((dataclasses.FrozenInstanceError, TypeError)):
+            setattr(method, field, 1)
+    assert vars(method) == {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
+    assert type(method).__doc__
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_configuration_file_has_exactly_the_hyperparameters(name):
+    values = yaml.safe_load((ROOT / f"conf/method/{name}.yaml").read_text())
+    assert values.pop("name") == name
+    for key in ("defaults", "groups"):  # of configuration groups
+        values.pop(key, None)
+    fields = {f.name: f.default for f in dataclasses.fields(METHODS[name])}
+    assert list(values) == list(fields)
+    for key, value in values.items():  # references are looked up elsewhere
+        value = tuple(value) if isinstance(value, list) else value
+        if fields[key] is not dataclasses.MISSING and not str(value).startswith("${"):
+            assert value == fields[key], f"{name}.{key}: the file says {value}, the dataclass {fields[key]}"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "allowed"),
+    [
+        pytest.param(name, field, get_args(hint), id=f"{name}.{field}")
+        for name, method in METHODS.items()
+        for field, hint in get_type_hints(method).items()
+        if get_origin(hint) is Literal
+    ],
+)
+def test_a_choice_that_there_is_not_is_refused(name, field, allowed):
+    with pytest.raises(ValueError, match=f"^{field} must be .*, got 'nonsense'$") as told:
+        METHODS[name](**{**SETTINGS.get(name, [{}])[0], field: "nonsense"})
+    assert all(str(choice) in str(told.value) for choice in allowed)
+
+
+def test_every_configuration_file_and_setting_belongs_to_a_method():
+    assert {path.stem for path in (ROOT / "conf/method").glob("*.yaml")} == set(METHODS)
+    assert set(SETTINGS) <= set(METHODS)
+
+
+# The answers
+
+
+@cases
+def test_no_answer_changes_its_arguments(name, values, net, federation):
+    method = build(name, values)
+    state = copy.deepcopy(played(method, "loop")[0][1])
+
+    def ask(hook, *arguments):
+        """Call with copies kept aside; objects that are not trees pass through."""
+        trees = [a for a in arguments if isinstance(a, dict | Masked | Agreed)]
+        kept = copy.deepcopy(trees)
+        answer = hook(*arguments)
+        for before, after in zip(kept, trees, strict=True):
+            assert_same(before, after)
+        return answer
+
+    ask(method.init, net.params, net.parts)
+    server, uploads, clients = state.server, [], []
+    for number in COHORTS[1]:
+        client, buffers, draws = row(state.clients, number), state.buffers(number), Draws(0, "train", 2)
+        shard = training_shard(federation, number, LOCAL.batch_size, draws)
+        found = ask(method.before_evaluation, net.bind(buffers), shard, server, client)
+        personal = ask(method.personal, server, client | found)
+        client |= ask(method.sample, draws.server(number), server)
+        client |= ask(method.before_training, net.bind(buffers, training=True), shard, server, client)
+        client = ask(method.prepare, server, client)
+        start = ask(method.start, server, client)
+        assert flatten(count(ask(method.download, server, client)))
+        ask(method.metrics, server, client)
+        masks = ask(method.masks, server, row(state.clients, number))
+        assert all((leaf.dtype, leaf.shape) == (torch.bool, net.params[name].shape) for name, leaf in masks.items())
+        evaluated = ask(method.evaluated, server, client, start)
+        assert flatten(evaluated).keys() == flatten(personal).keys()
+        kept = {}
+        for phase in ask(method.phases, server, client, start, 2):
+            bound = net.bind(buffers, training=True)
+            _, kept, client = one_step(method, phase, bound, shard, start, server, client, ask)
+        ask(method.predict, net.bind(buffers), evaluated, shard.data.x)
+        ask(method.finetuning, evaluated, net.parts, 2)
+        end = tree.map(lambda leaf: leaf + 0.01 * torch.ones_like(leaf), start)
+        client |= ask(method.after_training, net.bind(buffers), shard, end, kept, server, client)
+        ask(method.updated_buffers, server, client)
+        upload, client = ask(method.finish, server, client, start, end)
+        uploads.append(upload)
+        clients.append(client)
+    weight = torch.full((4,), 0.25)
+    ask(method.aggregate, server, tree.stack(uploads), tree.stack(clients), weight)
+    assert weight.tolist() == [0.25] * 4
+    for played_rounds in range(3):
+        for turn in method.turns(played_rounds, COHORTS[1], len(EVERYONE), generator(0, "turns", 2)):
+            if turn.survey:
+                ask(turn.survey, server, tree.stack(uploads), tree.stack(clients))
+
+
+@cases
+def test_phases_are_the_same_for_all_clients(name, values, net):
+    method = build(name, values)
+    state = played(method, "loop")[0][-1]
+    plans = set()
+    for client in EVERYONE:
+        phases = plan(method, net, state, client)
+        plans.add(tuple((phase.epochs, phase.stream) for phase in phases))
+        assert sum(max(0, phase.epochs) for phase in phases) > 0
+    assert len(plans) == 1
+
+
+# What travels
+
+
+def test_a_start_from_what_was_not_sent_is_found(net):
+    @dataclasses.dataclass(frozen=True)
+    class Leaky(FedOBP):
+        def start(self, server, client):
+            return server
+
+    first, _, state = played(method := Leaky(q=0.9), "loop")[0]
+    client = trial(method).entered(net, state, 0)
+    other = poisoned(method, first.server, state.server, client)
+    assert int(tree.flat(other).isnan().sum()) == int(tree.flat(client["mask"]).sum()) > 0
+    assert differing(method.start(other, client), method.start(state.server, client))

@@ -1,0 +1,645 @@
+"""The engine: random draws, rounds, what toy methods answer through every hook, evaluation, precision, errors, CUDA."""
+
+import copy
+import random
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedpfl import engine
+from fedpfl.engine import Engine, Local, Tuning, begin, cohorts, make, play
+from fedpfl.engine.backend import Counts
+from fedpfl.engine.evaluate import accuracies, per_client, pooled
+from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.select import check, device
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tree import Masked
+from fedpfl.methods import METHODS, FedAvg, FedOBP, LocalOnly, Method, Phase
+from tests.conftest import (
+    BACKENDS,
+    COHORTS,
+    CPU,
+    LOCAL,
+    LOOP,
+    TEST,
+    TRAIN,
+    Tiny,
+    assert_close,
+    assert_same,
+    differing,
+    every_method,
+    federate,
+    flatten,
+    participate,
+    rounds,
+    row,
+    state_trees,
+    tiny,
+    trajectory,
+)
+
+EVERYONE = list(range(10))
+GENTLE = Local(epochs=2, batch_size=32, lr=0.05)
+
+
+def steps(samples: int, local: Local = LOCAL, epochs: int | None = None) -> int:
+    """Batches of a client: full ones, and a last one of at least two."""
+    return (epochs or local.epochs) * (samples // local.batch_size + (samples % local.batch_size > 1))
+
+
+def images(federation, client):
+    index = federation.train[client]
+    return (federation.x[index].float() / 255 - 0.4) / 0.3, federation.y[index]
+
+
+# Draws
+
+
+@pytest.mark.parametrize(
+    ("clients", "participation", "size"),
+    [(100, 0.1, 10), (100, 0.29, 29), (10, 0.05, 1), (7, 0.5, 3), (5, 1.0, 5), (1, 0.3, 1), (1000, 0.999, 999)],
+)
+def test_cohort_sizes(clients, participation, size):
+    for cohort in cohorts(0, clients, participation, 5):
+        assert len(set(cohort)) == len(cohort) == size
+        assert cohort == sorted(cohort)
+        assert set(cohort) <= set(range(clients))
+
+
+def test_cohorts_come_from_one_stream_of_random_sample():
+    random.seed(7)
+    expected = [sorted(random.sample(range(50), 5)) for _ in range(20)]
+    assert list(cohorts(7, 50, 0.1, 20)) == expected
+    assert list(cohorts(7, 50, 0.1, 12)) == expected[:12]
+    assert list(cohorts(8, 50, 0.1, 20)) != expected
+
+
+def test_cohorts_are_drawn_as_they_come():
+    stream = cohorts(7, 50, 0.1, 2**63)
+    assert [next(stream) for _ in range(20)] == list(cohorts(7, 50, 0.1, 20))
+
+
+def test_everybody_is_drawn_about_equally_often():
+    counts = torch.bincount(torch.tensor(list(cohorts(0, 20, 0.25, 2000))).flatten(), minlength=20)
+    assert (counts - 500).abs().max() < 100  # five standard deviations
+
+
+def test_training_leaves_global_generators_alone(net, federation, backend):
+    state, python = torch.get_rng_state(), random.getstate()
+    trajectory(FedOBP(q=0.9), net, federation, COHORTS[:1], engine=backend)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == python
+
+
+def test_the_seed_and_the_round_decide_the_batches(net, federation, backend):
+    same, other = (trajectory(LocalOnly(), net, federation, COHORTS[:1], engine=backend, seed=s)[-1] for s in (1, 2))
+    assert differing(same.clients, other.clients)
+    again = trajectory(LocalOnly(), net, federation, COHORTS[:1], engine=backend, seed=1)[-1]
+    assert_same(same.clients, again.clients)
+
+
+# State
+
+
+def test_everybody_begins_with_the_initial_model(net):
+    state = begin(FedOBP(q=0.9), net, 4, CPU)
+    assert state.round == 0
+    assert_same(state.server, net.params)
+    for client in range(4):
+        assert_same(row(state.clients["model"], client), net.params)
+    state.rows.put_([0], {"client": tree.map(lambda leaf: leaf + 1, state.client([0]))})
+    assert torch.equal(state.clients["model"]["fc.bias"][0], net.params["fc.bias"] + 1)
+    assert torch.equal(state.clients["model"]["fc.bias"][1], net.params["fc.bias"])
+
+
+def test_buffers_live_where_their_role_says():
+    normed = tiny(norm=True)
+    shared = begin(FedAvg(), normed, 3, CPU)
+    assert set(shared.server_buffers) == {"main"}
+    assert shared.client_buffers == {}
+    split = begin(METHODS["ditto"](), normed, 3, CPU)
+    assert set(split.server_buffers) == {"w"}
+    assert set(split.client_buffers) == {"v"}
+    assert split.client_buffers["v"]["norm.running_mean"].shape == (3, 4)
+
+
+def test_rounds_count_up(net, federation):
+    assert [state.round for state in trajectory(FedAvg(), net, federation)] == [0, 1, 2, 3]
+
+
+def test_the_old_server_tree_survives_a_round(net, federation, backend):
+    runner, state = make(Engine(backend), net, CPU), begin(FedAvg(), net, 10, CPU)
+    server, kept = state.server, copy.deepcopy(state.server)
+    new, _ = play(runner, FedAvg(), federation, state, COHORTS[0], LOCAL, 0)
+    assert_same(server, kept)
+    assert differing(new.server, kept)
+
+
+def test_a_round_started_from_a_copied_state_is_the_same(net, federation, backend):
+    """Nothing but the state is carried over: resuming needs no more."""
+    method = FedOBP(q=0.9, ema=0.5)
+    states = trajectory(method, net, federation, engine=backend)
+    resumed, _ = play(
+        make(Engine(backend), tiny(), CPU), method, federation, copy.deepcopy(states[2]), COHORTS[2], LOCAL, 0
+    )
+    assert_same(resumed, states[3])
+
+
+# Outcomes
+
+
+def test_losses_are_means_over_a_clients_steps(net, federation, backend):
+    """By hand for one epoch with a vanishing learning rate; clients 5 of three samples, 9 without a step."""
+    local = Local(epochs=1, batch_size=512, lr=1e-20)
+    cohort = [0, 5, 9]
+    _, (outcome,) = rounds(FedAvg(), net, federation, [cohort], engine=backend, local=local)
+    module = Tiny()
+    module.load_state_dict(net.params)
+    expected = [F.cross_entropy(module(x), y).item() for x, y in (images(federation, i) for i in (0, 5))]
+    assert outcome.loss.tolist() == pytest.approx([*expected, 0.0], abs=1e-5)
+
+
+def test_evaluation_passes_all_samples_once_in_chunks(net, backend):
+    large = federate((4, 5, 6), (600, 0, 257))
+    counts = make(Engine(backend), net, CPU).evaluate(FedAvg(), large, begin(FedAvg(), net, 3, CPU), [2, 0, 1])
+    module = Tiny()
+    module.load_state_dict(net.params)
+    for k, client in enumerate([2, 0, 1]):
+        index = large.test[client]
+        with torch.no_grad():
+            logits = module((large.x[index].float() / 255 - 0.4) / 0.3)
+        assert counts.total[k] == len(index)
+        assert counts.correct[k] == (logits.argmax(1) == large.y[index]).sum()
+        assert float(counts.loss[k]) == pytest.approx(
+            float(F.cross_entropy(logits, large.y[index], reduction="sum")), rel=1e-5
+        )
+
+
+@every_method(*BACKENDS)
+def test_evaluating_all_together_gives_what_evaluating_each_alone_does(name, values, backend, federation):
+    """Those in the initial state share their personal model on the loop backend; so do no others."""
+    method, net = METHODS[name](**values), tiny(norm=True)
+    state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
+    judge = make(Engine(backend), net, CPU)
+    before = Tuning(LOCAL, Draws(0, "adapt", 2))
+    together = judge.evaluate(method, federation, state, EVERYONE, before=before)
+    alone = [judge.evaluate(method, federation, state, [client], before=before) for client in EVERYONE]
+    assert together.correct.tolist() == [int(counts.correct) for counts in alone]
+    expected = torch.cat([counts.loss for counts in alone])
+    (torch.testing.assert_close if backend == "batched" else assert_same)(together.loss, expected)
+
+
+def test_a_model_that_many_share_is_made_once(federation, net, monkeypatch):
+    made = []
+
+    @dataclass(frozen=True)
+    class Counted(FedOBP):
+        def personal(self, server, client):
+            made.append(client)
+            return super().personal(server, client)
+
+    method = Counted(q=0.9)
+    state = trajectory(method, net, federation, COHORTS[:1])[-1]
+    made.clear()
+    make(Engine("loop", workers=1), net, CPU).evaluate(method, federation, state, EVERYONE)
+    assert len(made) == len(COHORTS[0]) + 1
+
+
+def test_accuracies_by_hand():
+    counts = Counts(torch.tensor([1, 3, 0, 2]), torch.tensor([2.0, 1.0, 0.0, 4.0]), torch.tensor([2, 4, 0, 4]))
+    result = accuracies(counts)
+    assert result["accuracy"] == pytest.approx((50 + 75 + 50) / 3)
+    assert result["accuracy_pooled"] == pooled(counts) == pytest.approx(60)
+    assert result["accuracy_std"] == pytest.approx((2 * (25 / 3) ** 2 / 3 + (50 / 3) ** 2 / 3) ** 0.5)
+    assert result["accuracy_worst10"] == 50
+    assert result["loss"] == pytest.approx(0.7)
+    assert per_client(counts) == pytest.approx([50, 75, float("nan"), 50], nan_ok=True)
+
+
+def test_the_worst_decile_is_a_tenth_of_the_clients():
+    correct = torch.arange(40)
+    counts = Counts(correct, torch.zeros(40), torch.full((40,), 100))
+    assert accuracies(counts)["accuracy_worst10"] == (0 + 1 + 2 + 3) / 4
+
+
+def test_without_test_samples_there_is_no_accuracy():
+    nothing = Counts(torch.zeros(2, dtype=torch.int64), torch.zeros(2), torch.zeros(2, dtype=torch.int64))
+    assert all(value != value for value in [*accuracies(nothing).values(), pooled(nothing), *per_client(nothing)])
+
+
+# Toy methods: every hook, with results by hand
+
+
+@dataclass(frozen=True)
+class TwoPhases(Method):
+    """Every client draws a mask; its entries move first, then the others, each phase with batches of its own."""
+
+    first: int = 1
+    second: int = 2
+
+    def init(self, params, parts):
+        return params, {"mask": tree.full_like(params, False), "start": params, "end": params}
+
+    def sample(self, generator, server):
+        return {"mask": tree.map(lambda leaf: torch.rand(leaf.shape, generator=generator) < 0.3, server)}
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(self.first, client["mask"], "first"), Phase(self.second, tree.invert(client["mask"]), "second")]
+
+    def finish(self, server, client, start, end):
+        return end, {"mask": client["mask"], "start": start, "end": end}
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 0), (0, 2)])
+def test_entries_outside_an_element_wise_mask_hold_still_bit_for_bit(first, second, net, federation, backend):
+    """In spite of momentum and weight decay."""
+    state = trajectory(TwoPhases(first, second), net, federation, engine=backend)[-1]
+    for client in EVERYONE:
+        mask, start, end = (tree.flat(row(state.clients[key], client)) for key in ("mask", "start", "end"))
+        frozen = mask if second else ~mask
+        assert torch.equal(start[frozen], end[frozen])
+        assert TRAIN[client] < 2 or (start != end)[~frozen].float().mean() > 0.9
+        assert 0.2 < mask.float().mean() < 0.4
+
+
+def masked_by_hand(net, federation, start, mask, client, t):
+    """SGD with momentum 0.7 and weight decay over two phases: an entry that does not move gathers no momentum."""
+    module = Tiny()
+    module.load_state_dict(start)
+    speed = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
+    x, y = images(federation, client)
+    for stream, epochs, chosen in (("first", 1, mask), ("second", 2, {n: ~m for n, m in mask.items()})):
+        for epoch in range(epochs):
+            order = torch.randperm(len(y), generator=generator(0, "train", t, client, stream, epoch))
+            for batch in order.split(LOCAL.batch_size):
+                if len(batch) < 2:
+                    continue
+                module.zero_grad()
+                F.cross_entropy(module(x[batch]), y[batch]).backward()
+                for name, p in module.named_parameters():
+                    step = 0.7 * speed[name] + p.grad + 1e-4 * p.data
+                    speed[name][chosen[name]] = step[chosen[name]]
+                    p.data[chosen[name]] -= 0.05 * step[chosen[name]]
+    return {name: p.detach() for name, p in module.named_parameters()}
+
+
+def test_masked_phases_with_streams_of_their_own(net, federation, backend):
+    states = trajectory(TwoPhases(), net, federation, COHORTS[:2], engine=backend)
+    for t, cohort in enumerate(COHORTS[:2], 1):
+        for client in cohort:
+            own = row(states[t].clients, client)
+            expected = masked_by_hand(net, federation, states[t - 1].server, own["mask"], client, t)
+            assert_close(own["end"], expected, atol=1e-6, rtol=0)
+
+
+def test_draws_are_the_clients_and_the_rounds_own(net, federation, backend):
+    states = trajectory(TwoPhases(), net, federation, [[0, 1], [0]], engine=backend)
+    for t, client in ((1, 0), (1, 1), (2, 0)):
+        g = generator(0, "train", t, client, "draw")
+        expected = {name: torch.rand(p.shape, generator=g) < 0.3 for name, p in net.params.items()}
+        assert_same(row(states[t].clients["mask"], client), expected)
+    assert differing(row(states[1].clients["mask"], 0), row(states[2].clients["mask"], 0))
+    assert differing(row(states[1].clients["mask"], 0), row(states[1].clients["mask"], 1))
+
+
+@dataclass(frozen=True)
+class Observer(Method):
+    """Adds up what it is shown at every step."""
+
+    frozen_head: bool = False
+
+    def init(self, params, parts):
+        zero = torch.zeros(())
+        client = {"steps": zero, "loss": zero, "samples": zero, "gradient": tree.full_like(params, 0.0)}
+        return params, {**client, "first": params, "moved": tree.full_like(params, 0.0)}
+
+    def phases(self, server, client, params, epochs):
+        mask = {name: "classifier" not in name for name in params} if self.frozen_head else None
+        return [Phase(epochs, mask, after_gradient=self._observe)]
+
+    def _observe(self, params, grads, loss, batch, server, client):
+        begun = client["steps"] > 0
+        return {
+            "steps": client["steps"] + 1,
+            "loss": client["loss"] + loss,
+            "samples": client["samples"] + batch.samples.sum(),
+            "gradient": tree.map(torch.add, client["gradient"], grads),
+            "first": tree.where(begun, client["first"], params),
+            "moved": client["moved"],
+        }
+
+    def finish(self, server, client, start, end):
+        return end, {**client, "moved": tree.map(torch.sub, end, start)}
+
+
+def test_after_gradient_sees_every_step_before_it_is_made(net, federation, backend):
+    state = begin(Observer(), net, 10, CPU)
+    part = participate(Observer(), net, federation, state, EVERYONE, engine=backend, local=GENTLE)
+    for client in EVERYONE:
+        own, n = row(part.clients, client), TRAIN[client]
+        assert own["steps"] == steps(n)
+        assert own["samples"] == 2 * (n - (n % 32 == 1))
+        assert_close(own["moved"], tree.map(lambda g: -0.05 * g, own["gradient"]), atol=1e-6)
+        assert_same(own["first"], net.params)
+        assert float(own["loss"] / max(1, steps(n))) == pytest.approx(float(part.loss[client]), abs=1e-5)
+
+
+def test_after_gradient_gets_zero_gradients_for_what_does_not_move(net, federation, backend):
+    part = participate(
+        Observer(frozen_head=True),
+        net,
+        federation,
+        begin(Observer(), net, 10, CPU),
+        [0, 2],
+        engine=backend,
+        local=GENTLE,
+    )
+    for name, leaf in part.clients["gradient"].items():
+        assert bool((leaf == 0).all()) == ("classifier" in name)
+
+
+@dataclass(frozen=True)
+class Summarizer(Method):
+    """Sums pixels, samples and (at the trained model) logits over a client's training data."""
+
+    def init(self, params, parts):
+        return params, {"mean": torch.zeros(1, 8, 8), "samples": torch.zeros(()), "logits": torch.zeros(5)}
+
+    def after_training(self, net, shard, params, kept, server, client):
+        assert not net.training
+        assert kept == {}
+        batches = list(shard.data.chunks())
+        assert all(batch.weight is None for batch in batches)
+        logits = sum(self.predict(net, params, batch.x).sum(0) for batch in batches)
+        n = sum(len(batch.y) for batch in batches)
+        return {
+            "mean": sum(batch.x.sum(0) for batch in batches) / n,
+            "samples": torch.tensor(1.0 * n),
+            "logits": logits,
+        }
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_after_training_sees_all_training_samples_and_the_trained_model(norm, backend):
+    """In evaluation mode, by the statistics as they are after training."""
+    large, net = federate((300, 5, 1, 130), (2, 2, 2, 2)), tiny(norm)
+    state = begin(Summarizer(), net, 4, CPU)
+    part = participate(Summarizer(), net, large, state, [0, 1, 2, 3], engine=backend)
+    for client in range(4):
+        found, (x, y) = row(part.clients, client), images(large, client)
+        assert found["samples"] == len(y)
+        assert_close(found["mean"], x.mean(0), atol=1e-5)
+        module = Tiny(norm).eval()
+        module.load_state_dict(row(part.uploads, client) | row(part.buffers["main"], client))
+        assert_close(found["logits"], module(x).sum(0).detach(), atol=1e-3, rtol=1e-4)
+
+
+@dataclass(frozen=True)
+class Replying(Method):
+    """Sends every client of the cohort a reply: how far its upload lies from the mean."""
+
+    def init(self, params, parts):
+        return params, {"gap": torch.zeros(())}
+
+    def aggregate(self, server, uploads, clients, weight):
+        server, clients = super().aggregate(server, uploads, clients, weight)
+        gaps = [(uploads[name] - server[name]).abs().flatten(1).sum(1) for name in server]
+        return server, {"gap": clients["gap"] + torch.stack(gaps).sum(0)}
+
+
+def test_aggregate_may_reply_to_each_client(net, federation, backend):
+    before, after = trajectory(Replying(), net, federation, COHORTS[:1], engine=backend)
+    part = participate(Replying(), net, federation, before, COHORTS[0], engine=backend)
+    for k, client in enumerate(COHORTS[0]):
+        upload = row(part.uploads, k)
+        gap = sum(float((upload[name] - after.server[name]).abs().sum()) for name in upload)
+        assert float(after.clients["gap"][client]) == pytest.approx(gap, rel=1e-4)
+    assert [float(after.clients["gap"][i]) for i in EVERYONE if i not in COHORTS[0]] == [0] * 5
+
+
+@dataclass(frozen=True)
+class OwnLosses(Method):
+    """Minimises the norm of the parameters in one phase, and nothing that depends on them in the other."""
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(1, loss=self._shrink), Phase(3)]
+
+    def _shrink(self, net, params, batch, server, client):
+        return sum(leaf.square().sum() / 2 for leaf in tree.leaves(params))
+
+    def loss(self, net, params, batch, server, client):
+        return sum((0.0 * leaf).sum() for leaf in tree.leaves(params))
+
+
+def test_a_phase_may_have_a_loss_of_its_own(net, federation, backend):
+    """Each step of the first phase shrinks everything by 1 - lr; the second moves nothing."""
+    part = participate(
+        OwnLosses(), net, federation, begin(OwnLosses(), net, 10, CPU), [0, 4, 9], engine=backend, local=GENTLE
+    )
+    for k, client in enumerate([0, 4, 9]):
+        factor = 0.95 ** steps(TRAIN[client], epochs=1)
+        expected = {name: leaf * factor for name, leaf in net.params.items()}
+        assert_close(row(part.uploads, k), expected, atol=1e-6)
+
+
+@dataclass(frozen=True)
+class Weigher(FedAvg):
+    """Notes the shares of the mean."""
+
+    shares: ClassVar[list] = []
+
+    def aggregate(self, server, uploads, clients, weight):
+        self.shares.append(weight)
+        return super().aggregate(server, uploads, clients, weight)
+
+
+def test_shares_are_training_samples_over_the_cohorts(net, federation, backend):
+    Weigher.shares.clear()
+    trajectory(Weigher(), net, federation, engine=backend)
+    for weight, cohort in zip(Weigher.shares, COHORTS, strict=True):
+        sizes = torch.tensor([TRAIN[i] for i in cohort], dtype=torch.float64)
+        assert_close(weight, (sizes / sizes.sum()).float(), atol=1e-9)
+        assert float(weight.sum()) == pytest.approx(1, abs=1e-6)
+
+
+@dataclass(frozen=True)
+class Sparse(Method):
+    """Uploads only the first tenth of every tensor; measures its cohort."""
+
+    def finish(self, server, client, start, end):
+        chosen = tree.map(lambda leaf: (torch.arange(leaf.numel()) * 10 < leaf.numel()).view(leaf.shape), end)
+        return Masked(end, chosen), client
+
+    def aggregate(self, server, uploads, clients, weight):
+        return tree.where(tree.take(uploads.mask, 0), tree.mean(uploads.values, weight), server), clients
+
+    def metrics(self, server, client):
+        return {"constant": torch.tensor(3.0), "size": torch.tensor(tree.size(server))}
+
+
+def test_masked_uploads_are_averaged_counted_and_measured(net, federation, backend):
+    states, (outcome,) = rounds(Sparse(), net, federation, COHORTS[:1], engine=backend)
+    chosen = sum(-(-p.numel() // 10) for p in net.params.values())
+    assert outcome.sent.values_up == 5 * chosen
+    assert outcome.sent.bits_up == 5 * (32 * chosen + min(32 * chosen, 549))
+    assert outcome.metrics == {"constant": 3.0, "size": 549.0}
+    for name, leaf in states[-1].server.items():
+        same = leaf.flatten() == net.params[name].flatten()
+        assert same[-(-leaf.numel() // 10) :].all()
+        assert not same[0]
+
+
+@dataclass(frozen=True)
+class Prepared(Method):
+    """Counts its participations in `prepare`; what is prepared reaches every later hook."""
+
+    def init(self, params, parts):
+        return params, {"times": torch.zeros(())}
+
+    def prepare(self, server, client):
+        return {"times": client["times"] + 1, "scale": client["times"] * 0}
+
+    def start(self, server, client):
+        return tree.map(lambda leaf: leaf * client["scale"], server)
+
+    def finish(self, server, client, start, end):
+        return start, {"times": client["times"]}
+
+
+def test_prepare_runs_once_per_participation(net, federation, backend):
+    state = trajectory(Prepared(), net, federation, engine=backend)[-1]
+    assert state.clients["times"].tolist() == [sum(client in cohort for cohort in COHORTS) for client in EVERYONE]
+    assert all(not leaf.any() for leaf in state.server.values())
+
+
+# Precision, settings and errors
+
+
+def test_bf16_differs_from_fp32_and_keeps_states_in_fp32(net, federation, backend):
+    half = trajectory(FedAvg(), net, federation, COHORTS[:1], engine=Engine(backend, precision="bf16"))[-1]
+    full = trajectory(FedAvg(), net, federation, COHORTS[:1], engine=backend)[-1]
+    assert differing(half.server, full.server)
+    assert_close(half.server, full.server, atol=5e-3)
+    assert {leaf.dtype for leaf in flatten(half).values()} == {torch.float32}
+
+
+def test_a_failing_method_fails_the_round(net, federation, backend):
+    class Broken(FedAvg):
+        def loss(self, net, params, batch, server, client):
+            raise RuntimeError("broken on purpose")
+
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        trajectory(Broken(), net, federation, COHORTS[:1], engine=backend)
+
+
+@pytest.mark.parametrize("field", ["workers", "width"])
+def test_engine_settings_out_of_range_are_named(field):
+    with pytest.raises(ValueError, match=f"{field} must be 0 or more, got -1"):
+        Engine(**{field: -1})
+
+
+def test_auto_is_loop_on_a_cpu(net):
+    assert type(make(Engine(), net, CPU)) is type(make(Engine("loop"), net, CPU))
+    assert type(make(Engine("batched"), net, CPU)) is not type(make(Engine("loop"), net, CPU))
+
+
+def test_devices_that_are_not_there_are_refused():
+    assert device("cpu") == CPU
+    assert device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    for name in ("nonsense", "meta", "cuda:99"):
+        with pytest.raises(FedpflError, match=f"{name}|got '{name}'"):
+            device(name)
+    with pytest.raises(FedpflError, match="tf32 needs a CUDA device"):
+        check(Engine(precision="tf32"), CPU)
+
+
+def test_the_package_offers_what_a_run_needs():
+    for name in engine.__all__:
+        assert hasattr(engine, name)
+
+
+# CUDA
+
+
+@pytest.fixture
+def exact_products():
+    """No TF32, so that a GPU computes what the CPU does."""
+    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch-norm"])
+@every_method(*BACKENDS)
+def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation, exact_products):
+    """Each round from the CPU's state; 1e-4 after two epochs."""
+    method, gpu, net = METHODS[name](**values), torch.device("cuda"), tiny(norm)
+    there, states = federation.to(gpu), trajectory(method, net, federation)
+    runner = make(Engine(backend), net, gpu)
+    for t, cohort in enumerate(COHORTS):
+        before = {part: tree.to(copy.deepcopy(getattr(states[t], part)), gpu) for part in ("server", "server_buffers")}
+        state = replace(begin(method, net, 10, gpu), round=t, **before)
+        state.rows.put_(EVERYONE, {"client": states[t].clients, "buffers": states[t].client_buffers})
+        state, outcome = play(runner, method, there, state, cohort, LOCAL, 0)
+        after = state_trees(state)
+        assert all(leaf.device.type == "cuda" for leaf in flatten(after).values())
+        assert_close(tree.to(after, CPU), state_trees(states[t + 1]), atol=1e-4, rtol=1e-3)
+        assert outcome.before.total.tolist() == [TEST[i] for i in cohort]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", BACKENDS)
+def test_evaluation_and_tuning_on_cuda_equal_the_cpus(name, net, federation, exact_products):
+    gpu = torch.device("cuda")
+    for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 0))):
+        here = make(LOOP, net, CPU).evaluate(FedAvg(), federation, begin(FedAvg(), net, 10, CPU), EVERYONE, tuning)
+        state = begin(FedAvg(), net, 10, gpu)
+        there = make(Engine(name), net, gpu).evaluate(FedAvg(), federation.to(gpu), state, EVERYONE, tuning)
+        assert there.correct.tolist() == here.correct.tolist()
+        assert_close(there.loss.cpu(), here.loss, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.cuda
+def test_auto_is_batched_on_cuda(net):
+    gpu = torch.device("cuda")
+    assert type(make(Engine(), net, gpu)) is type(make(Engine("batched"), net, gpu))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_reduced_precision_on_cuda_is_near_fp32(name, precision, net, federation, exact_products):
+    gpu = torch.device("cuda")
+    full = trajectory(FedAvg(), net, federation, COHORTS[:1])[-1]
+    backend = make(Engine(name, precision=precision), net, gpu)
+    state, _ = play(backend, FedAvg(), federation.to(gpu), begin(FedAvg(), net, 10, gpu), COHORTS[0], LOCAL, 0)
+    assert_close(tree.to(state.server, CPU), full.server, atol=5e-3)
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch-norm"])
+def test_bf16_evaluates_with_what_it_trains_with(norm, backend, place, federation):
+    """Convolutions, linear layers and logits are bf16, on each backend and device."""
+    net, seen, where = tiny(norm), set(), torch.device(place)
+    for layer in (net.module.conv, net.module.fc, net.module.classifier):
+        layer.register_forward_hook(lambda module, _, output: seen.add((module.training, output.dtype)))
+    runner, there = make(Engine(backend, workers=1, precision="bf16"), net, where), federation.to(where)
+    play(runner, FedAvg(), there, begin(FedAvg(), net, 10, where), COHORTS[0], LOCAL, 0)
+    assert seen == {(False, torch.bfloat16), (True, torch.bfloat16)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_fine_tuned_copy_is_evaluated_with_the_statistics_that_its_tuning_left(backend):
+    """With steps too short to move a parameter, the statistics alone tell it from the model as it was."""
+    net, federation = tiny(norm=True), federate((64, 40), (30, 20))
+    state, judge = begin(FedAvg(), net, 2, CPU), make(Engine(backend), net, CPU)
+    still = Tuning(Local(epochs=3, batch_size=32, lr=1e-30), Draws(0, "finetune", 0))
+    plain, tuned = (judge.evaluate(FedAvg(), federation, state, [0, 1], tuning) for tuning in (None, still))
+    assert not torch.equal(plain.loss, tuned.loss)

@@ -1,0 +1,347 @@
+"""Hooks beyond SGD on a loss, with methods made for them: looks at the data, records, steps, random numbers, turns."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedpfl.engine import Store, Tuning, begin, make, play
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.shard import training_shard
+from fedpfl.ground import tree
+from fedpfl.methods import FedAvg, Method, Phase, Turn
+from tests.conftest import (
+    COHORTS,
+    CPU,
+    LOCAL,
+    as_engine,
+    assert_close,
+    assert_same,
+    federate,
+    participate,
+    rounds,
+    row,
+    tiny,
+    trajectory,
+)
+
+PLAIN = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
+EVERYONE = list(range(10))
+
+
+def minibatches(federation, client, draws=None, epochs=LOCAL.epochs):
+    """Sample indices of a client's minibatches in round 1, epoch by epoch."""
+    draws = draws or Draws(0, "train", 1)
+    own = federation.train[client]
+    return [
+        [own[part] for part in draws.order(client, "main", epoch, len(own)).split(LOCAL.batch_size) if len(part) > 1]
+        for epoch in range(epochs)
+    ]
+
+
+# Looks at the data before training and before evaluation
+
+
+@dataclass(frozen=True)
+class Looking(FedAvg):
+    """Reports what it saw of its data, and moves the statistics of batch normalisation without right."""
+
+    def before_training(self, net, shard, server, client):
+        net(server, shard.data.x)
+        first = next(shard.batches("main", 0), None)
+        return {"n": torch.tensor(len(shard.data.y)), "first": first.y.sum() if first else torch.tensor(-1)}
+
+    def metrics(self, server, client):
+        return {"n": client["n"], "first": client["first"]}
+
+    def finish(self, server, client, start, end):
+        return end, {}
+
+
+def test_before_training_sees_the_clients_training_data_in_the_order_of_training(backend, federation):
+    part = participate(Looking(), tiny(), federation, begin(Looking(), tiny(), 10, CPU), EVERYONE, engine=backend)
+    assert part.metrics["n"].tolist() == federation.train_sizes.tolist()
+    first = [next(iter(minibatches(federation, c)[0]), None) for c in EVERYONE]
+    assert part.metrics["first"].tolist() == [-1 if i is None else int(federation.y[i].sum()) for i in first]
+
+
+def test_before_training_moves_no_statistics_and_nothing_else(backend, federation):
+    for norm in (False, True):
+        plain, own = (
+            trajectory(m, tiny(norm), federation, COHORTS[:2], engine=backend)[-1] for m in (FedAvg(), Looking())
+        )
+        assert_same((plain.server, plain.server_buffers), (own.server, own.server_buffers))
+
+
+def test_a_shard_deals_a_share_of_its_samples(federation):
+    shard = training_shard(federation, 1, 16, Draws(0, "train", 1))  # 33 samples
+    assert [len(batch.y) for batch in shard.batches("main", 0)] == [16, 16]
+    assert [len(batch.y) for batch in shard.batches("main", 0, 0.8)] == [16, 10]
+    order = Draws(0, "train", 1).order(1, "main", 0, 33)[:26]
+    dealt = torch.cat([batch.x for batch in shard.batches("main", 0, 0.8)])
+    assert torch.equal(dealt, federation.normalize(federation.x[federation.train[1][order]]))
+
+
+@dataclass(frozen=True)
+class Adapter(FedAvg):
+    """Is evaluated by the global model with the client's label counts added to the head's bias."""
+
+    def before_evaluation(self, net, shard, server, client):
+        net(server, shard.data.x)
+        return {"counts": torch.bincount(shard.data.y, minlength=5).float() + 0.01 * shard.order("any", 0)[0]}
+
+    def personal(self, server, client):
+        return {**server, "classifier.bias": server["classifier.bias"] + client.get("counts", 0.0)}
+
+
+def test_before_evaluation_the_client_looks_at_its_training_data(backend, federation):
+    net = tiny(norm=True)
+    state = trajectory(Adapter(), net, federation, COHORTS[:2], engine=backend)[-1]
+    before = Tuning(LOCAL, Draws(5, "adapt", 2))
+    runner = make(as_engine(backend), net, CPU)
+    found = runner.evaluate(Adapter(), federation, state, EVERYONE, before=before)
+    for client in EVERYONE:
+        counts = torch.bincount(federation.y[federation.train[client]], minlength=5).float()
+        counts += 0.01 * before.draws.order(client, "any", 0, int(federation.train_sizes[client]))[0]
+        params = {**state.server, "classifier.bias": state.server["classifier.bias"] + counts}
+        test = federation.test[client]
+        logits = net.bind(state.server_buffers)(params, federation.normalize(federation.x[test]))
+        loss = torch.nn.functional.cross_entropy(logits, federation.y[test], reduction="sum")
+        assert_close({"": found.loss[client]}, {"": loss}, atol=1e-4)
+
+
+def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
+    state = trajectory(Adapter(), net, federation, COHORTS[:1], engine=backend)[-1]
+    tuning = Tuning(dataclasses.replace(LOCAL, epochs=1, lr=1e-12), Draws(0, "finetune", 1))
+    runner = make(as_engine(backend), net, CPU)
+    before, after = (runner.evaluate(Adapter(), federation, state, EVERYONE, t) for t in (None, tuning))
+    assert_close(before.loss, after.loss, atol=1e-4)
+
+
+# Records
+
+
+@dataclass(frozen=True)
+class Recorder(FedAvg):
+    """Keeps the labels and logits of every training sample."""
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, keeps=True)]
+
+    def loss(self, net, params, batch, server, client):
+        logits = net(params, batch.x)
+        return batch.cross_entropy(logits), {"y": batch.y, "logits": logits}
+
+    def after_training(self, net, shard, params, kept, server, client):
+        if not kept:
+            return {"n": torch.tensor(0), "code": torch.tensor(0.0), "sum": torch.tensor(0.0)}
+        place = torch.arange(len(kept["y"]))
+        assert not kept["logits"].requires_grad
+        return {
+            "n": torch.tensor(len(kept["y"])),
+            "code": ((place + 1) * kept["y"]).sum().float(),
+            "sum": kept["logits"].sum(),
+        }
+
+    def finish(self, server, client, start, end):
+        return {"end": end, **tree.named(client, ("n", "code", "sum"))}, {}
+
+    def aggregate(self, server, uploads, clients, weight):
+        return super().aggregate(server, uploads["end"], clients, weight)
+
+
+def test_records_are_of_all_steps_in_turn_without_padding(backend, net, federation):
+    part = participate(Recorder(), net, federation, begin(Recorder(), net, 10, CPU), EVERYONE, engine=backend)
+    for client in EVERYONE:
+        labels = [federation.y[i] for epoch in minibatches(federation, client) for i in epoch]
+        y = torch.cat(labels) if labels else torch.empty(0)
+        assert int(part.uploads["n"][client]) == len(y)
+        assert float(part.uploads["code"][client]) == float(((torch.arange(len(y)) + 1) * y).sum())
+
+
+def test_keeping_records_changes_no_training(backend, net, federation):
+    plain, own = (trajectory(m, net, federation, engine=backend)[-1] for m in (FedAvg(), Recorder()))
+    assert_same(plain.server, own.server)
+
+
+def test_records_agree_between_backends_and_belong_to_their_clients(net, federation):
+    state = begin(Recorder(), net, 10, CPU)
+    loop, batched = (participate(Recorder(), net, federation, state, EVERYONE, engine=b) for b in ("loop", "batched"))
+    assert_close(loop.uploads, batched.uploads, atol=1e-4, rtol=1e-4)
+    assert len(set(loop.uploads["sum"].tolist())) == 10
+
+
+# Whole steps
+
+
+@dataclass(frozen=True)
+class Stepper(FedAvg):
+    """Plain SGD, written as a step."""
+
+    lr: float = 0.05
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, step=self._step)]
+
+    def _step(self, net, params, batch, server, client):
+        grads, loss = net.gradient(lambda n, p, b: b.cross_entropy(n(p, b.x)), params, batch)
+        return tree.map(lambda p, g: p - self.lr * g, params, grads), loss
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_sgd_as_a_step_is_sgd(norm, backend, federation):
+    net = tiny(norm)
+    own, plain = (rounds(m, net, federation, engine=backend, local=PLAIN) for m in (Stepper(lr=PLAIN.lr), FedAvg()))
+    for a, b in zip(own[0], plain[0], strict=True):
+        assert_close((a.server, a.server_buffers), (b.server, b.server_buffers), atol=2e-6)
+    for a, b in zip(own[1], plain[1], strict=True):
+        assert_close(a.loss, b.loss, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Pairs(FedAvg):
+    """A gradient step on the mean loss of two minibatches."""
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, step=self._step, batches=2)]
+
+    def _step(self, net, params, batches, server, client):
+        one, other = batches
+        losses = []
+        for part in (one, other):
+            grads, loss = net.gradient(lambda n, p, part: part.cross_entropy(n(p, part.x)), params, part)
+            losses.append((grads, loss))
+        mean = tree.map(lambda a, b: (a + b) / 2, losses[0][0], losses[1][0])
+        return tree.map(lambda p, g: p - 0.05 * g, params, mean), losses[0][1] + losses[1][1]
+
+
+def test_minibatches_taken_together_are_consecutive_and_leftovers_skipped(backend, net, federation):
+    part = participate(Pairs(), net, federation, begin(Pairs(), net, 10, CPU), EVERYONE, engine=backend)
+    for client in EVERYONE:
+        params = dict(net.params)
+        for epoch in minibatches(federation, client):
+            for k in range(len(epoch) // 2):
+                total = None
+                for index in epoch[2 * k : 2 * k + 2]:
+                    leaves = {name: p.clone().requires_grad_() for name, p in params.items()}
+                    logits = net.bind({"main": {}})(leaves, federation.normalize(federation.x[index]))
+                    loss = torch.nn.functional.cross_entropy(logits, federation.y[index])
+                    grads = torch.autograd.grad(loss, list(leaves.values()))
+                    total = grads if total is None else [a + b for a, b in zip(total, grads, strict=True)]
+                params = {n: p - 0.05 * g / 2 for (n, p), g in zip(params.items(), total, strict=True)}
+        assert_close(row(part.uploads, client), params, atol=1e-6)
+    moved = [client for client in EVERYONE if not torch.equal(part.uploads["fc.bias"][client], net.params["fc.bias"])]
+    assert moved == [0, 2, 4, 6, 7]  # 33 samples make one batch of 32, and a lone one
+
+
+# Random numbers and paces
+
+
+@dataclass(frozen=True)
+class Gambler(FedAvg):
+    """Its gradient is the step's random numbers."""
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, randoms=12)]
+
+    def loss(self, net, params, batch, server, client):
+        return (params["fc.bias"] * batch.random).sum()
+
+
+def test_each_step_has_random_numbers_of_its_own(backend, net, federation):
+    part = participate(
+        Gambler(), net, federation, begin(Gambler(), net, 10, CPU), EVERYONE, engine=backend, local=PLAIN
+    )
+    draws = Draws(0, "train", 1)
+    seen = []
+    for client in EVERYONE:
+        total = torch.zeros(12)
+        for epoch, dealt in enumerate(minibatches(federation, client)):
+            numbers = draws.random(client, "main", epoch, len(dealt), 12)
+            seen += numbers.flatten().tolist()
+            total += numbers.sum(0)
+        moved = (net.params["fc.bias"] - part.uploads["fc.bias"][client]) / PLAIN.lr
+        assert_close({"": moved}, {"": total}, atol=1e-4)
+    assert 0 <= min(seen) < 0.05
+    assert 0.95 < max(seen) < 1
+    assert len(set(seen)) > 0.99 * len(seen)
+
+
+@dataclass(frozen=True)
+class Paced(Method):
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, sgd={"lr": 0.02, "momentum": 0.3})]
+
+
+def test_a_phases_own_pace_is_that_pace(backend, net, federation):
+    local = dataclasses.replace(LOCAL, lr=0.02, momentum=0.3)
+    own = trajectory(Paced(), net, federation, engine=backend)[-1]
+    assert_same(own.server, trajectory(FedAvg(), net, federation, engine=backend, local=local)[-1].server)
+
+
+# Surveys of all clients
+
+
+@dataclass(frozen=True)
+class Surveyor(FedAvg):
+    """Before round 2 all clients tell the mean of their trained head bias."""
+
+    def init(self, params, parts):
+        return {"w": params}, {"told": torch.zeros(())}
+
+    def turns(self, played, cohort, clients, generator):
+        return [*([Turn(list(range(clients)), survey=self._survey)] if played == 1 else []), Turn(cohort)]
+
+    def start(self, server, client):
+        return server["w"]
+
+    def aggregate(self, server, uploads, clients, weight):
+        return {"w": tree.mean(uploads, weight)}, clients
+
+    def _survey(self, server, uploads, clients):
+        assert uploads["fc.bias"].shape == (10, 12)
+        assert clients["told"].shape == (10,)
+        return server, {"told": uploads["fc.bias"].mean(1)}
+
+
+def test_a_survey_trains_everyone_once_and_changes_only_what_it_says(backend, net, federation):
+    states, outcomes = rounds(Surveyor(), net, federation, engine=backend)
+    plain, counts = rounds(FedAvg(), net, federation, engine=backend)
+    for own, other in zip(states, plain, strict=True):
+        assert_same(own.server["w"], other.server)
+    assert not states[1].clients["told"].any()
+    draws = Draws(0, "gather", 2)
+    part = make(as_engine(backend), net, CPU).participate(FedAvg(), federation, plain[1], EVERYONE, LOCAL, draws)
+    assert_close({"": states[2].clients["told"]}, {"": part.uploads["fc.bias"].mean(1)}, atol=1e-7)
+    assert len(set(states[2].clients["told"].tolist())) == 10
+    assert torch.equal(states[2].clients["told"], states[3].clients["told"])
+    size = tree.size(net.params)
+    extra = [own.sent.values_down - other.sent.values_down for own, other in zip(outcomes, counts, strict=True)]
+    assert extra == [0, 10 * size, 0]
+    assert [own.sent.bits_up - other.sent.bits_up for own, other in zip(outcomes, counts, strict=True)] == [
+        0,
+        320 * size,
+        0,
+    ]
+
+
+def test_a_survey_counts_averaged_statistics(backend, federation):
+    net = tiny(norm=True)
+    outcomes = rounds(Surveyor(), net, federation, COHORTS[:2], engine=backend)[1]
+    each = tree.size(net.params) + 8  # running mean and variance of four channels
+    assert [outcome.sent.values_up for outcome in outcomes] == [5 * each, 15 * each]
+
+
+def test_a_survey_with_client_states_elsewhere(net):
+    """It sees the stacked rows wherever the store keeps them; they are overwritten there."""
+    federation = federate()
+    ends = []
+    for store in (Store(), Store("disk")):
+        state = begin(Surveyor(), net, 10, CPU, store)
+        for cohort in COHORTS[:2]:
+            state, _ = play(make(as_engine("loop"), net, CPU), Surveyor(), federation, state, cohort, LOCAL, 0)
+        ends.append(state)
+    assert_same(*ends)
+    assert isinstance(ends[0].clients["told"], Tensor)

@@ -1,0 +1,189 @@
+"""Calls of several runs answered together equal the same calls alone: bit for bit on loop, within rounding on batched.
+
+test_contract.py asks the same of every registered method; here is which calls join, and what does not spread.
+"""
+
+import dataclasses
+from dataclasses import dataclass, replace
+
+import pytest
+
+from fedpfl.engine import Engine, Tuning, make
+from fedpfl.engine.backend import EvalCall, TrainCall
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.program import Programs
+from fedpfl.ground import tree
+from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
+from tests.conftest import (
+    BACKENDS,
+    COHORTS,
+    CPU,
+    LOCAL,
+    TRAIN,
+    assert_close,
+    assert_same,
+    federate,
+    tiny,
+    trajectory,
+)
+
+EVERYONE = list(range(len(TRAIN)))
+METHODS = [
+    FedAvg(),
+    FedOBP(q=0.5),
+    FedOBP(q=0.9),
+    FedPer(),
+    LocalOnly(),
+    Ditto(lam=0.3),
+    Ditto(lam=0.3),
+    Ditto(lam=2.0),
+]
+
+
+@pytest.fixture(scope="module")
+def federations():
+    """One data set dealt out in as many ways as there are runs."""
+    first = federate()
+    turns = ((first.train[k:] + first.train[:k], first.test[k:] + first.test[:k]) for k in range(len(METHODS)))
+    return [replace(first, train=train, test=test) for train, test in turns]
+
+
+def states(methods, federations, net):
+    """Each run after one round, of its own seed."""
+    zipped = enumerate(zip(methods, federations, strict=False))
+    return [trajectory(m, net, f, COHORTS[:1], seed=seed)[-1] for seed, (m, f) in zipped]
+
+
+def trainings(methods, federations, net):
+    zipped = zip(methods, federations, states(methods, federations, net), strict=False)
+    return [TrainCall(m, f, s, COHORTS[k % 3], LOCAL, Draws(k, "train", 2 + k)) for k, (m, f, s) in enumerate(zipped)]
+
+
+def evaluations(methods, federations, net):
+    zipped = zip(methods, federations, states(methods, federations, net), strict=False)
+    tunings = [None, Tuning(LOCAL, Draws(3, "finetune", 1)), Tuning(LOCAL, Draws(4, "finetune", 1), "head")]
+    return [EvalCall(m, f, s, EVERYONE, tunings[k % 3]) for k, (m, f, s) in enumerate(zipped)]
+
+
+def compare(backend, calls):
+    runner = make(Engine(backend), tiny(), CPU)
+    together, alone = runner.run(calls), [runner.run([call])[0] for call in calls]
+    for one, other in zip(together, alone, strict=True):
+        assert not isinstance(one, Exception), one
+        if backend == "loop":
+            assert_same(one, other)
+        else:
+            assert_close(one, other, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_trainings_of_several_runs(backend, federations, net):
+    compare(backend, trainings(METHODS, federations, net))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_evaluations_of_several_runs_with_and_without_fine_tuning(backend, federations, net):
+    compare(backend, evaluations(METHODS, federations, net))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_runs_that_train_and_runs_that_evaluate(backend, federations, net):
+    compare(backend, trainings(METHODS, federations, net)[:4] + evaluations(METHODS, federations, net)[2:6])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_runs_that_stop_clients_early_and_runs_that_do_not(backend, federations, net):
+    calls = trainings([FedAvg()] * 3, federations, net)
+    compare(backend, [call._replace(stopping=number > 0) for number, call in enumerate(calls)])
+
+
+def test_runs_with_batch_normalisation(federations):
+    """Padded rows differ by program, and must not leak into the statistics."""
+    net = tiny(norm=True)
+    calls = trainings(METHODS, federations, net)
+    runner = make(Engine("batched"), net, CPU)
+    for one, call in zip(runner.run(calls), calls, strict=True):
+        assert_close(one, runner.run([call])[0], atol=1e-4, rtol=1e-3)
+
+
+def programs(monkeypatch):
+    """The number of rows of every training program run from here on."""
+    seen, real = [], Programs.run
+
+    def counted(self, job):
+        seen.append(len(job.rows))
+        return real(self, job)
+
+    monkeypatch.setattr(Programs, "run", counted)
+    return seen
+
+
+def test_plain_methods_train_as_one_program_and_others_with_their_equals(federations, net, monkeypatch):
+    calls = trainings(METHODS, federations, net)
+    seen = programs(monkeypatch)
+    make(Engine("batched"), net, CPU).run(calls)
+    five_plain, two_equal_dittos, another = 25, 10, 5
+    assert seen == [five_plain, two_equal_dittos, another]
+
+
+def test_another_learning_rate_or_data_set_is_another_program(federations, net, monkeypatch):
+    a, b, c, d = trainings(METHODS[:4], federations, net)
+    b = b._replace(local=dataclasses.replace(LOCAL, lr=0.01))
+    c = c._replace(federation=federate(seed=5))
+    seen = programs(monkeypatch)
+    compare("batched", [a, b, c, d])
+    assert seen[:3] == [10, 5, 5]
+
+
+def test_programs_keep_to_the_width(federations, net, monkeypatch):
+    calls = trainings(METHODS, federations, net)
+    seen = programs(monkeypatch)
+    runner = make(Engine("batched", width=3), net, CPU)
+    together = runner.run(calls)
+    assert max(seen) == 3
+    wide = make(Engine("batched"), net, CPU)
+    for one, call in zip(together, calls, strict=True):
+        assert_close(one, wide.run([call])[0], atol=2e-5, rtol=1e-4)
+
+
+@dataclass(frozen=True)
+class Broken(FedAvg):
+    """Fails at its first batch."""
+
+    def loss(self, net, params, batch, server, client):
+        raise ZeroDivisionError("broken")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_that_fails_takes_nobody_down(backend, federations, net):
+    calls = trainings([FedAvg(), FedAvg(), FedOBP(q=0.5)], federations, net)
+    calls[1] = calls[1]._replace(method=Broken())
+    runner = make(Engine(backend), net, CPU)
+    answers = runner.run(calls)
+    assert isinstance(answers[1], ZeroDivisionError)
+    for k in (0, 2):
+        assert_close(answers[k], runner.run([calls[k]])[0], atol=2e-5, rtol=1e-4)
+    with pytest.raises(ZeroDivisionError, match="broken"):
+        runner.participate(*calls[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_that_diverges_takes_nobody_down(backend, federations, net):
+    calls = trainings([FedAvg(), FedOBP(q=0.5)], federations[:2], net)
+    poisoned = replace(calls[0].state, server=tree.full_like(calls[0].state.server, float("nan")))
+    runner = make(Engine(backend), net, CPU)
+    sick, healthy = runner.run([calls[0]._replace(state=poisoned), calls[1]])
+    assert sick.loss.isnan().any()
+    assert_close(healthy, runner.run([calls[1]])[0], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_interrupt_is_nobodys_answer(backend, federations, net):
+    @dataclass(frozen=True)
+    class Interrupted(FedAvg):
+        def loss(self, net, params, batch, server, client):
+            raise KeyboardInterrupt
+
+    (call,) = trainings([FedAvg()], federations[:1], net)
+    with pytest.raises(KeyboardInterrupt):
+        make(Engine(backend), net, CPU).run([call, call._replace(method=Interrupted())])

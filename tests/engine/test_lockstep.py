@@ -1,0 +1,266 @@
+"""Lockstep sweeps: jobs in one process whose backend calls are answered together, each as if it ran alone."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+from fedpfl.engine import lockstep
+from fedpfl.engine.backend import Backend
+from fedpfl.engine.lockstep import Shared, Stage
+from tests.command import TINY, call, start, state, summary, table, wait
+from tests.conftest import assert_same
+
+SWEEP = ("-m", *TINY, "hydra/launcher=lockstep")
+SMALL = ("model=mlp", "model.hidden=[8]")
+
+
+# The stage
+
+
+class Echo(Backend):
+    """Answers every call with itself, and keeps what came together."""
+
+    name = "echo"
+
+    def __init__(self):
+        self.batches = []
+
+    def run(self, calls):
+        self.batches.append(sorted(calls))
+        return list(calls)
+
+
+def job(stage, backend, questions):
+    def run():
+        shared = Shared(lockstep.stage.get(), backend)
+        return [shared.run([question])[0] for question in questions]
+
+    return run
+
+
+def test_calls_of_all_jobs_come_together_and_answers_go_back_to_their_askers():
+    stage, echo = Stage(8), Echo()
+    questions = [[10 * k + i for i in range(n)] for k, n in enumerate((3, 1, 2, 0))]
+    assert stage.play([job(stage, echo, own) for own in questions]) == questions
+    assert echo.batches == [[0, 10, 20], [1, 21], [2]]
+
+
+def test_only_so_many_jobs_at_once_and_the_next_joins_when_one_ends():
+    stage, echo = Stage(2), Echo()
+    questions = [[0, 1], [10], [20, 21]]
+    assert stage.play([job(stage, echo, own) for own in questions]) == questions
+    assert echo.batches == [[0, 10], [1, 20], [21]]
+
+
+def test_backends_are_asked_one_after_another():
+    stage, one, other = Stage(4), Echo(), Echo()
+    stage.play([job(stage, one, [1, 2]), job(stage, other, [3]), job(stage, one, [4])])
+    assert one.batches == [[1, 4], [2]]
+    assert other.batches == [[3]]
+
+
+def test_only_one_job_moves_at_a_time():
+    stage, echo, inside, most = Stage(8), Echo(), [], []
+
+    def busy():
+        shared = Shared(stage, echo)
+        for k in range(3):
+            inside.append(1)
+            time.sleep(0.002)
+            most.append(len(inside))
+            inside.pop()
+            shared.run([k])
+
+    stage.play([busy] * 5)
+    assert max(most) == 1
+
+
+def test_what_a_job_raises_is_its_result():
+    stage, echo = Stage(4), Echo()
+
+    def fails():
+        Shared(stage, echo).run([7])
+        raise ValueError("no")
+
+    good, bad = stage.play([job(stage, echo, [1, 2]), fails])
+    assert good == [1, 2]
+    assert isinstance(bad, ValueError)
+
+
+def test_an_interrupt_reaches_every_job_and_the_caller():
+    class Interrupted(Echo):
+        def run(self, calls):
+            super().run(calls)
+            raise KeyboardInterrupt
+
+    stage, broken, ends = Stage(4), Interrupted(), []
+
+    def watched():
+        try:
+            Shared(stage, broken).run([1])
+        except BaseException as error:
+            ends.append(type(error))
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        stage.play([watched] * 3)
+    assert ends == [KeyboardInterrupt] * 3
+    assert threading.active_count() < 20
+
+
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
+    stage, echo, answered, give = Stage(4), Echo(), [], Stage._give
+
+    def interrupted(self, request, answers):
+        if len(answered) == given and not isinstance(answers, BaseException):
+            raise KeyboardInterrupt
+        answered.append(answers)
+        give(self, request, answers)
+
+    monkeypatch.setattr(Stage, "_give", interrupted)
+    raised = []
+
+    def play():
+        try:
+            stage.play([job(stage, echo, [k, k]) for k in range(3)])
+        except KeyboardInterrupt as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert raised
+
+
+def test_what_jobs_share_is_made_once():
+    stage, made = Stage(1), []
+    first, again, other = (stage.share(key, lambda: made.append(1) or object()) for key in ("a", "a", "b"))
+    assert first is again is not other
+    assert len(made) == 2
+
+
+def test_outside_a_sweep_there_is_no_stage():
+    Stage(1).play([lambda: None])
+    assert lockstep.stage.get() is None
+
+
+# The command
+
+
+def same_runs(cwd, arguments, *, ended="finished"):
+    """Every run of the sweep equals the one without the launcher, in rows, checkpoint and summary."""
+    alone = call("-m", *TINY, "hydra.sweep.dir=alone", *arguments, cwd=cwd)
+    runs = sorted(path.parent for path in (cwd / "alone").rglob("rounds.csv"))
+    for run in runs:
+        twin = cwd / "outputs" / run.relative_to(cwd / "alone")
+        assert table(run / "rounds.csv") == table(twin / "rounds.csv")
+        assert summary(twin)["status"] == summary(run)["status"] == ended
+        assert_same(state(run), state(twin))
+    return alone, runs
+
+
+ARGUMENTS = ("method=fedobp,ditto", "seed=1,2", "eval.finetune_epochs=1", "eval.finetune_every=1")
+
+
+def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
+    result = call(*SWEEP, *ARGUMENTS, cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert len(same_runs(tmp_path, ARGUMENTS)[1]) == 4
+    told = result.err.splitlines()
+    assert sum("loop in lockstep on cpu" in line for line in told) == 4
+    folder = next(tmp_path.glob("outputs/digits/ditto/*/seed2"))
+    title = f"Ditto-{folder.parent.name}-seed2: method=ditto seed=2; loop in lockstep on cpu; {folder}"
+    assert title in told
+    assert not any(": data set" in line or ": model" in line for line in told)
+    assert "model cnn4" in (folder / "run.log").read_text()
+    assert told[-1].startswith("sweep: 4/4 done in 0:")
+    assert result.out.startswith("Digits, Dir(0.1)\n")
+
+
+@pytest.mark.full
+def test_jobs_one_by_one_end_the_same(tmp_path):
+    assert call(*SWEEP, *SMALL, "hydra.launcher.jobs=1", "seed=1,2", cwd=tmp_path).code == 0
+    same_runs(tmp_path, (*SMALL, "seed=1,2"))
+
+
+def test_batched_backend_in_lockstep(tmp_path):
+    arguments = ("method=fedobp,fedavg", "engine=batched")
+    assert call(*SWEEP, *arguments, cwd=tmp_path).code == 0
+    call("-m", *TINY, "hydra.sweep.dir=alone", *arguments, cwd=tmp_path)
+    for run in (path.parent for path in (tmp_path / "alone").rglob("rounds.csv")):
+        twin = tmp_path / "outputs" / run.relative_to(tmp_path / "alone")
+        for one, other in zip(table(run / "rounds.csv"), table(twin / "rounds.csv"), strict=True):
+            assert float(one["cohort_after"]) == pytest.approx(float(other["cohort_after"]), abs=5)
+            assert float(one["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-3)
+            assert one["bits_up"] == other["bits_up"]
+
+
+def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path):
+    result = call(*SWEEP, *SMALL, "method=fedavg", "seed=1,2", "local.lr=-1,0.01,1e30", cwd=tmp_path)
+    assert result.code in (2, 3)
+    assert sum("local.lr must be a positive number" in line for line in result.complaints) == 2
+    assert sum("training diverged" in line for line in result.complaints) == 2
+    statuses = sorted(summary(path.parent)["status"] for path in tmp_path.rglob("summary.json"))
+    assert statuses == ["diverged", "diverged", "finished", "finished"]
+
+
+@pytest.mark.full
+def test_killed_and_started_again_each_job_resumes(tmp_path):
+    own = (*SMALL, "rounds=12", "seed=1,2,3")
+    arguments = (*SWEEP, *own, "hydra.launcher.jobs=2")
+    process = start(*arguments, cwd=tmp_path)
+    while len(list(tmp_path.rglob("state.pt"))) < 2:
+        assert process.poll() is None, wait(process).err
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    result = call(*arguments, cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "resumed" in result.err
+    same_runs(tmp_path, own)
+    again = call(*arguments, cwd=tmp_path)
+    assert again.out.count("already finished") == 3
+
+
+@pytest.mark.full
+def test_interrupted_every_job_says_so_and_keeps_its_checkpoint(tmp_path):
+    process = start(*SWEEP, *SMALL, "rounds=3000", "seed=1,2", cwd=tmp_path)
+    while len(list(tmp_path.rglob("state.pt"))) < 2:
+        assert process.poll() is None, wait(process).err
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    result = wait(process)
+    assert result.code == 130
+    assert result.complaints == [
+        "fedpfl: interrupted; the same command goes on from the last checkpoint",
+    ]
+    assert "Traceback" not in result.err
+    assert [summary(path.parent)["status"] for path in tmp_path.rglob("summary.json")] == ["running", "running"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("hydra.launcher.jobs=0", "hydra.launcher.jobs must be 1 or more, got 0"),
+        ("hydra.job.chdir=true", "hydra.job.chdir must be false with hydra/launcher=lockstep"),
+    ],
+)
+def test_what_cannot_work_is_one_line(tmp_path, argument, message):
+    result = call(*SWEEP, argument, cwd=tmp_path)
+    assert result.code == 2
+    assert len(result.complaints) == 1
+    assert message in result.complaints[0]
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.full
+def test_wandb_keeps_the_jobs_apart(tmp_path):
+    pytest.importorskip("wandb")
+    result = wait(start(*SWEEP, "logger=wandb", "logger.mode=offline", "seed=1,2", *SMALL, cwd=tmp_path))
+    assert result.code == 0, result.err
+    for run in (path.parent for path in tmp_path.rglob("rounds.csv")):
+        assert len(list(run.rglob("*.wandb"))) == 1, run

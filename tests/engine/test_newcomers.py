@@ -1,0 +1,167 @@
+"""Samples that are held out and clients that never take part: what they are judged by, and that they change nothing."""
+
+import dataclasses
+import math
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+
+import fedpfl
+from fedpfl import data
+from fedpfl.config import plan as config
+from fedpfl.engine import Engine, Tuning, begin, make, play
+from fedpfl.engine.keys import Draws
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS
+from tests.command import TINY, composed, table
+from tests.command import play as run
+from tests.conftest import CLASSES, CPU, LOCAL, assert_same, differing, every_method, federate, holding
+
+COHORTS = [0, 2, 4, 6], [1, 2, 3, 5]  # of the seven that take part
+SETTINGS = (*TINY, "model=lenet5", "clients=6", "validation=0.25", "unseen=0.34", "eval.finetune_epochs=1")
+JUDGED = ("eval.finetune_every=2", "local.batch_size=8")
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """Those who take part and those who do not, as they are, and with other samples where nobody may look.
+
+    There are two of these: with other validation samples, and with other test samples for those who validate.
+    """
+    whole = holding(federate())
+    clean = data.apart(whole, 3, seed=0)
+    assert [own.clients for own in clean] == [7, 3]
+
+    def otherwise(hidden):
+        secret = torch.cat([*hidden, *clean[1].train, *clean[1].test, *clean[1].validation])
+        x, y = whole.x.clone(), whole.y.clone()
+        x[secret], y[secret] = 255 - x[secret], (y[secret] + 1) % CLASSES
+        return data.apart(dataclasses.replace(whole, x=x, y=y), 3, seed=0)
+
+    return clean, otherwise(clean[0].validation), otherwise(clean[0].test)
+
+
+def rounds(method, net, world, watched):
+    """States after each round, and what was judged; `watched`: also newcomers, before every round."""
+    (federation, unseen), runner = world, make(Engine("loop"), net, CPU)
+    now, states, judged = begin(method, net, federation.clients, CPU), [], []
+    fresh = begin(method, net, unseen.clients, CPU)
+    everyone = list(range(federation.clients))
+    for cohort in COHORTS:
+        for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", now.round))):
+            judged.append(runner.judge(method, federation, now, everyone, tuning))
+            if watched:
+                late = dataclasses.replace(now, rows=fresh.rows)
+                counts = runner.evaluate(method, unseen, late, list(range(unseen.clients)), tuning)
+                assert counts.total.tolist() == unseen.test_sizes.tolist()
+        now, _ = play(runner, method, federation, now, cohort, LOCAL, 0)
+        states.append(deepcopy(now))
+    return states, judged
+
+
+@every_method()
+def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name, values, net, worlds):
+    """With other samples there nothing else is other: no state, no accuracy on test samples, also fine-tuned.
+
+    A method that `validates` chooses by the validation samples, and then test samples are no more than judged by.
+    """
+    clients = {"clients": 7} if name == "scaffold" else {}
+    method = METHODS[name](**{**values, **clients})
+    assert method.validates == (name == "fedobp" and isinstance(values["q"], tuple))
+    same, other = ("validation", "test") if method.validates else ("test", "validation")
+    clean, secret = worlds[0], worlds[2 if method.validates else 1]
+    (states, judged), (anew, again) = (rounds(method, net, world, watched=world is secret) for world in (clean, secret))
+    assert_same(states, anew)
+    sizes = [len(own) for own in clean[0].validation]
+    for counts, others in zip(judged, again, strict=True):
+        assert_same(counts[same], others[same])
+        assert counts["validation"].total.tolist() == sizes
+        assert differing(counts[other], others[other])
+
+
+def test_who_validates_learns_from_validation_samples_alone(net, worlds):
+    """FedOBP with several q is the one exception: these samples decide, test samples do not."""
+    values = {"q": (0.5, 0.9)}
+    test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part("fedobp", values, net, worlds)
+    one, other = (rounds(METHODS["fedobp"](**values), net, world, watched=False)[0] for world in worlds[:2])
+    assert differing(one, other)
+
+
+def test_who_never_takes_part_is_drawn_by_the_partitions_seed():
+    whole = federate()
+    seen, unseen = data.apart(whole, 3, seed=5)
+    assert sorted(seen.numbers + unseen.numbers) == list(range(10))
+    assert list(seen.numbers) == sorted(seen.numbers)
+    for federation in (seen, unseen):
+        for client, number in enumerate(federation.numbers):
+            assert federation.number(client) == number
+            assert_same([federation.train[client], federation.test[client]], [whole.train[number], whole.test[number]])
+    assert data.apart(whole, 3, seed=5)[1].numbers == unseen.numbers
+    drawn = {data.apart(whole, 3, seed=seed)[1].numbers for seed in range(40)}
+    assert {number for numbers in drawn for number in numbers} == set(range(10))
+    assert data.apart(whole, 0, seed=5) == (whole, None)
+
+
+def percent(trained, client, split):
+    """Of a client's personal model on its own samples, through the public interface."""
+    x, y = trained.samples(client, split)
+    return 100 * float((trained.predict(client, x).argmax(1) == y).double().mean())
+
+
+@pytest.mark.parametrize("method", ["fedobp", "heterofl", "local_only"])
+def test_the_columns_are_the_accuracies_of_the_models(method, tmp_path):
+    run(tmp_path, *SETTINGS, *JUDGED, f"method={method}")
+    trained, last = fedpfl.load(tmp_path), table(tmp_path / "rounds.csv")[-1]
+    clients = trained.clients
+    unseen = clients["unseen"] == 1
+    with np.load(tmp_path / "partition.npz") as file:
+        assert clients["client"][unseen].tolist() == sorted(file["unseen"].tolist())
+    assert unseen.sum() == 2
+    own = torch.tensor([percent(trained, client, "test") for client in range(6)])
+    held = torch.tensor([percent(trained, client, "validation") for client in range(6) if not unseen[client]])
+    seen, late = own[~torch.tensor(unseen.values)], own[torch.tensor(unseen.values)]
+    assert float(last["accuracy"]) == pytest.approx(float(seen.mean()))
+    assert float(last["val_accuracy"]) == pytest.approx(float(held.mean()))
+    assert clients["val_accuracy"][~unseen].tolist() == pytest.approx(held.tolist())
+    assert clients["val_accuracy"][unseen].isna().all()
+    sizes = torch.tensor(clients["test"][unseen].to_numpy())
+    if method == "local_only":  # a newcomer has the model that all began with
+        assert last["unseen_accuracy"] == last["unseen_loss"] == ""
+        assert clients["accuracy"][unseen].isna().all()
+    else:
+        assert float(last["unseen_accuracy"]) == pytest.approx(float(late.mean()))
+        assert float(last["unseen_accuracy_worst10"]) == pytest.approx(float(late.min()))
+        pooled = float((late * sizes).sum() / sizes.sum())
+        assert float(last["unseen_accuracy_pooled"]) == pytest.approx(pooled)
+    tuned = torch.tensor(clients["ft_accuracy"].to_numpy())
+    assert float(last["unseen_ft_accuracy"]) == pytest.approx(float(tuned[torch.tensor(unseen.values)].mean()))
+    assert float(last["ft_accuracy"]) == pytest.approx(float(tuned[~torch.tensor(unseen.values)].mean()))
+    assert math.isfinite(float(last["val_ft_accuracy"]))
+
+
+def test_who_takes_part_has_the_same_samples_whatever_the_runs_seed():
+    plans = [config.build(config.check(composed(*SETTINGS, "partition.seed=3", f"seed={seed}"))) for seed in (1, 2)]
+    assert plans[0].unseen.numbers == plans[1].unseen.numbers
+    assert_same(plans[0].federation.train, plans[1].federation.train)
+    assert plans[0].identity == plans[1].identity
+
+
+def test_scaffold_counts_those_who_take_part():
+    plan = config.check(composed(*SETTINGS, "method=scaffold"))
+    assert plan.method.clients == 4
+    assert plan.config["method"]["clients"] == 6
+
+
+def test_it_tells_runs_apart_and_0_is_what_all_had_before():
+    plain, zero = (config.check(composed(*TINY, *more)).identity for more in ((), ("unseen=0",)))
+    assert plain == zero
+    others = {config.check(composed(*TINY, f"unseen={share}")).identity for share in (0.25, 0.5)}
+    assert len({plain, *others}) == 3
+
+
+@pytest.mark.parametrize("share", ["0.1", "1", "-0.1"])
+def test_a_share_that_is_nobody_or_all(share):
+    with pytest.raises(FedpflError, match="unseen must be "):
+        config.check(composed(*TINY, f"unseen={share}"))

@@ -1,0 +1,328 @@
+"""Optimisers, schedules of the learning rate and a fixed number of steps, against torch.optim and by hand."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim import SGD, Adam, AdamW
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
+
+from fedpfl.engine import Engine, begin, make, play
+from fedpfl.engine.backend import TrainCall
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.sgd import Local, TrainPlan, at_rest, bits, parked, steps, update_
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import Ditto, FedAvg, FedRep, FedSelect, FedSPU, Phase
+from tests.conftest import (
+    COHORTS,
+    CPU,
+    LOCAL,
+    LOOP,
+    TRAIN,
+    assert_close,
+    assert_same,
+    differing,
+    federate,
+    rounds,
+    tiny,
+    trajectory,
+)
+from tests.engine.test_hooks import Stepper
+from tests.engine.test_program import Capture, played
+
+KINDS = {
+    "nesterov": (SGD, {"momentum": 0.7, "weight_decay": 1e-2, "nesterov": True}),
+    "sgd": (SGD, {"momentum": 0.9, "weight_decay": 1e-2}),
+    "adam": (Adam, {}),
+    "adam-decayed": (Adam, {"betas": (0.8, 0.99), "eps": 1e-3, "weight_decay": 0.1}),
+    "adam-without-mean": (Adam, {"betas": (0.0, 0.9)}),
+    "adamw": (AdamW, {"weight_decay": 0.1, "eps": 1e-4}),
+}
+NAMED = pytest.mark.parametrize("kind", KINDS)
+DRAWS = Draws(0, "train", 1)
+UNEVEN = [0, 2, 4, 6, 7, 8]  # one of six ends an epoch after a step, and wider steps run over it
+
+
+def local_of(kind: str, **more) -> Local:
+    optimizer, values = KINDS[kind]
+    return Local(
+        **{"epochs": 2, "batch_size": 32, "lr": 0.05, "optimizer": optimizer.__name__.lower(), **values, **more}
+    )
+
+
+def problem(steps=6, clients=()):
+    g = torch.Generator().manual_seed(0)
+    shapes = [(*clients, 4, 3), (*clients, 5), (*clients, 2, 2, 2)]
+    return {str(i): torch.randn(s, generator=g) for i, s in enumerate(shapes)}, [
+        [torch.randn(s, generator=g) for s in shapes] for _ in range(steps)
+    ]
+
+
+def planned(local, *masks):
+    return TrainPlan(None, [Phase(1, mask) for mask in masks or (None,)], local)
+
+
+@NAMED
+def test_a_step_is_torch_optims_bit_for_bit_at_any_rate(kind):
+    start, gradients = problem()
+    params, free, local = tree.leaves(tree.clone(start)), [None] * 3, local_of(kind)
+    moments = at_rest(planned(local), start)
+    theirs = tree.leaves(start)
+    optimizer = KINDS[kind][0](theirs, lr=0.05, **KINDS[kind][1])
+    for number, grads in enumerate(gradients):
+        for p, g in zip(theirs, grads, strict=True):
+            p.grad = g.clone()
+        optimizer.param_groups[0]["lr"] = 0.05 / (1 + number)
+        optimizer.step()
+        update_(params, moments, [g.clone() for g in grads], free, dataclasses.replace(local, lr=0.05 / (1 + number)))
+    assert_same(params, theirs)
+
+
+@NAMED
+@pytest.mark.parametrize("rated", [False, True])
+def test_stacked_clients_step_as_each_alone(kind, rated):
+    start, gradients = problem(clients=(3,))
+    local, lrs = local_of(kind), torch.tensor([0.05, 0.02, 0.1])
+    together = tree.clone(start)
+    moments = at_rest(planned(local), start, stacked=True)
+    for grads in gradients:
+        update_(tree.leaves(together), moments, grads, [None] * 3, local, stacked=True, rates=lrs if rated else None)
+    for client in range(3):
+        alone = tree.clone(tree.take(start, client))
+        own = dataclasses.replace(local, lr=float(lrs[client])) if rated else local
+        moments = at_rest(planned(own), alone)
+        for grads in gradients:
+            update_(tree.leaves(alone), moments, [g[client] for g in grads], [None] * 3, own)
+        assert_close(tree.take(together, client), alone)
+
+
+@NAMED
+@pytest.mark.parametrize("stacked", [False, True])
+def test_entries_of_masks_that_take_turns_have_optimisers_of_their_own(kind, stacked):
+    """The masked halves of a tensor as two optimisers, whose steps are counted apart, and one that always moves."""
+    start, gradients = problem(9)
+    local, mask = local_of(kind), torch.rand(4, 3, generator=torch.Generator().manual_seed(2)) < 0.5
+    one, other, always = start["0"].clone(), start["0"].clone(), start["1"].clone()
+    optimizers = [KINDS[kind][0]([p], lr=0.05, **KINDS[kind][1]) for p in (one, other, always)]
+    own = {"0": start["0"].clone(), "1": start["1"].clone()}
+    if stacked:
+        own, mask = tree.map(lambda leaf: leaf[None], own), mask[None]
+    leaves = tree.leaves(own)
+    moments = at_rest(planned(local, {"0": mask, "1": True}, {"0": ~mask, "1": True}), own, stacked)
+    for phase in range(3):
+        now = [mask if phase % 2 == 0 else ~mask, None]
+        flags = now if stacked else [bits(now[0], leaves[0]), None]
+        with parked(moments, now, local):
+            for first, second, _ in gradients[3 * phase : 3 * phase + 3]:
+                grads = [first[None], second[None]] if stacked else [first, second]
+                update_(leaves, moments, grads, flags, local, stacked)
+                one.grad = other.grad = first
+                always.grad = second
+                optimizers[phase % 2].step()
+                optimizers[2].step()
+    assert_close(leaves[0].view(4, 3), torch.where(mask.view(4, 3), one, other))
+    assert_close(leaves[1].view(5), always)
+    assert differing(one, start["0"])
+
+
+@NAMED
+def test_local_training_is_that_of_a_plain_loop_bit_for_bit(kind, net, federation):
+    """Of one client, as whose weighted mean the server takes its model."""
+    client, local = 4, local_of(kind)
+    states = trajectory(FedAvg(), net, federation, [[client]], local=local)
+    module = tiny().module
+    module.load_state_dict(dict(net.params))
+    module.to(memory_format=torch.channels_last)
+    optimizer = KINDS[kind][0](module.parameters(), lr=0.05, **KINDS[kind][1])
+    own = federation.train[client]
+    for epoch in range(2):
+        for rows in DRAWS.order(client, "main", epoch, len(own)).split(32):
+            optimizer.zero_grad()
+            x = federation.normalize(federation.x[own[rows]]).contiguous(memory_format=torch.channels_last)
+            F.cross_entropy(module(x), federation.y[own[rows]]).backward()
+            optimizer.step()
+    assert_same(dict(states[-1].server), {name: p.detach() for name, p in module.named_parameters()})
+
+
+METHODS = [FedAvg(), Ditto(lam=0.3, personal_epochs=1), FedRep(), FedSelect(p=0.5), FedSPU(widths=(0.3, 0.6, 1.0))]
+BY_METHOD = pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
+
+
+@BY_METHOD
+def test_backends_agree(method, net, federation):
+    """A wide eps, as Adam blows rounding of gradients near zero up to whole steps."""
+    for local in (
+        local_of("adamw", eps=0.1, clip=1.0),
+        local_of("nesterov", epochs=None, steps=5),
+    ):
+        ends = [trajectory(method, net, federation, engine=engine, local=local)[-1] for engine in (LOOP, "batched")]
+        assert_close(*ends, atol=1e-5, rtol=1e-4)
+
+
+def scheduled(runner, method, federation, net, local, total=4):
+    states, state = [], begin(method, net, federation.clients, CPU)
+    for number in range(1, total + 1):
+        state, _ = play(runner, method, federation, state, UNEVEN, local.at(number, total), 0)
+        states.append(tree.clone({"server": state.server, "clients": state.clients}))
+    return states
+
+
+@pytest.mark.parametrize("kind", ["nesterov", "adam-decayed", "adamw"])
+@pytest.mark.parametrize("method", [FedAvg(), FedSelect(p=0.5, lr_v=0.02)], ids=lambda m: type(m).__name__)
+def test_a_captured_step_takes_the_rate_of_its_round_and_none_is_captured_anew(method, kind, net, federation):
+    local, ends, counts = local_of(kind, decay=0.3, eps=0.1), [], []
+    for capture in (Capture(), None):
+        runner = make(Engine("batched"), net, CPU)
+        runner._programs._capture = capture
+        ends.append(scheduled(runner, method, federation, net, local))
+        counts += [capture.captured] if capture else []
+    assert_same(*ends)
+    assert counts == [played_captures(method, federation, local)]
+    assert_close(ends[0], scheduled(make(LOOP, net, CPU), method, federation, net, local), atol=1e-5, rtol=1e-4)
+    assert differing(ends[0][-1], scheduled(make(LOOP, net, CPU), method, federation, net, local_of(kind, eps=0.1))[-1])
+
+
+def played_captures(method, federation, local):
+    """Captures of as many rounds at one rate."""
+    played(method, federation, capture := Capture(), [UNEVEN] * 4, local=dataclasses.replace(local, decay=1.0))
+    return capture.captured
+
+
+def test_runs_of_other_rates_share_a_program(net, federation):
+    runner, captures = make(Engine("batched"), net, CPU), Capture()
+    runner._programs._capture = captures
+    local = local_of("sgd", decay=0.5)
+    calls = [
+        TrainCall(
+            FedAvg(), federation, begin(FedAvg(), net, 10, CPU), cohort, local.at(number, 9), Draws(0, "train", 1)
+        )
+        for cohort, number in zip(COHORTS, (1, 4, 2), strict=True)
+    ]
+    for _ in range(3):  # eager, captured, replayed
+        together = runner.run(calls)
+    assert len(runner._programs._kept) == 1
+    assert captures.replayed
+    for call, answer in zip(calls, together, strict=True):
+        (alone,) = make(Engine("batched"), net, CPU).run([call])
+        assert_close(answer.uploads, alone.uploads)
+
+
+@pytest.mark.parametrize(
+    ("values", "rates"),
+    [
+        ({}, [0.4] * 5),
+        ({"decay": 0.5}, [0.4, 0.2, 0.1, 0.05, 0.025]),
+        ({"decay": 0.1, "decay_every": 2}, [0.4, 0.4, 0.04, 0.04, 0.004]),
+        ({"decay": "cosine"}, [0.2 + 0.2 * math.cos(math.pi * t / 5) for t in range(5)]),
+        ({"decay": "cosine", "decay_every": 3}, [0.4] * 3 + [0.2 + 0.2 * math.cos(0.6 * math.pi)] * 2),
+    ],
+)
+def test_schedules_by_hand(values, rates):
+    local = Local(1, 32, 0.4, **values)
+    assert [local.at(number, 5).lr for number in range(1, 6)] == pytest.approx(rates, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "schedule"),
+    [
+        ({"decay": 0.9}, lambda o: ExponentialLR(o, 0.9)),
+        ({"decay": 0.5, "decay_every": 3}, lambda o: StepLR(o, 3, 0.5)),
+        ({"decay": "cosine"}, lambda o: CosineAnnealingLR(o, 10)),
+    ],
+)
+def test_schedules_are_torchs(values, schedule):
+    optimizer = SGD([torch.zeros(1)], lr=0.4)
+    theirs, found = schedule(optimizer), []
+    for _ in range(10):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step()
+    local = Local(1, 32, 0.4, **values)
+    assert [local.at(number, 10).lr for number in range(1, 11)] == pytest.approx(found, rel=1e-9)
+
+
+def test_a_rate_never_becomes_zero():
+    assert Local(1, 32, 0.4, decay=0.1).at(1000, 1000).lr > 0
+
+
+def positions(samples, phase, epochs, fixed, batch=8):
+    return steps(phase, epochs, batch, DRAWS, federate((samples,), (1,)), 0, fixed).positions
+
+
+@pytest.mark.parametrize(("samples", "count"), [(24, 3), (26, 4), (25, 3), (5, 1)])
+def test_as_many_steps_as_epochs_have_are_these_epochs(samples, count):
+    phase = Phase(1, randoms=2)
+    assert_same(positions(samples, phase, range(1), 3 * count), positions(samples, phase, range(3), None))
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_steps_run_on_from_pass_to_pass_and_from_phase_to_phase(together):
+    whole = positions(37, phase := Phase(1, batches=together), range(9), None)
+    parts = [positions(37, phase, own, 3) for own in (range(2), range(2, 3), range(3, 4))]
+    assert_same(torch.cat(parts), whole[:12])
+
+
+def test_a_client_without_a_whole_step_takes_none():
+    assert len(positions(1, Phase(1), range(2), 5)) == 0
+    assert len(positions(9, Phase(1, batches=3), range(2), 5)) == 0
+
+
+@pytest.mark.parametrize("engine", [LOOP, "batched"], ids=str)
+def test_all_clients_take_so_many_steps(engine, net, federation):
+    """By the mean loss over steps: the gradient of the losses' sum is constant, so each step moves as far."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Counting(FedAvg):
+        def init(self, params, parts):
+            return params, {"taken": torch.zeros(())}
+
+        def phases(self, server, client, params, epochs):
+            return [Phase(epochs, after_gradient=lambda p, g, loss, b, s, c: {"taken": c["taken"] + 1})]
+
+    local = Local(None, 32, 0.05, steps=7)
+    state = trajectory(Counting(), net, federation, [list(range(10))], engine=engine, local=local)[-1]
+    assert state.clients["taken"].tolist() == [7.0 if samples > 1 else 0.0 for samples in TRAIN]
+
+
+def test_steps_equal_epochs_where_all_clients_have_as_many(net):
+    """Where every client has three minibatches, six steps are two epochs."""
+    federation = federate((80, 96, 65 + 1), (4, 4, 4))
+    ends = [
+        rounds(FedAvg(), net, federation, [[0, 1, 2]] * 2, local=dataclasses.replace(LOCAL, **length))[0][-1]
+        for length in ({"epochs": 2}, {"epochs": None, "steps": 6})
+    ]
+    assert_same(*ends)
+
+
+@pytest.mark.parametrize("engine", [LOOP, "batched"], ids=str)
+@pytest.mark.parametrize("values", [{"optimizer": "adam"}, {"decay": 0.9}])
+def test_a_method_with_steps_of_its_own_refuses_what_has_no_part_in_them(engine, values, net, federation):
+    """Also one that does not say so."""
+    (key, value), *_ = values.items()
+    local = dataclasses.replace(LOCAL, **values)
+    with pytest.raises(FedpflError, match=f"local.{key}={value} has no part in Stepper, which makes its own steps"):
+        trajectory(Stepper(), net, federation, COHORTS[:1], engine=engine, local=local)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"steps": 5}, "steps must be null beside local.epochs=1; set local.epochs=null, got 5"),
+        ({"epochs": None}, "steps must be 1 or more where local.epochs is null, got None"),
+        ({"epochs": None, "steps": 0}, "steps must be 1 or more"),
+        ({"nesterov": True}, "nesterov must be false but for sgd with momentum"),
+        ({"nesterov": True, "momentum": 0.5, "optimizer": "adam"}, "nesterov must be false but for sgd"),
+        ({"betas": (0.9, 1.0)}, "betas must be two numbers from 0 to below 1"),
+        ({"betas": (0.9,)}, "betas must be two numbers"),
+        ({"eps": 0.0}, "eps must be a positive number"),
+        ({"decay": 0.0}, "decay must be above 0 and at most 1, or cosine"),
+        ({"decay": 1.5}, "decay must be"),
+        ({"decay_every": 0}, "decay_every must be 1 or more"),
+    ],
+)
+def test_settings_out_of_range_are_named(values, named):
+    with pytest.raises(ValueError, match=named):
+        Local(**{"epochs": 1, "batch_size": 32, "lr": 0.1, **values})

@@ -1,0 +1,234 @@
+"""Phases in which some clients have nothing that moves, statistics that hold still, clipped gradients."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedpfl.engine import begin
+from fedpfl.engine.sgd import Local, Moments, clipped, update_
+from fedpfl.ground import tree
+from fedpfl.methods import FedAvg, Phase
+from fedpfl.models import Net
+from tests.conftest import COHORTS, CPU, LOCAL, assert_close, assert_same, participate, rounds, row, tiny, trajectory
+
+EVERYONE = list(range(10))
+
+# Phases left out
+
+
+@dataclass(frozen=True)
+class Sitting(FedAvg):
+    """In the second of three phases nothing of a client of even number moves (or of `everyone`, or of `nobody`)."""
+
+    who: str = "even"
+    element_wise: bool = False
+
+    def init(self, params, parts):
+        return params, {"number": torch.zeros((), dtype=torch.int64), "seen": torch.zeros(())}
+
+    def init_clients(self, generator, clients):
+        return {"number": torch.arange(clients)}
+
+    def phases(self, server, client, params, epochs):
+        odd = client["number"] % 2 == 1
+        moves = {"even": odd, "everyone": odd & False, "nobody": odd | True}[self.who]
+        parts = {name: torch.arange(leaf.numel()).view(leaf.shape) % 3 > 0 for name, leaf in params.items()}
+        mask = tree.map(lambda leaf: (leaf if self.element_wise else torch.ones_like(leaf)) & moves, parts)
+        second = Phase(1, {**mask, "conv.bias": False}, "other", self._doubled, after_gradient=self._observe)
+        return [Phase(1, after_gradient=self._observe), second, Phase(1, after_gradient=self._observe)]
+
+    def _doubled(self, net, params, batch, server, client):
+        return 2 * self.loss(net, params, batch, server, client)
+
+    def _observe(self, params, grads, loss, batch, server, client):
+        return {**client, "seen": client["seen"] + loss}
+
+
+@dataclass(frozen=True)
+class Shorter(Sitting):
+    """The same without that phase."""
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(2, after_gradient=self._observe)]
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("element_wise", [False, True])
+def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation, norm, element_wise):
+    """Neither in losses and statistics of batch normalisation, nor in what is seen at its gradients."""
+    net = tiny(norm)
+    some, all_, none, shorter = (
+        participate(m, net, federation, begin(m, net, 10, CPU), EVERYONE, engine=backend)
+        for m in (*(Sitting(who, element_wise) for who in ("even", "everyone", "nobody")), Shorter())
+    )
+    same = assert_same if backend == "loop" else assert_close
+    same(all_.uploads, shorter.uploads)
+    for client in EVERYONE:
+        sitting = client % 2 == 0
+        for part in ("uploads", "clients", "buffers", "loss", "after"):
+            own, like = getattr(some, part), getattr(shorter if sitting else none, part)
+            same(tree.take(own, client), tree.take(like, client))
+    assert not torch.equal(some.uploads["fc.weight"][0], none.uploads["fc.weight"][0])
+    assert not torch.equal(some.uploads["fc.weight"][1], shorter.uploads["fc.weight"][1])
+
+
+# Statistics
+
+
+@dataclass(frozen=True)
+class Careful(FedAvg):
+    """A client moves the statistics of one channel alone, that of its own number (clients 0 to 3), or none."""
+
+    policy: str = "local"
+
+    def buffers(self):
+        return {"main": self.policy}
+
+    def init(self, params, parts):
+        return params, {"number": torch.zeros((), dtype=torch.int64)}
+
+    def init_clients(self, generator, clients):
+        return {"number": torch.arange(clients)}
+
+    def updated_buffers(self, server, client):
+        here = torch.arange(4) == client["number"]
+        counter = torch.ones((), dtype=torch.bool)
+        return {"main": {"norm.running_mean": here, "norm.running_var": here, "norm.num_batches_tracked": counter}}
+
+
+def test_statistics_that_are_not_updated_hold_still(backend, federation):
+    net = tiny(norm=True)
+    start, end = (trajectory(Careful(), net, federation, [EVERYONE], engine=backend)[i] for i in (0, -1))
+    for name in ("norm.running_mean", "norm.running_var"):
+        before, after = start.client_buffers["main"][name], end.client_buffers["main"][name]
+        for client in EVERYONE:
+            here = torch.arange(4) == client
+            assert torch.equal(after[client][~here], before[client][~here])
+            assert client > 3 or not torch.equal(after[client][here], before[client][here])
+
+
+def test_statistics_at_the_server_are_averaged_over_those_who_updated_them(backend, federation):
+    net, cohort, method = tiny(norm=True), [0, 1, 5], Careful("aggregate")
+    states, (outcome,) = rounds(method, net, federation, [cohort], engine=backend)
+    part = participate(method, net, federation, states[0], cohort, engine=backend)
+    for name in ("norm.running_mean", "norm.running_var"):
+        old, new = states[0].server_buffers["main"][name], states[1].server_buffers["main"][name]
+        expected = old.clone()
+        expected[0], expected[1] = part.buffers["main"][name][0][0], part.buffers["main"][name][1][1]
+        assert_close(new, expected)
+    assert int(states[1].server_buffers["main"]["norm.num_batches_tracked"]) > 0
+    size = tree.size(net.params)
+    assert outcome.sent.values_up == 3 * size + 4  # two channels' mean and variance
+    assert outcome.sent.values_down == 3 * size + 4
+
+
+@dataclass(frozen=True)
+class Watching(FedAvg):
+    """Adds up the logits of the model as it was at the start, by the statistics of then, or by the batch's."""
+
+    aside: bool = False
+
+    def buffers(self):
+        return {"main": "local"}
+
+    def init(self, params, parts):
+        return params, {"sum": torch.zeros(())}
+
+    def before_training(self, net, shard, server, client):
+        return {"teacher": net.buffers["main"]}
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, keeps=True)]
+
+    def loss(self, net, params, batch, server, client):
+        loss = batch.cross_entropy(net(params, batch.x))
+        seen = net.aside(server, batch.x) if self.aside else net.still({"main": client["teacher"]})(server, batch.x)
+        return loss + 0 * batch.sum(seen.sum(1)), {"seen": seen.detach()}
+
+    def after_training(self, net, shard, params, kept, server, client):
+        return {"sum": kept["seen"].sum() if kept else torch.zeros(())}
+
+    def finish(self, server, client, start, end):
+        return end, {"sum": client["sum"]}
+
+
+def test_a_teacher_keeps_the_statistics_of_the_start(backend, federation):
+    net = tiny(norm=True)
+    state = trajectory(Watching(), net, federation, COHORTS[:1], engine=backend)[-1]  # statistics differ by client
+    part = participate(Watching(), net, federation, state, COHORTS[0], engine=backend)
+    plain = participate(Plain(), net, federation, state, COHORTS[0], engine=backend)
+    assert_same(part.uploads, plain.uploads)
+    for place, client in enumerate(COHORTS[0]):
+        if federation.train_sizes[client] % LOCAL.batch_size == 1:
+            continue  # a lone sample is left out of every epoch
+        own = row(state.client_buffers, client)
+        x = federation.normalize(federation.x[federation.train[client]])
+        expected = LOCAL.epochs * net.bind({"main": own["main"]})(state.server, x).sum()
+        assert_close(part.clients["sum"][place], expected, atol=1e-3, rtol=1e-4)
+
+
+def test_a_look_aside_leaves_the_statistics_as_they_are(backend, federation):
+    """It is a look in training mode: with the batch's own statistics."""
+    net, method = tiny(norm=True), Watching(aside=True)
+    state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    part = participate(method, net, federation, state, COHORTS[0], engine=backend)
+    plain = participate(Plain(), net, federation, state, COHORTS[0], engine=backend)
+    assert_same((part.uploads, part.buffers), (plain.uploads, plain.buffers))
+    still = participate(Watching(), net, federation, state, COHORTS[0], engine=backend)
+    assert not torch.allclose(part.clients["sum"], still.clients["sum"], rtol=0.01)
+
+
+@dataclass(frozen=True)
+class Plain(FedAvg):
+    """FedAvg with statistics that stay with the client."""
+
+    def buffers(self):
+        return {"main": "local"}
+
+    def init(self, params, parts):
+        return params, {"sum": torch.zeros(())}
+
+
+# Clipping
+
+
+def test_clipping_is_torchs(backend, net, federation):
+    local = dataclasses.replace(LOCAL, clip=0.05, epochs=1, batch_size=512)
+    part = participate(FedAvg(), net, federation, begin(FedAvg(), net, 10, CPU), EVERYONE, engine=backend, local=local)
+    for client in (0, 4, 6):
+        module, own = _module(net), federation.train[client]
+        optimizer = torch.optim.SGD(
+            module.parameters(), local.lr, momentum=local.momentum, weight_decay=local.weight_decay
+        )
+        logits = module(federation.normalize(federation.x[own]))
+        torch.nn.functional.cross_entropy(logits, federation.y[own]).backward()
+        assert float(torch.nn.utils.clip_grad_norm_(module.parameters(), local.clip)) > local.clip
+        optimizer.step()
+        expected = {name: p.detach() for name, p in module.named_parameters()}
+        assert_close(row(part.uploads, client), expected, atol=1e-6)
+
+
+def _module(net: Net) -> torch.nn.Module:
+    module = net.copy().module
+    module.load_state_dict(net.params)
+    return module.train()
+
+
+def test_small_gradients_and_held_entries_are_not_clipped():
+    grads, mask = [torch.tensor([3.0, 4.0]), torch.tensor([100.0])], [None, torch.tensor([False])]
+    assert_close(clipped(grads, mask, 10.0, False)[0], torch.tensor([3.0, 4.0]))
+    assert_close(clipped(grads, mask, 1.0, False)[0], torch.tensor([0.6, 0.8]))
+    rows = clipped([torch.tensor([[3.0, 4.0], [0.3, 0.4]])], [None], 1.0, True)
+    assert_close(rows[0], torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
+
+
+def test_nothing_changes_without_clipping():
+    def step(local):
+        params = [torch.ones(3)]
+        update_(params, Moments([torch.zeros(3)]), [torch.full((3,), 7.0)], [None], local)
+        return params
+
+    assert_same(step(Local(1, 2, 0.1)), step(Local(1, 2, 0.1, clip=1e9)))
+    assert not torch.equal(step(Local(1, 2, 0.1))[0], step(Local(1, 2, 0.1, clip=1.0))[0])

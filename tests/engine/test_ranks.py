@@ -1,0 +1,454 @@
+"""One run on several processes: each goes on with what one process alone would have, and one of them tells.
+
+Processes are torchrun's where it has a part in what is asked; else they get its environment, which is quicker.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedpfl.engine import Engine, Stopping, Tuning, contract, make, ranks, select
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.ranks import deal
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS
+from tests.command import TINY, Result, _environment, _heed_interrupts, call, rewrite_summary, state, summary, wait
+from tests.conftest import CASES, CPU, LOCAL, assert_close, assert_same, federate, flatten, rounds, tiny
+from tests.run.test_resume import TOOLS, assert_ends_alike, rows_by_client
+
+TRAIN, TEST = (40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)
+COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
+FEW = ("fedobp", "floco", "pfedfda", "seqfededt")  # plain; a survey; what losses keep; turns of a single client
+RUN = (
+    *(*TINY, "rounds=4", "partition.samples_per_client=60", "eval.every=2", "hydra.run.dir=run"),
+    *("method=fedobp", "quantile.q=0.9", "eval.finetune_epochs=1", "eval.finetune_every=4"),
+    "model=lenet5",
+)
+
+
+# Who takes which client
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_each_client_is_dealt_once_and_nobody_waits_for_more_than_the_largest(count):
+    loads = [float(40 * (37 * k % 11)) for k in range(20)]
+    owners = deal(loads, count)
+    sums = [sum(load for load, owner in zip(loads, owners, strict=True) if owner == rank) for rank in range(count)]
+    assert len(owners) == 20
+    assert set(owners) == set(range(count))
+    assert max(sums) - min(sums) <= max(loads)
+    assert owners == deal(loads, count)
+
+
+def test_clients_without_work_are_spread_too():
+    assert deal([0.0] * 4, 2) == [0, 1, 0, 1]
+    assert deal([5.0, 9.0], 3) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "chosen"),
+    [
+        *(("auto", 4, "cuda:3"), ("cuda", 4, "cuda:3"), ("auto", 0, "cpu"), ("cpu", 4, "cpu")),
+        ("auto", 2, "device=auto: 4 processes on 2 GPUs; use --nproc_per_node=2"),
+        ("cuda:1", 4, "device=cuda:1: 4 processes cannot share a GPU; use device=auto"),
+    ],
+)
+def test_each_process_of_a_machine_has_a_gpu_of_its_own(name, gpus, chosen, monkeypatch):
+    for key, value in environment(7, 8, 0).items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    if chosen.startswith("device"):
+        with pytest.raises(FedpflError, match=chosen):
+            select.device(name)
+    else:
+        assert select.device(name) == torch.device(chosen)
+
+
+def test_cores_are_divided_among_the_processes_of_a_machine_and_a_stray_rank_means_nothing(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert (ranks.launched(), ranks.cores()) == (False, 9)
+    for key, value in environment(1, 2, 0).items():
+        monkeypatch.setenv(key, value)
+    assert (ranks.launched(), ranks.cores()) == (True, 4)
+    assert make(Engine("loop"), tiny(), CPU)._pool._max_workers == 4
+
+
+# What processes come to
+
+
+def environment(rank: int, count: int, port: int) -> dict[str, str]:
+    """As torchrun makes it."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    return {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", **{k: str(v) for k, v in numbers.items()}}
+
+
+def written(script: str, cwd: Path) -> str:
+    """Where the script is, beside the folder."""
+    place = cwd.with_suffix(".py")
+    place.write_text(script)
+    return str(place)
+
+
+def processes(count: int, script: str, *arguments: str, cwd: Path) -> list[Result]:
+    """The script in so many processes, which find each other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": cwd}
+    started = [
+        subprocess.Popen(
+            [sys.executable, written(script, cwd), *arguments],
+            env={**_environment(), **environment(rank, count, port)},
+            **pipes,
+        )
+        for rank in range(count)
+    ]
+    return [wait(process) for process in started]
+
+
+def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
+    """Every state, outcome and evaluation of two rounds of each method, with BatchNorm and early stopping."""
+    found, federation, net = {}, federate(TRAIN, TEST), tiny(norm=True)
+    for name, values in (first_case(name) for name in names):
+        method, told = METHODS[name](**values), Engine(engine, workers=1)
+        states, outcomes = rounds(method, net, federation, COHORTS, engine=told, stopping=Stopping(early=True))
+        last, adapt = states[-1], Tuning(LOCAL, Draws(0, "adapt", 2))
+        about = (method, federation, last, list(range(6)))
+        backend = contract.make(told, net, CPU)
+        tuned = backend.evaluate(*about, Tuning(LOCAL, Draws(0, "finetune", 2)), adapt)
+        counts = [backend.evaluate(*about, before=adapt), tuned]
+        found[name] = [states, [vars(outcome) for outcome in outcomes], counts]
+    return {path: torch.as_tensor(leaf) for path, leaf in flatten(found).items()}
+
+
+def first_case(name: str) -> tuple[str, dict[str, Any]]:
+    return next(case.values for case in CASES if case.values[0] == name)
+
+
+PLAY = """
+import sys
+from functools import partial
+import torch
+from fedpfl.engine import make, ranks
+from fedpfl.engine import contract
+from tests.engine.test_ranks import played
+ranks.join()
+contract.make = lambda engine, net, device: ranks.over(make(engine, net, device), device)
+for states in ("whole", "sharded"):
+    torch.save(played(sys.argv[2:], sys.argv[1]), f"{states}{ranks.dist.get_rank()}.pt")
+    contract.begin = partial(contract.begin, mine=ranks.mine)
+ranks.part()
+"""
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, list[dict[str, torch.Tensor]]]]:
+    """What each of so many processes has seen, with whole and with sharded states."""
+
+    @cache
+    def see(count: int, engine: str, *names: str) -> dict[str, list[dict[str, torch.Tensor]]]:
+        cwd = tmp_path_factory.mktemp("together")
+        for result in processes(count, PLAY, engine, *names, cwd=cwd):
+            assert (result.code, result.err) == (0, ""), result
+        return {
+            states: [torch.load(cwd / f"{states}{rank}.pt") for rank in range(count)] for states in ("whole", "sharded")
+        }
+
+    return see
+
+
+@pytest.mark.parametrize(
+    ("count", "names"),
+    [
+        pytest.param(2, FEW, id="2"),
+        *(pytest.param(count, METHODS, id=f"{count}-all", marks=pytest.mark.full) for count in (2, 3)),
+    ],
+)
+def test_every_process_sees_what_one_alone_would_bit_for_bit(count, names, together):
+    alone = played(list(names))
+    assert len(alone) > 50 * len(names)
+    for own in together(count, "loop", *names)["whole"]:
+        assert_same(own, alone)
+
+
+@pytest.mark.parametrize(
+    "names", [pytest.param(FEW, id="some"), pytest.param(METHODS, id="all", marks=pytest.mark.full)]
+)
+def test_with_sharded_states_each_process_stores_its_own_clients(names, together):
+    alone, clients = played(list(names)), torch.arange(6)
+    for rank, own in enumerate(together(2, "loop", *names)["sharded"]):
+        assert own.keys() == alone.keys()
+        stored, others = clients[clients % 2 == rank], clients[clients % 2 != rank]
+        changed = False
+        for path, leaf in alone.items():
+            _, name, part, _at, *rest = path.split("/")
+            if part != "0" or rest[0] not in ("clients", "client_buffers"):
+                assert_same(own[path], leaf)
+                continue
+            first = alone[f"/{name}/0/0/{'/'.join(rest)}"]
+            assert_same(own[path][stored], leaf[stored])
+            assert_same(own[path][others], first[others])
+            changed |= not torch.equal(leaf[others], first[others])
+        assert changed
+
+
+@pytest.mark.full
+def test_on_the_batched_backend_processes_agree_and_one_alone_is_within_rounding(together):
+    alone = played(["fedobp"], "batched")
+    one, other = together(2, "batched", "fedobp")["whole"]
+    assert_same(one, other)
+    assert_close(one, alone, atol=1e-4, rtol=1e-4)
+
+
+# The command
+
+
+def torchrun(count: int, *arguments: str, cwd: Path, script: str | None = None) -> subprocess.Popen[str]:
+    """`torchrun -m fedpfl.train`, or a script that ends in it."""
+    what = [written(script, cwd)] if script else ["-m", "fedpfl.train"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={count}", *what, *arguments]
+    return subprocess.Popen(command, cwd=cwd, env=_environment(), preexec_fn=_heed_interrupts, **pipes)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of one process."""
+    place = tmp_path_factory.mktemp("alone")
+    assert call(*RUN, cwd=place).code == 0
+    return place / "run"
+
+
+def test_a_run_on_two_processes_is_that_of_one_and_process_0_alone_writes_and_talks(tmp_path, alone):
+    result = wait(torchrun(2, *RUN, "hydra.output_subdir=.hydra", cwd=tmp_path))
+    assert result.code == 0, result.err
+    assert_ends_alike(tmp_path / "run", alone)
+    assert result.err.count("loop in 2 processes on cpu") == result.err.count("finished after round 4") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {*(path.name for path in alone.iterdir()), ".hydra"}
+
+
+@pytest.mark.full
+def test_sharded_states_are_saved_together_and_any_number_of_processes_goes_on(tmp_path, alone):
+    whole = rows_by_client(alone)
+    for count, keys in ((2, ("state.sharded=true",)), (3, ()), (1, ("state.sharded=true",))):
+        result = wait(torchrun(count, *RUN, *keys, cwd=tmp_path))
+        assert result.code == 0, result.err
+        assert_same(rows_by_client(tmp_path / "run"), whole)
+        for name in ("clients.csv", "masks.json"):
+            assert (tmp_path / "run" / name).read_bytes() == (alone / name).read_bytes()
+        rewrite_summary(tmp_path / "run", status="running")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("device", ["auto", "disk"])
+def test_a_checkpoint_is_restored_in_every_process_and_a_finished_run_is_told_once(device, tmp_path, alone):
+    shutil.copytree(alone, tmp_path / "run")
+    rewrite_summary(tmp_path / "run", status="running")
+    for count, said in ((3, "resumed     after round 4 of 4"), (2, "already finished")):
+        result = wait(torchrun(count, *RUN, f"state.device={device}", cwd=tmp_path))
+        assert (result.code, (result.out + result.err).count(said)) == (0, 1), result
+        assert_ends_alike(tmp_path / "run", alone)
+
+
+KILLS = {
+    "before round 1": "wrap(train.config, 'build', 1, after)",
+    "in a round": "wrap(method, 'finish', 3, after)",
+    "at a checkpoint": "wrap({}, {}, 2, {})",
+}
+
+
+def killed(rank: int, moment: str, cwd: Path) -> Result:
+    """Two processes of which one kills itself at a moment; process 0 takes long for its second checkpoint."""
+    how = KILLS[moment].format(
+        *(("torch", "'save'", "torn") if rank == 0 else ("record.Absent", "'checkpoint'", "after"))
+    )
+    slow = "import time\nrecord.Absent.checkpoint = lambda *_: None\n"
+    slow += "wrap(torch, 'save', 2, lambda real, *given: time.sleep(2) or real(*given))\n" if rank else ""
+    method = "method = METHODS['fedobp']\n"
+    script = f"{TOOLS}\n{method}{slow}if os.environ['RANK'] == '{rank}':\n    {how}\ntrain.main()"
+    begun = time.monotonic()
+    result = wait(torchrun(2, *RUN, cwd=cwd, script=script))
+    assert time.monotonic() - begun < 60
+    assert result.code != 0
+    assert "Signal 9 (SIGKILL)" in result.err
+    return result
+
+
+@pytest.mark.parametrize(
+    ("rank", "moment", "then"),
+    [
+        (1, "in a round", 1),
+        *(
+            pytest.param(rank, moment, then, marks=pytest.mark.full)
+            for rank in (0, 1)
+            for moment in KILLS
+            for then in (1, 2, 3)
+            if (rank, moment, then) != (1, "in a round", 1)
+        ),
+    ],
+)
+def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(rank, moment, then, tmp_path, alone):
+    result = killed(rank, moment, tmp_path)
+    assert len(result.complaints) == 1, result.err
+    assert result.complaints[0].endswith("; the same command goes on from the last checkpoint")
+    run = tmp_path / "run"
+    assert not (run / "summary.json").exists() or summary(run)["status"] == "running"
+    assert not list(run.glob(".*.tmp")) or rank == 0
+    if moment == "at a checkpoint":
+        assert int(state(run)["round"]) == 1
+    resumed = call(*RUN, cwd=tmp_path) if then == 1 else wait(torchrun(then, *RUN, cwd=tmp_path))
+    assert resumed.code == 0, resumed.err
+    assert ("resumed" in resumed.err) == (moment != "before round 1")
+    assert_ends_alike(run, alone)
+
+
+@pytest.mark.full
+def test_ctrl_c_ends_all_in_one_line(tmp_path):
+    process = torchrun(2, *TINY, "rounds=3000", "hydra.run.dir=run", cwd=tmp_path)
+    while not (tmp_path / "run" / "state.pt").exists():
+        assert process.poll() is None, wait(process).err
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    result = wait(process)
+    assert result.code != 0
+    assert result.complaints == ["fedpfl: interrupted; the same command goes on from the last checkpoint"]
+    assert summary(tmp_path / "run")["status"] == "running"
+
+
+BAD = """
+import os
+from fedpfl.config import plan as config
+from fedpfl import train
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS, FedOBP
+class Bad(FedOBP):
+    {}
+METHODS["fedobp"] = Bad
+train.main()
+"""
+RAISES = BAD.format("""
+    def before_training(self, *given):
+        if os.environ["RANK"] == "1":
+            raise ValueError("no such luck")
+        return super().before_training(*given)
+""")
+ROUNDS = BAD.format("""
+    def aggregate(self, *given):
+        server, own = super().aggregate(*given)
+        return {name: leaf + 1e-7 * int(os.environ["RANK"]) for name, leaf in server.items()}, own
+""")
+CHANGES = BAD.format("""
+    def prepare(self, server, client):
+        if os.environ["RANK"] == "1":
+            next(iter(server.values())).add_(1)
+        return super().prepare(server, client)
+""")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("script", "code", "line"),
+    [
+        (RAISES, 1, "method=fedobp: Bad.before_training raised ValueError: no such luck ("),
+        (ROUNDS, 2, "after round 1 process 1 has another server state than process 0;"),
+        (CHANGES, 1, "Bad.prepare changed its argument server."),
+    ],
+)
+def test_what_fails_in_one_process_is_told_once_and_in_the_log(script, code, line, tmp_path):
+    results = processes(2, script, *RUN, cwd=tmp_path)
+    assert [result.code for result in results] == [code, code], results
+    (told,) = [line for result in results for line in result.err.splitlines() if line.startswith("fedpfl:")]
+    assert line in told
+    assert "Traceback" not in "".join(result.err for result in results)
+    assert summary(tmp_path / "run")["status"] == "failed"
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert script is ROUNDS or "in another process:\nTraceback" in log
+
+
+def test_an_error_that_cannot_travel_is_told_by_its_name_and_place():
+    class Local(Exception):
+        pass
+
+    def fails():
+        raise Local("no such luck")
+
+    try:
+        fails()
+    except Local as error:
+        shown = ranks._portable(error)
+    assert (type(shown), str(shown)) == (RuntimeError, "Local: no such luck")
+    assert [(file, name.rpartition(".")[2]) for file, name, _ in ranks.frames(shown)][-1] == (__file__, "fails")
+    assert "Local: no such luck" in shown.__notes__[0]
+
+
+ALONE = """
+import os
+from fedpfl import train
+from fedpfl.ground.errors import FedpflError
+def absent(*given): raise FedpflError("no data here")
+if os.environ["RANK"] == "1": train.config.build = absent
+train.main()
+"""
+OTHER = "import os, sys\nif os.environ['RANK'] == '1': sys.argv.append('{}')\nfrom fedpfl import train\ntrain.main()"
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "line"),
+    [
+        pytest.param(
+            OTHER.format("rounds=2"),
+            (*RUN, "seed=1"),
+            "fedpfl: process 1 has configuration ",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(ALONE, RUN, "fedpfl: no data here", marks=pytest.mark.full),
+        pytest.param(
+            OTHER.format("dataset.download=false"),
+            (*RUN, "local.lr=-1"),
+            "fedpfl: local.lr must be",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            OTHER.format("seed=3"),
+            ("-m", *RUN, "seed=1,2"),
+            "fedpfl: torchrun starts one run, and no sweep; ",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            OTHER.format("seed=3"),
+            (*RUN, "hydra.job.chdir=true"),
+            "fedpfl: hydra.job.chdir must be false",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            OTHER.format("seed=3"),
+            ("-m", *RUN, "hydra/launcher=lockstep", "seed=1,2"),
+            "fedpfl: torchrun starts one run",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_writes_nothing(script, arguments, line, tmp_path):
+    results = processes(2, script, *arguments, cwd=tmp_path)
+    assert all(result.code for result in results), results
+    (told,) = [line for result in results for line in result.err.splitlines()]
+    assert told.startswith(line)
+    assert not list(tmp_path.iterdir())

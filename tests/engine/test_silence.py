@@ -1,0 +1,259 @@
+"""What would give a wrong number in silence is found: models that are not finite, hooks that break the contract."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from fedpfl.engine import Engine, begin, make, play, select
+from fedpfl.engine.evaluate import per_client, unsound
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS, FedAvg, LocalOnly, Phase
+from tests.command import TINY, call, summary, table
+from tests.conftest import CPU, LOCAL, LOOP, federate, tiny
+
+COHORT = [0, 1, 2]
+FEDERATION = federate((40, 33, 20), (10, 8, 16))
+
+
+def one_round(method, engine="loop", **local):
+    net = tiny()
+    state = begin(method, net, 3, CPU)
+    return play(make(Engine(engine), net, CPU), method, FEDERATION, state, COHORT, replace(LOCAL, **local), 0)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Make a method known to the command line, with the hyperparameters that are given."""
+
+    def register(name, method):
+        monkeypatch.setitem(METHODS, name, method)
+
+    return register
+
+
+# ---- models that are not finite
+
+
+@pytest.mark.parametrize("backend", ["loop", "batched"])
+def test_a_model_that_is_not_finite_has_no_accuracy(backend):
+    net = tiny()
+    method = LocalOnly()
+    state = begin(method, net, 3, CPU)
+    broken = state.client([1])
+    broken["model"]["classifier.bias"][0, 0] = torch.nan
+    state.rows.put_([1], {"client": broken})
+    counts = make(Engine(backend), net, CPU).evaluate(method, FEDERATION, state, COHORT)
+    assert unsound(counts) == [1]
+    assert [value == value for value in per_client(counts)] == [True, False, True]
+
+
+@pytest.mark.parametrize("backend", ["loop", "batched"])
+def test_what_the_server_makes_of_finite_uploads_is_looked_at(backend):
+    @dataclass(frozen=True)
+    class Exploding(FedAvg):
+        def aggregate(self, server, uploads, clients, weight):
+            return tree.map(lambda leaf: leaf.sum(0) * torch.inf, uploads), clients
+
+    _, outcome = one_round(Exploding(), backend)
+    assert outcome.finite.all()
+    assert not outcome.sound
+
+
+def test_statistics_that_are_not_finite_are_found():
+    @dataclass(frozen=True)
+    class Scaled(FedAvg):
+        def start(self, server, client):
+            return {**server, "conv.weight": server["conv.weight"] * 1e30}
+
+        def finish(self, server, client, start, end):
+            return server, client
+
+    net = tiny(norm=True)
+    method = Scaled()
+    _, outcome = play(make(LOOP, net, CPU), method, FEDERATION, begin(method, net, 3, CPU), COHORT, LOCAL, 0)
+    assert not outcome.finite.any()
+
+
+def test_a_server_step_that_explodes_ends_the_run(tmp_path):
+    result = call("method=scaffold", "method.server_lr=1e30", *TINY, cwd=tmp_path)
+    assert result.code == 3
+    assert len(result.complaints) == 1
+    assert "diverged" in result.complaints[0]
+    (path,) = tmp_path.glob("outputs/digits/scaffold/*/seed42")
+    assert summary(path)["status"] == "diverged"
+    for row in table(path / "rounds.csv") if (path / "rounds.csv").exists() else ():
+        assert row["accuracy"] in ("", *row["accuracy"].split()), row
+
+
+def test_fine_tuning_that_diverges_leaves_its_columns_empty_and_says_so(tmp_path, registered):
+    @dataclass(frozen=True)
+    class Wild(FedAvg):
+        def finetuning(self, params, parts, epochs):
+            return [Phase(epochs, sgd={"lr": 1e30})]
+
+    registered("fedavg", Wild)
+    result = call("method=fedavg", *TINY, "eval.finetune_epochs=1", "eval.finetune_every=1", cwd=tmp_path)
+    assert result.code == 0
+    assert "fine-tuning diverged at" in result.err
+    (path,) = tmp_path.glob("outputs/digits/fedavg/*/seed42")
+    rows = table(path / "rounds.csv")
+    assert all(row["accuracy"] and not row["ft_accuracy"] and not row["ft_loss"] for row in rows)
+    assert all(row["participants"] == "2" for row in rows)
+    clients = table(path / "clients.csv")
+    assert any(row["ft_accuracy"] in ("", "nan") for row in clients)
+    assert "ft_accuracy" not in summary(path)["last"] or summary(path)["last"]["ft_accuracy"] is None
+    assert "fine-tuning diverged" in (path / "run.log").read_text()
+
+
+# ---- hooks that break the contract
+
+
+@dataclass(frozen=True)
+class InPlace(FedAvg):
+    """Changes what it is shown."""
+
+    def start(self, server, client):
+        tree.leaves(server)[0].add_(1.0)
+        return server
+
+
+@dataclass(frozen=True)
+class InPlaceClient(LocalOnly):
+    def start(self, server, client):
+        client["model"]["fc.bias"].mul_(0.5)
+        return client["model"]
+
+
+@dataclass(frozen=True)
+class InPlaceEvaluated(FedAvg):
+    def personal(self, server, client):
+        server["fc.bias"].zero_()
+        return server
+
+
+@dataclass(frozen=True)
+class ExtraKey(LocalOnly):
+    def finish(self, server, client, start, end):
+        return {}, {"model": end, "note": torch.zeros(())}
+
+
+@dataclass(frozen=True)
+class MissingKey(LocalOnly):
+    def finish(self, server, client, start, end):
+        return {}, {}
+
+
+@dataclass(frozen=True)
+class OtherType(LocalOnly):
+    def finish(self, server, client, start, end):
+        return {}, {"model": tree.map(torch.Tensor.double, end)}
+
+
+@dataclass(frozen=True)
+class ServerKey(FedAvg):
+    def aggregate(self, server, uploads, clients, weight):
+        server, clients = super().aggregate(server, uploads, clients, weight)
+        return {**server, "extra": torch.zeros(2)}, clients
+
+
+@dataclass(frozen=True)
+class OtherShape(LocalOnly):
+    def aggregate(self, server, uploads, clients, weight):
+        return server, tree.map(lambda leaf: leaf.unsqueeze(1), clients)
+
+
+@dataclass(frozen=True)
+class Forgetful(FedAvg):
+    def aggregate(self, server, uploads, clients, weight):
+        return tree.without(super().aggregate(server, uploads, clients, weight)[0], ["fc.bias"]), clients
+
+
+@dataclass(frozen=True)
+class Uneven(FedAvg):
+    def before_training(self, net, shard, server, client):
+        return {} if len(shard.data.y) == 33 else {"found": torch.zeros(())}
+
+
+@pytest.mark.parametrize(
+    ("broken", "word"),
+    [
+        (InPlace, "server.conv.weight in place"),
+        (InPlaceClient, "client.model.fc.bias in place"),
+        (ExtraKey, "note was missing"),
+        (MissingKey, "is missing"),
+        (OtherType, "torch.float64"),
+        (ServerKey, "extra was missing"),
+        (OtherShape, "torch.float32 [1, 5]"),
+        (Forgetful, "fc.bias was torch.float32 [12] and is missing"),
+    ],
+)
+def test_a_hook_that_breaks_the_contract_is_told_in_the_first_round(broken, word):
+    with pytest.raises(FedpflError, match=broken.__name__) as told:
+        one_round(broken())
+    assert word in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_hook_that_answers_some_clients_otherwise_is_told():
+    with pytest.raises(FedpflError, match="before_training answers some clients with other entries than found"):
+        one_round(Uneven(), "batched")
+
+
+def test_evaluation_may_not_change_the_state_either():
+    net, method = tiny(), InPlaceEvaluated()
+    with pytest.raises(FedpflError, match="in place"):
+        make(LOOP, net, CPU).evaluate(method, FEDERATION, begin(method, net, 3, CPU), COHORT)
+
+
+def test_a_broken_contract_ends_the_run_with_one_line(tmp_path, registered):
+    registered("fedavg", InPlace)
+    result = call("method=fedavg", *TINY, cwd=tmp_path)
+    assert result.code == 1
+    assert len(result.complaints) == 1
+    assert "method=fedavg: InPlace.start changed its argument server." in result.complaints[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("los", "loss"),
+        ("strat", "start"),
+        ("aggregates", "aggregate"),
+        ("personel", "personal"),
+        ("finnish", "finish"),
+        ("after_trainig", "after_training"),
+        ("before_train", "before_training"),
+    ],
+)
+def test_a_hook_of_a_misspelled_name_is_refused(name, meant):
+    with pytest.raises(FedpflError, match=f"Mine.{name} is no hook of a method; did you mean {meant}"):
+        type("Mine", (FedAvg,), {name: lambda self: None})
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda self: None, staticmethod(min), classmethod(min), property(min)],
+    ids=lambda made: type(made).__name__,
+)
+def test_a_public_method_that_is_no_hook_is_refused_and_a_private_one_is_not(made):
+    with pytest.raises(FedpflError, match=r"Mine.helper is no hook of a method; what is not begins with _$"):
+        type("Mine", (FedAvg,), {"helper": made})
+    type("Mine", (FedAvg,), {"_helper": made})
+
+
+# ---- choices that are slow
+
+
+def test_a_choice_that_is_slow_here_is_told_before_the_first_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(select.platform, "machine", lambda: "x86_64")
+    told = call("method=fedavg", *TINY, "engine.precision=bf16", "engine=batched", "rounds=1", cwd=tmp_path).err
+    assert "use engine.precision=fp32" in told
+    assert told.index("slow:") < told.index("engine: batched is taken; seconds for the first cohort: ")
+    assert "use engine.backend=auto" in told
+    assert select.slow(Engine("loop"), CPU) == []
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    assert select.slow(Engine("loop", precision="bf16"), CPU) == []

@@ -1,0 +1,218 @@
+"""Early stopping of single clients: the loss that decides, who is drawn, when a run ends, what is sent."""
+
+import copy
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedpfl.engine import Stopping, begin, cohorts, make, pick, play
+from fedpfl.engine.keys import generator
+from fedpfl.ground import tree
+from fedpfl.methods import Ditto, FedAvg, FedSPU, LocalOnly, Turn
+from tests.conftest import (
+    COHORTS,
+    CPU,
+    LOCAL,
+    LOOP,
+    Tiny,
+    as_engine,
+    assert_close,
+    assert_same,
+    federate,
+    rounds,
+    row,
+    tiny,
+    trajectory,
+)
+
+EVERYONE = list(range(10))
+PLAIN = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
+
+
+def stopped(state) -> list[int]:
+    return state.stopping["stopped"].nonzero().flatten().tolist()
+
+
+# The loss
+
+
+def losses_by_hand(federation, state, client: int, norm: bool, held: torch.Tensor) -> tuple[float, float]:
+    """FedAvg's local training in plain PyTorch: the mean over all samples it passes on the way, and over the held-out
+    samples for the trained model, which uses the statistics that training has left.
+    """
+    module = Tiny(norm)
+    module.load_state_dict(state.server | state.server_buffers["main"])
+    optimizer = torch.optim.SGD(module.parameters(), LOCAL.lr, momentum=LOCAL.momentum, weight_decay=LOCAL.weight_decay)
+
+    def samples(index):
+        return (federation.x[index].float() / 255 - 0.4) / 0.3, federation.y[index]
+
+    x, y = samples(federation.train[client])
+    seen = []
+    for epoch in range(LOCAL.epochs):
+        order = torch.randperm(len(y), generator=generator(0, "train", state.round + 1, client, "main", epoch))
+        for batch in order.split(LOCAL.batch_size):
+            if len(batch) > 1:
+                loss = F.cross_entropy(module(x[batch]), y[batch])
+                seen += [loss.item()] * len(batch)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    x, y = samples(held)
+    trained = F.cross_entropy(module.eval()(x), y).item() if len(y) else 0.0
+    return sum(seen) / max(1, len(seen)), trained
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch-norm"])
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_the_loss_is_that_of_training_and_of_held_out_samples(split, norm, backend, federation):
+    """On the test split unless samples are held out for it. Clients 5 and 9 have one or no step or test sample."""
+    if split == "validation":
+        federation = dataclasses.replace(federation, validation=tuple(own[::3] for own in federation.train))
+    stopping = Stopping(early=True, lam=0.3)
+    states = trajectory(FedAvg(), tiny(norm), federation, COHORTS[:2], engine=backend, stopping=stopping)
+    last = [torch.finfo(torch.float32).max] * 10
+    gone = [False] * 10
+    for t, cohort in enumerate(COHORTS[:2]):
+        for client in cohort:
+            held = getattr(federation, split)[client]
+            train, trained = losses_by_hand(federation, states[t], client, norm, held)
+            loss = 0.3 * train + 0.7 * trained
+            last[client], gone[client] = loss, loss > last[client]
+        assert states[t + 1].stopping["last"].tolist() == pytest.approx(last, rel=1e-4, abs=1e-5)
+        assert states[t + 1].stopping["stopped"].tolist() == gone
+
+
+@pytest.mark.parametrize("method", [Ditto(lam=0.5), LocalOnly()], ids=["ditto", "local-only"])
+def test_the_held_out_loss_is_that_of_the_model_by_which_the_client_is_evaluated(method, backend, federation):
+    net = tiny(norm=True)
+    stopping = Stopping(early=True, lam=0.0)
+    states = trajectory(method, net, federation, COHORTS[:1], engine=backend, stopping=stopping)
+    counts = make(as_engine(backend), net, CPU).evaluate(method, federation, states[1], COHORTS[0])
+    assert_close(states[1].stopping["last"][COHORTS[0]], counts.loss / counts.total.clamp(min=1))
+
+
+# Who stops
+
+
+def test_a_constant_loss_never_stops(backend, net, federation):
+    """Of models that do not move, one client a round: the mean of one upload is that upload to the last bit."""
+    planned = [[0], [9], [0], [6], [0], [6]]
+    local, stopping = dataclasses.replace(PLAIN, lr=1e-30), Stopping(early=True, lam=0.0)
+    states = trajectory(FedAvg(), net, federation, planned, engine=backend, local=local, stopping=stopping)
+    assert len(states) == 7
+    assert stopped(states[-1]) == []
+    assert (states[-1].stopping["last"] < 10).nonzero().flatten().tolist() == [0, 6, 9]
+
+
+def test_a_rising_loss_stops_at_the_second_participation(backend, net, federation):
+    """What was learnt is followed by wrong labels, which are not what is held out."""
+    method, local, stopping = FedSPU(widths=(1.0,)), dataclasses.replace(LOCAL, epochs=5), Stopping(True, lam=0.0)
+    training = torch.zeros(len(federation.y), dtype=torch.bool)
+    training[torch.cat(federation.train)] = True
+    misled = dataclasses.replace(federation, y=torch.where(training, (federation.y + 1) % 5, federation.y))
+    runner, state = make(as_engine(backend), net, CPU), begin(method, net, 10, CPU, stopping=True)
+    state, _ = play(runner, method, federation, state, [0, 2], local, 0, stopping)
+    assert stopped(state) == []
+    before = copy.deepcopy(state.server)
+    state, outcome = play(runner, method, misled, state, [0, 2], local, 0, stopping)
+    assert stopped(state) == [0, 2]
+    assert outcome.sent.values_up == 2 * tree.size(net.params)  # the last upload is averaged too
+    weight = federation.train_sizes[[0, 2]].double()
+    mean = tree.mean(tree.take(state.clients["model"], torch.tensor([0, 2])), (weight / weight.sum()).float())
+    assert_close(state.server["model"], mean)
+    assert not torch.equal(state.server["model"]["fc.weight"], before["model"]["fc.weight"])
+    kept = copy.deepcopy(row(state.clients, 0))
+    cohort = pick(state, [0, 2], 0)
+    assert len(cohort) == 2
+    assert not set(cohort) & {0, 2}
+    state, _ = play(runner, method, federation, state, cohort, local, 0, stopping)
+    assert_same(row(state.clients, 0), kept)
+    assert set(stopped(state)) >= {0, 2}
+
+
+def test_a_run_ends_with_its_last_client(net):
+    federation, stopping = federate((40, 33, 65, 50), (10, 8, 16, 12)), Stopping(early=True)
+    states = trajectory(
+        FedSPU(widths=(0.5, 1.0)),
+        net,
+        federation,
+        cohorts(0, 4, 0.5, 200),
+        local=dataclasses.replace(PLAIN, lr=5.0),
+        stopping=stopping,
+    )
+    assert len(states) < 100
+    assert stopped(states[-1]) == [0, 1, 2, 3]
+    assert stopped(states[-2]) != [0, 1, 2, 3]
+
+
+# Who is drawn
+
+
+def out(state, *clients: int):
+    """A copy of the state in which these clients have stopped."""
+    flags = torch.zeros(10, dtype=torch.bool)
+    flags[list(clients)] = True
+    return dataclasses.replace(state, stopping={**state.stopping, "stopped": flags})
+
+
+def test_the_planned_cohorts_are_played_while_nobody_has_stopped(net):
+    state = begin(FedAvg(), net, 10, CPU, stopping=True)
+    assert pick(state, [3, 5, 8], 0) == [3, 5, 8]
+    assert pick(begin(FedAvg(), net, 10, CPU), [3, 5, 8], 0) == [3, 5, 8]
+
+
+def test_others_take_the_place_of_those_who_have_stopped(net):
+    """Also where those who were planned have not: the draw is among all who are left."""
+    state = begin(FedAvg(), net, 10, CPU, stopping=True)
+    for gone in ([0, 1], [0, 1, 2, 3, 4, 5], EVERYONE[:-1]):
+        drawn = pick(out(state, *gone), [5, 6, 7], 1)
+        assert len(drawn) == min(3, 10 - len(gone))
+        assert drawn == sorted(set(drawn) - set(gone))
+    assert pick(out(state, *EVERYONE), [5, 6, 7], 1) == []
+
+
+def test_the_draw_among_those_left_depends_on_seed_and_round_alone(net):
+    state = out(begin(FedAvg(), net, 10, CPU, stopping=True), 0, 1)
+    draws = {tuple(pick(state, [5, 6, 7], seed)) for seed in range(20)}
+    assert pick(state, [5, 6, 7], 1) == pick(state, [2, 3, 4], 1)
+    assert len(draws) > 5
+    assert all(len(set(draw)) == 3 and not {0, 1} & set(draw) for draw in draws)
+    later = dataclasses.replace(state, round=7)
+    assert any(pick(state, [5, 6, 7], s) != pick(later, [5, 6, 7], s) for s in range(5))
+
+
+# What is sent and known
+
+
+@dataclass(frozen=True)
+class Surveyor(FedAvg):
+    """Asks everybody in every round, also those who have stopped."""
+
+    def turns(self, played, cohort, clients, generator):
+        return [Turn(list(range(clients)), survey=lambda server, uploads, clients: (server, clients)), Turn(cohort)]
+
+
+def test_a_survey_is_no_participation_that_could_stop_a_client(net, federation):
+    state = begin(Surveyor(), net, 10, CPU, stopping=True)
+    state.stopping["last"].fill_(-1.0)
+    stopping, planned = Stopping(early=True), [0, 2]
+    _, plain = play(make(LOOP, net, CPU), Surveyor(), federation, copy.deepcopy(state), planned, LOCAL, 0)
+    state, outcome = play(make(LOOP, net, CPU), Surveyor(), federation, state, planned, LOCAL, 0, stopping)
+    assert stopped(state) == planned
+    assert outcome.sent == plain.sent._replace(bits_up=plain.sent.bits_up + 2)
+
+
+def test_without_early_stopping_nothing_is_kept(net, federation):
+    states, outcomes = rounds(FedAvg(), net, federation, COHORTS[:1])
+    assert [state.stopping for state in states] == [{}, {}]
+    assert outcomes[0].sent.bits_up == 32 * outcomes[0].sent.values_up
+
+
+@pytest.mark.parametrize("lam", [-0.1, 1.5, float("nan")])
+def test_the_share_of_training_is_a_share(lam):
+    with pytest.raises(ValueError, match="lam must be between 0 and 1"):
+        Stopping(early=True, lam=lam)

@@ -1,0 +1,249 @@
+"""Client states in host memory or on disk: the same numbers, no file left, a full disk told of in one line."""
+
+import copy
+import errno
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedpfl.engine import SPARE, Engine, Store, begin, cohorts, make, participants, play
+from fedpfl.engine.keys import generator
+from fedpfl.ground import memory, tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP
+from tests.command import TINY, call, snapshot, start, state, table, wait
+from tests.conftest import (
+    BACKENDS,
+    COHORTS,
+    CPU,
+    LOCAL,
+    assert_same,
+    differing,
+    every_method,
+    federate,
+    row,
+    tiny,
+    trajectory,
+)
+
+OBP = FedOBP(q=0.9, ema=0.3)
+
+
+def played(store, folder, backend, method, federation, device=CPU):
+    net = tiny(norm=True)
+    runner = make(Engine(backend), net, device)
+    now = begin(method, net, federation.clients, device, store, folder)
+    for cohort in COHORTS:
+        now, _ = play(runner, method, federation.to(device), now, cohort, LOCAL, 0)
+    return now, runner.evaluate(method, federation.to(device), now, list(range(federation.clients)))
+
+
+@pytest.mark.parametrize("method", [OBP, Ditto(), FedAvg()], ids=["fedobp", "ditto", "fedavg"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_where_states_live_changes_no_bit(where, backend, method, federation, tmp_path):
+    here, counts = played(Store(), None, backend, method, federation)
+    there, other = played(Store(where), tmp_path, backend, method, federation)
+    assert_same(here, there)
+    assert_same(counts, other)
+
+
+def test_files_have_no_name(federation, tmp_path):
+    now, _ = played(Store("disk"), tmp_path, "loop", OBP, federation)
+    assert os.listdir(tmp_path) == []
+    assert now.clients  # and are still there
+
+
+def test_a_full_disk_is_one_line(federation, tmp_path, monkeypatch):
+    def full(file, start, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(FedpflError, match=r"state\.device=disk needs .* MiB more in .*: No space left on device; make"):
+        played(Store("disk"), tmp_path, "loop", OBP, federation)
+    assert os.listdir(tmp_path) == []
+
+
+# Who never took part
+
+
+@every_method("loop", also=("batched",))
+def test_who_never_took_part_is_not_stored_and_has_the_initial_state(name, values, backend, federation):
+    """The states kept are those of the turns; the others' are what all had before round 1, bit for bit."""
+    method, net = METHODS[name](**values), tiny(norm=True)
+    states = trajectory(method, net, federation, engine=backend)
+    took_part: set[int] = set()
+    for t, now in enumerate(states):
+        if t:
+            turns = method.turns(t - 1, COHORTS[t - 1], 10, generator(0, "turns", t))
+            took_part |= {client for turn in turns for client in turn.clients}
+        assert len(now.rows) == len(took_part)
+        for client in set(range(10)) - took_part:
+            for part in ("clients", "client_buffers"):
+                assert_same(row(getattr(now, part), client), row(getattr(states[0], part), client))
+
+
+@pytest.mark.parametrize("where", ["auto", "disk"])
+def test_memory_grows_with_those_who_took_part(where, tmp_path):
+    """Of 10,000 clients; an eighth of the rows may stand empty."""
+    net, few = tiny(), federate((8,) * 4, (2,) * 4)
+    clients = replace(few, train=few.train * 2500, test=few.test * 2500)
+    runner = make(Engine("loop"), net, CPU)
+    now = begin(OBP, net, clients.clients, CPU, Store(where), tmp_path)
+    each = tree.nbytes(now.rows.initial)
+    assert sum(map(tree.nbytes, now.rows.trees)) == each
+    for cohort in cohorts(0, 10_000, 0.001, 20):
+        now, _ = play(runner, OBP, clients, now, cohort, LOCAL, 0)
+    took_part = {client for cohort in cohorts(0, 10_000, 0.001, 20) for client in cohort}
+    held = sum(map(tree.nbytes, now.rows.trees)) - each
+    assert len(now.rows) == len(took_part) == participants(OBP, 0, 10_000, 0.001, 20)
+    assert each * len(took_part) <= held <= each * len(took_part) * (1 + 1 / SPARE)
+
+
+def test_rows_are_written_in_place_and_never_moved(net):
+    rows = begin(OBP, net, 50, CPU).rows
+    rows.put_([7], {"client": rows.take("client", [7])})
+    seven = rows.take("client", 7)["model"]["fc.bias"]
+    rows.put_(range(50), {"client": tree.map(lambda leaf: leaf + 1, rows.take("client", range(50)))})
+    assert torch.equal(seven, net.params["fc.bias"] + 1)
+    assert seven.data_ptr() == rows.take("client", 7)["model"]["fc.bias"].data_ptr()
+
+
+def test_rows_are_saved_without_those_that_stand_empty_and_loaded_into_the_same_blocks(net):
+    begun = begin(OBP, net, 100, CPU)
+    rows, again = begun.rows, begin(OBP, net, 100, CPU).rows
+
+    def other(leaf):
+        return torch.rand(leaf.shape).to(leaf)
+
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(3)).tolist()
+    for at in range(0, 60, 20):
+        some = order[at : at + 20]
+        rows.put_(some, {"client": tree.map(other, rows.take("client", some))})
+    saved = rows.saved()
+    assert torch.cat([block["who"] for block in saved]).tolist() == order[:60]
+    assert all(len(leaf) == len(block["who"]) for block in saved for leaf in tree.leaves(block))
+    again.load_(copy.deepcopy(saved))
+    for one in (rows, again):
+        one.put_(order[60:80], {"client": one.take("client", order[60:80])})
+    assert_same(again.saved(), rows.saved())
+    assert_same(again.take("client", range(100)), rows.take("client", range(100)))
+
+
+def test_what_is_not_given_of_a_row_keeps_its_value(federation):
+    """As in a round of FLOCO that only places centres: the statistics stay the initial ones."""
+    state = begin(Ditto(), tiny(norm=True), 4, CPU)
+    state.rows.put_([2], {"client": tree.map(lambda leaf: leaf + 1, state.client([2]))})
+    assert_same(row(state.client_buffers, 2), row(state.client_buffers, 1))
+    assert differing(row(state.clients, 2), row(state.clients, 1))
+
+
+def test_participants_are_counted_or_bounded():
+    method = FedAvg()
+    assert participants(method, 1, 1000, 0.01, 5) == len({i for c in cohorts(1, 1000, 0.01, 5) for i in c}) < 50
+    assert participants(method, 1, 1000, 0.01, 5, stopping=True) == 50  # whom it leaves out is not known
+    assert participants(method, 1, 1000, 0.01, 2**62) == 1000
+    assert participants(METHODS["floco"](tau=2), 1, 1000, 0.01, 2) < 30
+    assert participants(METHODS["floco"](tau=2), 1, 1000, 0.01, 3) == 1000  # all place their centres
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_states_beside_a_gpu(where, federation, tmp_path):
+    gpu = torch.device("cuda")
+    here, _ = played(Store(), None, "batched", OBP, federation, gpu)
+    there, _ = played(Store(where), tmp_path, "batched", OBP, federation, gpu)
+    assert {leaf.device.type for stored in there.rows.trees for leaf in tree.leaves(stored)} == {"cpu"}
+    assert {leaf.device.type for leaf in tree.leaves(there.clients)} == {"cuda"}
+    assert_same({"server": here.server}, {"server": there.server})
+
+
+# The command
+
+RUN = (*TINY, "rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[8]")
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_a_run_with_its_states_elsewhere_is_the_same_run(where, tmp_path):
+    assert call(*RUN, "hydra.run.dir=here", cwd=tmp_path).code == 0
+    result = call(*RUN, "hydra.run.dir=there", f"state.device={where}", cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert {"cpu": "in host memory", "disk": "on disk"}[where] in result.err
+    assert_same(state(tmp_path / "here"), state(tmp_path / "there"))
+    assert table(tmp_path / "here" / "rounds.csv") == table(tmp_path / "there" / "rounds.csv")
+    assert set(snapshot(tmp_path / "here")) == set(snapshot(tmp_path / "there"))
+
+
+LARGE = (*TINY, "rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[1000]")  # 3 MiB of parameters
+
+
+def test_what_a_run_will_take_is_told(tmp_path):
+    """Local training keeps a model per client, of 4 bytes an entry, and none at the server; one more is the initial."""
+    own = ("method=local_only", "model=mlp", "model.hidden=[4000]", "rounds=2", "clients=8", "participation=0.25")
+    told = call(*TINY, *own, cwd=tmp_path).err
+    cohort = {client for drawn in cohorts(42, 8, 0.25, 2) for client in drawn}
+    each = 4 * (784 * 4000 + 4000 + 4000 * 10 + 10) / 2**20
+    assert len(cohort) == 3
+    assert (
+        f"client states {each:,.0f} MiB, up to {4 * each:,.0f} once 3 clients have trained; "
+        f"checkpoint up to {3 * each:,.0f} MiB" in told
+    )
+    (file,) = tmp_path.rglob("state.pt")
+    assert file.stat().st_size / 2**20 == pytest.approx(3 * each, abs=0.1)
+
+
+def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "of", lambda place: (2.0**21, 2.0**21))
+    result = call(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
+    assert result.code == 2
+    assert result.complaints == [
+        "fedpfl: the states of the 4 clients that will train take up to 15 MiB, and this machine's memory has 2; use "
+        "state.device=disk"
+    ]
+    assert os.listdir(tmp_path) == []
+    assert call(*LARGE, "hydra.run.dir=run", "state.device=disk", cwd=tmp_path).code == 0
+
+
+def test_too_little_room_at_this_moment_is_told_in_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "of", lambda place: (1000.0, 2.0**40))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**20, 2**20, 2**20))
+    result = call(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
+    assert result.code == 0
+    assert "tight: client states take up to 12 MiB more, and this machine's memory has 0 free; use" in result.err
+    assert (
+        "tight: checkpoints take up to 30 MiB more, the old checkpoint being there until the new one is" in result.err
+    )
+    result = call(*LARGE, "hydra.run.dir=other", "state.device=disk", cwd=tmp_path)
+    assert "tight: client states" not in result.err
+    assert "tight: checkpoints and client states take up to" in result.err
+
+
+@pytest.mark.full
+def test_killed_with_its_states_on_disk_it_resumes_the_same(tmp_path):
+    assert call(*RUN, "hydra.run.dir=here", cwd=tmp_path).code == 0
+    killed = """
+import os, signal
+from fedpfl import record, train
+real = record.RunDirectory.checkpoint
+def last(self, payload):
+    real(self, payload)
+    if payload["round"] == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+record.RunDirectory.checkpoint = last
+train.main()
+"""
+    arguments = (*RUN, "hydra.run.dir=there", "state.device=disk")
+    assert wait(start(*arguments, cwd=tmp_path, script=killed)).code == -9
+    assert not [path for path in (tmp_path / "there").iterdir() if path.name.startswith(".clients")]
+    result = call(*arguments, cwd=tmp_path)
+    assert "resumed     after round 2" in result.err
+    assert_same(state(tmp_path / "here"), state(tmp_path / "there"))
+
+
+def test_another_place_is_refused(tmp_path):
+    result = call(*RUN, "state.device=tape", cwd=tmp_path)
+    assert result.code == 2
+    assert result.complaints == ["fedpfl: state.device must be one of auto, cpu, disk, got 'tape'"]

@@ -1,0 +1,176 @@
+"""Operations on trees of tensors."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Masked
+from tests.conftest import assert_close, assert_same
+
+
+class Pair(NamedTuple):
+    a: Tensor
+    b: dict
+
+
+def nested() -> dict:
+    return {"w": torch.arange(6.0).view(2, 3), "deep": {"b": torch.tensor([7.0]), "scalar": torch.tensor(8.0)}}
+
+
+def test_leaves_come_in_order_with_dotted_paths():
+    assert [path for path, _ in tree.items(nested())] == ["w", "deep.b", "deep.scalar"]
+    assert [leaf.numel() for leaf in tree.leaves(nested())] == [6, 1, 1]
+    assert [path for path, _ in tree.items(Pair(torch.ones(1), nested()))] == ["a", "b.w", "b.deep.b", "b.deep.scalar"]
+
+
+def test_map_keeps_structure_of_dicts_and_named_tuples():
+    pair = Pair(torch.ones(2), {"x": torch.zeros(1)})
+    result = tree.map(lambda a, b: a + 2 * b, pair, pair)
+    assert isinstance(result, Pair)
+    assert_same(result, Pair(torch.full((2,), 3.0), {"x": torch.zeros(1)}))
+    assert tree.map(lambda leaf: leaf, {}) == {}
+
+
+def test_map_refuses_other_structures():
+    with pytest.raises(KeyError):
+        tree.map(torch.add, {"a": torch.ones(1)}, {"b": torch.ones(1)})
+
+
+def test_size_and_bytes():
+    assert tree.size(nested()) == 8
+    assert tree.nbytes(nested()) == 32
+    assert tree.nbytes({"flag": torch.zeros(3, dtype=torch.bool), "n": torch.zeros(2, dtype=torch.int64)}) == 19
+    assert tree.size({}) == tree.nbytes({}) == 0
+
+
+def test_flat_goes_leaf_by_leaf_row_by_row():
+    assert tree.flat(nested()).tolist() == [0, 1, 2, 3, 4, 5, 7, 8]
+
+
+shapes = st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=4)
+
+
+@given(shapes)
+def test_unflat_and_rebuild_invert(shapes):
+    values = {str(i): torch.randn(shape) for i, shape in enumerate(shapes)}
+    assert_same(tree.unflat(tree.flat(values), values), values)
+    assert_same(tree.rebuild(values, tree.leaves(values)), values)
+
+
+def test_expand_lets_one_leaf_stand_for_a_subtree():
+    expanded = tree.expand({"w": True, "deep": False}, nested())
+    assert expanded == {"w": True, "deep": {"b": False, "scalar": False}}
+    assert tree.expand(True, nested()) == {"w": True, "deep": {"b": True, "scalar": True}}
+
+
+def test_full_like_makes_bools_of_bools_and_keeps_dtypes_of_numbers():
+    assert_same(tree.full_like({"a": torch.ones(2)}, True), {"a": torch.tensor([True, True])})
+    assert_same(tree.full_like({"a": torch.ones(2, dtype=torch.float64)}, 0.5), {"a": torch.full((2,), 0.5).double()})
+
+
+def test_clone_shares_nothing_and_is_contiguous():
+    original = {"a": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)}
+    copied = tree.clone(original)
+    assert_same(copied, original)
+    assert copied["a"].is_contiguous()
+    copied["a"].zero_()
+    assert original["a"].abs().sum() > 0
+
+
+def test_where_picks_bits_and_never_mixes():
+    a, b = {"x": torch.tensor([1.0, float("nan"), -0.0])}, {"x": torch.tensor([float("inf"), 2.0, 3.0])}
+    picked = tree.where({"x": torch.tensor([True, False, True])}, a, b)["x"]
+    assert picked.tolist() == [1.0, 2.0, -0.0]
+    assert torch.signbit(picked[2])
+
+
+def test_where_takes_a_flag_for_everything():
+    ones, zeros = tree.full_like(nested(), 1.0), tree.full_like(nested(), 0.0)
+    assert_same(tree.where(torch.tensor(True), ones, zeros), ones)
+    assert_same(tree.where(torch.tensor(False), ones, zeros), zeros)
+
+
+def test_invert():
+    assert_same(tree.invert({"a": torch.tensor([True, False])}), {"a": torch.tensor([False, True])})
+
+
+def test_stack_take_and_put():
+    rows = [{"a": torch.full((2,), float(i)), "deep": {"n": torch.tensor(i)}} for i in range(4)]
+    stacked = tree.stack(rows)
+    assert_same(tree.take(stacked, 2), rows[2])
+    assert_same(tree.take(stacked, torch.tensor([3, 1])), tree.stack([rows[3], rows[1]]))
+    tree.put_(stacked, torch.tensor([0, 3]), tree.stack([rows[1], rows[2]]))
+    assert_same(stacked, tree.stack([rows[1], rows[1], rows[2], rows[2]]))
+
+
+def test_take_by_index_tensor_is_a_copy():
+    stacked = {"a": torch.zeros(3)}
+    tree.take(stacked, torch.tensor([0, 1]))["a"].fill_(5)
+    assert stacked["a"].tolist() == [0, 0, 0]
+
+
+def test_repeat_copies():
+    repeated = tree.repeat({"a": torch.tensor([1.0, 2.0]), "flag": torch.tensor(True)}, 3)
+    repeated["a"][0] = 9
+    assert repeated["a"].tolist() == [[9, 9], [1, 2], [1, 2]]
+    assert repeated["flag"].tolist() == [True, True, True]
+
+
+def test_put_keeps_the_stored_dtype():
+    stacked = {"a": torch.zeros(2, dtype=torch.float32)}
+    tree.put_(stacked, 0, {"a": torch.tensor(1.0, dtype=torch.float64)})
+    assert stacked["a"].dtype == torch.float32
+
+
+def test_mean_of_one_upload_is_that_upload_bit_for_bit():
+    upload = {"a": torch.randn(1, 1000)}
+    assert_same(tree.mean(upload, torch.ones(1)), {"a": upload["a"][0]})
+
+
+def test_mean_is_the_weighted_sum():
+    stacked = {"a": torch.tensor([[1.0, 2.0], [3.0, 6.0], [5.0, 10.0]])}
+    assert tree.mean(stacked, torch.tensor([0.5, 0.25, 0.25]))["a"].tolist() == [2.5, 5.0]
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=12), st.integers(0, 2**31))
+def test_mean_of_identical_uploads_is_the_upload(sizes, seed):
+    upload = torch.randn(50, generator=torch.Generator().manual_seed(seed))
+    weight = (torch.tensor(sizes).double() / sum(sizes)).float()
+    assert_close(tree.mean(tree.repeat({"a": upload}, len(sizes)), weight), {"a": upload}, atol=0, rtol=1e-6)
+
+
+def test_mean_depends_on_the_order_of_rows_only_by_rounding_and_not_on_threads():
+    stacked, weight = {"a": torch.randn(10, 5000)}, torch.rand(10)
+    weight /= weight.sum()
+    back = torch.arange(9, -1, -1)
+    expected = (stacked["a"].double() * weight.double()[:, None]).sum(0).float()
+    assert_close(tree.mean(stacked, weight)["a"], expected)
+    assert_close(tree.mean(stacked, weight), tree.mean({"a": stacked["a"][back]}, weight[back]))
+    threads = torch.get_num_threads()
+    results = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        results.append(tree.mean(stacked, weight))
+    torch.set_num_threads(threads)
+    assert_same(*results)
+
+
+def test_masked_is_a_tree():
+    masked = Masked({"a": torch.ones(2)}, {"a": torch.tensor([True, False])})
+    stacked = tree.stack([masked, masked])
+    assert isinstance(stacked, Masked)
+    assert stacked.values["a"].shape == stacked.mask["a"].shape == (2, 2)
+
+
+def test_the_squared_distance_is_over_all_entries():
+    a, b = (
+        {"x": torch.tensor([1.0, 2.0]), "y": {"z": torch.tensor(3.0)}},
+        {"x": torch.zeros(2), "y": {"z": torch.tensor(1.0)}},
+    )
+    assert tree.squared_distance(a, b).item() == 9
+    assert tree.squared_distance(a, a).item() == 0

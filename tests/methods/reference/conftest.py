@@ -1,0 +1,49 @@
+"""The setting of the package's small federation, as the plain loops want it."""
+
+import copy
+import dataclasses
+
+import pytest
+from torch import Tensor, nn
+
+from fedpfl.data.federation import Federation
+from fedpfl.engine.keys import Draws
+from fedpfl.models import Net
+from tests.conftest import COHORTS, LOCAL, Tiny, tiny
+from tests.methods.reference import plain
+
+SEED = 3
+
+
+@pytest.fixture(scope="module")
+def setting(net, federation) -> plain.Setting:
+    return described(net, federation)
+
+
+def described(net: Net, federation: Federation) -> plain.Setting:
+    def samples(index: Tensor) -> tuple[Tensor, Tensor]:
+        return (federation.x[index].float() / 255 - 0.4) / 0.3, federation.y[index]
+
+    held = federation.validation or [own[:0] for own in federation.train]
+    clients = [
+        plain.Client(*(part for index in own for part in samples(index)))
+        for own in zip(federation.train, federation.test, held, strict=True)
+    ]
+
+    def order(t: int, client: int, epoch: int, samples: int) -> Tensor:
+        return Draws(SEED, "train", t).order(client, "main", epoch, samples)
+
+    module = copy.deepcopy(net.module)
+    module.load_state_dict(net.params)
+    return plain.Setting(
+        module, clients, COHORTS, order, LOCAL.epochs, LOCAL.batch_size, LOCAL.lr, LOCAL.momentum, LOCAL.weight_decay
+    )
+
+
+@pytest.fixture(scope="module")
+def normed(setting) -> tuple[Net, plain.Setting]:
+    """A network with BatchNorm, and the setting with the same in torch's."""
+    net, module = tiny(norm=True), Tiny()
+    module.norm = nn.BatchNorm2d(4)
+    module.load_state_dict({**net.params, **net.buffers})
+    return net, dataclasses.replace(setting, module=module)

@@ -1,0 +1,232 @@
+"""FedOBP with several q: its limits bit for bit, a choice by hand, what travels, what is refused."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedpfl.config import plan as config
+from fedpfl.engine import Tuning, make
+from fedpfl.engine.keys import Draws
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import identity
+from fedpfl.methods import Data, FedOBP, Shard
+from fedpfl.methods.shared.importance import personal_count
+from fedpfl.models import Net
+from fedpfl.papers.tables import own_score
+from fedpfl.report.load import begun
+from tests.command import TINY, composed, play, table
+from tests.conftest import CPU, LOCAL, as_engine, assert_same, federate, holding, rounds, tiny
+from tests.report.test_report import write_run
+
+N = 549  # entries of the tiny network
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return holding(federate())
+
+
+# Limits
+
+
+def told(method, net, federation, engine) -> tuple[list[Any], list[Any], Any]:
+    """Without what only a choice adds: states; outcomes; what everybody is judged by, also fine-tuned."""
+    states, outcomes = rounds(method, net, federation, engine=engine)
+    judged = [
+        make(as_engine(engine), net, CPU).judge(method, federation, states[-1], list(range(10)), tuning)
+        for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 3)))
+    ]
+    kept = [(s.server, {k: v for k, v in s.clients.items() if k != "q"}, s.server_buffers) for s in states]
+    plain = [{k: v for k, v in own.metrics.items() if not k.startswith("q_")} for own in outcomes]
+    return kept, [dataclasses.replace(own, metrics=m) for own, m in zip(outcomes, plain, strict=True)], judged
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"score": "obp"},
+        {"score": "obp_as_published", "ema": 0.3, "norm": "layer"},
+        {"score": "gradient", "scope": "tensor", "cold_start": "global"},
+        {"score": "fisher", "classifier_only": True},
+    ],
+    ids=str,
+)
+def test_a_list_of_one_is_that_value(values, backend, net, federation):
+    one, other = (told(FedOBP(q=q, **values), net, federation, backend) for q in (0.9, (0.9,)))
+    for a, b in zip(one[1], other[1], strict=True):
+        assert (a.sent, a.metrics) == (b.sent, b.metrics)
+        assert_same((a.before, a.after, a.loss), (b.before, b.after, b.loss))
+    assert_same((one[0], one[2]), (other[0], other[2]))
+
+
+def test_a_list_that_gives_one_mask_is_that_mask(backend, net, federation):
+    """It costs the bit by which a client tells its choice."""
+    assert personal_count(0.9, N) == personal_count(0.9001, N)
+    one, other = (told(FedOBP(q=q), net, federation, backend) for q in (0.9, (0.9, 0.9001)))
+    assert_same((one[0], one[2]), (other[0], other[2]))
+    for a, b in zip(one[1], other[1], strict=True):
+        assert a.sent._replace(bits_up=a.sent.bits_up + 5) == b.sent
+        assert a.metrics == b.metrics
+
+
+def test_who_holds_nothing_out_takes_the_largest(backend, net, federation):
+    without = dataclasses.replace(federation, validation=())
+    one, other = (told(FedOBP(q=q), net, without, backend) for q in (0.9, (0.2, 0.5, 0.9)))
+    assert_same((one[0], one[2]), (other[0], other[2]))
+
+
+# A choice by hand
+
+
+class Table(nn.Module):
+    """Logits of the first unit vector are the weight's first column."""
+
+    def __init__(self):
+        super().__init__()
+        self.classifier = nn.Linear(2, 2, bias=False)
+
+    def forward(self, x):
+        return self.classifier(x.flatten(1))
+
+
+WEIGHT = "classifier.weight"
+OWN, SHARED = torch.tensor([[3.0, 0.0], [0.0, 5.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+SHORT, ALL, NONE = 2 / 3, 0.0, 1.0
+"""The scores are 9 and 25 on the diagonal and 1 beside it: ALL takes the whole diagonal, SHORT the 5 alone."""
+A, B = (1.0, 0.0), (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("several", "x", "y", "best"),
+    [
+        ((ALL, SHORT, NONE), (A, B), (0, 1), ALL),  # 2, 1 and 0 hits
+        ((ALL, SHORT, NONE), (A, B), (1, 1), SHORT),  # 1, 2 and 1
+        ((ALL, SHORT, NONE), (A, B), (1, 0), NONE),  # 0, 1 and 2
+        ((ALL, NONE), (A, B), (1, 1), NONE),  # a hit each, with a loss of 2.1 and 1.6
+        ((ALL, SHORT, NONE), ((-1.0, 2.0),), (1,), ALL),  # margins of 10 and 7, and a miss
+        ((ALL, SHORT, NONE), ((1.0, 2.0),), (1,), SHORT),  # margins of 6 and 9, and a miss
+        ((ALL, SHORT, NONE), (B,), (1,), SHORT),  # the same logits twice, and a miss
+        ((ALL, SHORT, NONE), (), (), NONE),
+        ((ALL, SHORT), (), (), SHORT),
+    ],
+)
+def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
+    net, method = Net(Table()), FedOBP(q=several)
+    _, client = method.init({WEIGHT: OWN}, net.parts)
+    client = {**client, "trained": torch.tensor(True)}
+    assert client["q"] == several[-1]
+    held = Data(torch.tensor(x).view(-1, 1, 1, 2), torch.tensor(y, dtype=torch.int64))
+
+    def never():
+        raise AssertionError("it looked at its training samples")
+
+    shard = Shard(never, 32, lambda stream, epoch: never(), lambda: held)
+    for hook in (method.before_training, method.before_evaluation):
+        found = hook(net.bind({}, training=True), shard, {WEIGHT: SHARED}, client)
+        assert found.keys() == {"q"}
+        assert (found["q"].item(), found["q"].dtype) == (best, torch.float64)
+    entered = method.prepare({WEIGHT: SHARED}, client | found)
+    diagonal = torch.tensor([[best == ALL, False], [False, best != NONE]])
+    assert_same(entered["mask"][WEIGHT], diagonal)
+    assert_same(method.start({WEIGHT: SHARED}, entered)[WEIGHT], torch.where(diagonal, OWN, SHARED))
+    told = method.metrics({WEIGHT: SHARED}, entered)
+    assert [told[f"q_share/{q}"].item() for q in several] == [float(q == best) for q in several]
+    upload, kept = method.finish({WEIGHT: SHARED}, entered, {WEIGHT: SHARED}, {WEIGHT: OWN})
+    assert upload["chosen"].tolist() == [q == best for q in several[1:]]
+    assert kept["q"] == best
+
+
+def test_everybody_is_judged_by_the_best_of_the_list(backend, federation):
+    """Of what the engine says of each q alone, on validation samples; with batch normalisation, in evaluation mode."""
+    several, net, bests = (0.1, 0.3, 0.5, 0.7, 0.9, 0.98), tiny(norm=True), set()
+    states, runner = rounds(FedOBP(q=several), net, federation, engine=backend)[0], make(as_engine(backend), net, CPU)
+    for state in states[1:]:
+        chosen, *alone = (
+            runner.judge(FedOBP(q=q), federation, state, list(range(10))) for q in (several, *reversed(several))
+        )
+        for client in range(10):
+            told = [(-int(own["validation"].correct[client]), float(own["validation"].loss[client])) for own in alone]
+            best = told.index(min(told))
+            bests.add(best)
+            for split, counts in chosen.items():
+                assert counts.correct[client] == alone[best][split].correct[client]
+                assert counts.loss[client] == pytest.approx(float(alone[best][split].loss[client]), rel=1e-5)
+    assert len(bests) > 2
+
+
+# What travels
+
+
+def test_what_any_q_shares_goes_down_and_a_bit_a_q_goes_up(backend, net, federation):
+    """Whatever is chosen; in round 1 all scores are zero and nothing is withheld."""
+    several = (0.3, 0.7, 0.98)
+    states, outcomes = rounds(FedOBP(q=several), net, federation, engine=backend)
+    withheld = personal_count(several[-1], N)
+    down = [(own.sent.values_down, own.sent.bits_down) for own in outcomes]
+    assert down == [(5 * N, 5 * N * 32)] + [(5 * (N - withheld), 5 * N * 32)] * 2
+    assert [(own.sent.values_up, own.sent.bits_up) for own in outcomes] == [(5 * N, 5 * (N * 32 + 2))] * 3
+    assert len({float(q) for state in states for q in state.clients["q"]}) == 3
+
+
+# Configuration
+
+
+def test_quantile_adaptive_is_a_list():
+    plan = config.check(composed("method=fedobp", "quantile=adaptive", "dataset=digits", "validation=0.1"))
+    assert plan.method.q == (0.5, 0.9, 0.99, 0.999, 0.9999)
+    one, other = (config.check(composed("method=fedobp", f"quantile.q={q}")) for q in ("[0.5,1]", "[0.5,0.9]"))
+    assert one.method.q == (0.5, 1.0)
+    assert identity(one.config) != identity(other.config)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("quantile.q=[]", "quantile.q must be in ascending order, if it is a list, got ()"),
+        ("quantile.q=[0.9,0.5]", "quantile.q must be in ascending order, if it is a list, got (0.9, 0.5)"),
+        ("quantile.q=[0.5,0.5]", "quantile.q must be in ascending order"),
+        ("quantile.q=[0.5,1.5]", "quantile.q must be between 0 and 1, got (0.5, 1.5)"),
+        ("quantile.q=[0.5,x]", "quantile.q must be a number or a list of numbers, got [0.5, 'x']"),
+        ("quantile=adaptive method.ema=0.3", "method.ema must be 0 with several q and score=obp, got 0.3"),
+        ("quantile=adaptive norm=layer", "norm.name must be none or global with several q and score=obp, got 'layer'"),
+    ],
+)
+def test_lists_that_are_refused(values, message):
+    with pytest.raises(FedpflError) as caught:
+        config.check(composed("method=fedobp", "validation=0.1", *values.split()))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("share", ["0", "0.001"])  # of the second nobody has a whole sample
+def test_without_held_out_samples_it_is_refused(share):
+    plan = config.check(composed(*TINY, "method=fedobp", "quantile=adaptive", f"validation={share}"))
+    with pytest.raises(FedpflError) as caught:
+        config.build(plan)
+    assert str(caught.value) == "method=fedobp chooses by held-out samples, and there are none; set validation=0.1"
+
+
+# A run
+
+
+def test_a_run_records_what_was_chosen(tmp_path):
+    words = (*TINY, "method=fedobp", "quantile.q=[0.5,0.999]", "validation=0.25", "eval.finetune_epochs=0")
+    play(tmp_path, *words, "model=mlp", "model.hidden=[8]")
+    for line in table(tmp_path / "rounds.csv"):
+        shares = [float(line[f"q_share/{q}"]) for q in (0.5, 0.999)]
+        assert sum(shares) == 1
+        assert float(line["q_mean"]) == pytest.approx(0.5 * shares[0] + 0.999 * shares[1])
+    assert begun(tmp_path).method == "FedOBP (adaptive q)"
+
+
+def test_it_is_not_the_papers(tmp_path):
+    method = {"name": "fedobp", "score": "obp", "norm": "global"}
+    one, other = (
+        begun(write_run(tmp_path / str(place), {2: 90.0}, method={**method, "q": q}))
+        for place, q in enumerate((0.9, [0.5, 0.9]))
+    )
+    assert own_score(one)
+    assert not own_score(other)
+    assert other.q is None

@@ -1,0 +1,292 @@
+"""APFL (arXiv:2003.13461): alpha by its formula, FedAvg and Local-Only as limits, evaluation by the mixture."""
+
+import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedpfl.engine import Engine, Tuning, begin, make
+from fedpfl.engine.keys import Draws
+from fedpfl.ground import tree
+from fedpfl.ground.traffic import count
+from fedpfl.methods import APFL, FedAvg, LocalOnly
+from fedpfl.models import Net
+from tests.conftest import (
+    COHORTS,
+    CPU,
+    LOCAL,
+    PLAIN,
+    TRAIN,
+    assert_close,
+    assert_same,
+    differing,
+    given,
+    participate,
+    rounds,
+    row,
+    tiny,
+    trajectory,
+)
+
+EVERYONE = list(range(10))
+UNSEEN = 7  # until round 3
+TUNED = Tuning(LOCAL, Draws(0, "finetune", 3))
+NO_DECAY = replace(LOCAL, weight_decay=0.0)
+
+
+def fixed(alpha, mixing="output", **values):
+    return APFL(alpha, adaptive=False, mixing=mixing, **values)
+
+
+def judged(method, net, federation, state, backend, tuning=None):
+    return make(Engine(backend), net, CPU).evaluate(method, federation, state, EVERYONE, tuning)
+
+
+@pytest.fixture(scope="module")
+def played(federation):
+    """Three rounds of a network with BatchNorm, computed once."""
+    return cache(lambda method, backend: trajectory(method, tiny(norm=True), federation, engine=backend))
+
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.classifier = nn.Linear(64, 5)
+
+    def forward(self, x):
+        return self.classifier(x.flatten(1))
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    "method",
+    [APFL(), APFL(0.9, mixing="param", alpha_lr=3.0), *(fixed(a, m) for a in (0.0, 1.0) for m in ("output", "param"))],
+    ids=lambda method: f"{method.alpha}-{method.adaptive}-{method.mixing}",
+)
+def test_the_global_model_is_fedavgs(method, backend, played):
+    for own, shared in zip(played(method, backend), played(FedAvg(), backend), strict=True):
+        assert_same(own.server, shared.server)
+        assert_same(own.server_buffers["w"], shared.server_buffers["main"])
+    assert differing(row(own.clients["v"], 2), own.server)
+
+
+@pytest.mark.parametrize("mixing", ["output", "param"])
+def test_with_alpha_0_a_client_is_fedavgs(mixing, backend, net, federation):
+    """The private model never moves, in fine-tuning neither."""
+    method, fedavg = fixed(0.0, mixing), FedAvg()
+    own = trajectory(method, net, federation, engine=backend, local=NO_DECAY)[-1]
+    shared = trajectory(fedavg, net, federation, engine=backend, local=NO_DECAY)[-1]
+    for client in EVERYONE:
+        assert_same(row(own.clients["v"], client), net.params)
+    for tuning in (None, TUNED):
+        assert_same(
+            judged(method, net, federation, own, backend, tuning),
+            judged(fedavg, net, federation, shared, backend, tuning),
+        )
+
+
+@pytest.mark.parametrize("mixing", ["output", "param"])
+def test_with_alpha_1_a_client_is_local_onlys(mixing, backend, played, federation):
+    method, local_only, net = fixed(1.0, mixing), LocalOnly(), tiny(norm=True)
+    own, alone = (played(m, backend) for m in (method, local_only))
+    for ours, theirs in zip(own, alone, strict=True):
+        assert_same(ours.clients["v"], theirs.clients["model"])
+        assert_same(ours.client_buffers["v"], theirs.client_buffers["main"])
+    for tuning in (None, TUNED):
+        assert_same(
+            judged(method, net, federation, own[-1], backend, tuning),
+            judged(local_only, net, federation, alone[-1], backend, tuning),
+        )
+
+
+def test_in_a_linear_model_both_mixings_are_one(backend, net, federation):
+    def private(net):
+        return [
+            trajectory(fixed(0.3, m), net, federation, engine=backend)[-1].clients["v"] for m in ("output", "param")
+        ]
+
+    linear = Net(Linear())
+    output, param = private(linear)
+    assert_close(output, param, atol=1e-6, rtol=0)
+    assert (row(output, 2)["classifier.weight"] - linear.params["classifier.weight"]).abs().max() > 0.01
+    output, param = private(net)
+    assert (output["fc.weight"] - param["fc.weight"]).abs().max() > 1e-4
+
+
+# The weight
+
+
+@pytest.mark.parametrize("mixing", ["output", "param"])
+def test_alpha_moves_by_its_formula_on_the_first_batch(mixing, backend, net, federation):
+    """From the models that the client starts with; before round 3 they differ."""
+    method = APFL(0.4, mixing=mixing, alpha_lr=0.5, alpha_decay=0.1)
+    states = trajectory(method, net, federation, engine=backend)
+    for client in (0, 1, 5):
+        alpha, shared, own = states[2].clients["alpha"][client], states[2].server, row(states[2].clients["v"], client)
+        order = Draws(0, "train", 3).order(client, "main", 0, TRAIN[client])[: LOCAL.batch_size]
+        rows = federation.train[client][order]
+        x, y = federation.normalize(federation.x[rows]), federation.y[rows]
+        w, v = ({k: leaf.clone().requires_grad_() for k, leaf in model.items()} for model in (shared, own))
+        bound = net.bind({})
+        if mixing == "output":
+            F.cross_entropy(alpha * bound(v, x) + (1 - alpha) * bound(w, x), y).backward()
+            gradient = {k: alpha * v[k].grad + (1 - alpha) * w[k].grad for k in v}
+        else:
+            mixed = {k: (alpha * own[k] + (1 - alpha) * shared[k]).requires_grad_() for k in v}
+            F.cross_entropy(bound(mixed, x), y).backward()
+            gradient = {k: leaf.grad for k, leaf in mixed.items()}
+        slope = sum(((own[k] - shared[k]) * gradient[k]).sum() for k in own)
+        assert abs(slope) > 1e-3
+        expected = alpha - 0.5 * (slope + 0.1 * alpha)
+        assert 0 < expected < 1, "choose another alpha_lr: the formula is not seen where it is clipped"
+        assert_close(states[3].clients["alpha"][client], expected)
+
+
+def test_the_first_batch_is_trained_with_the_old_alpha_and_the_second_with_the_new(backend, net, federation):
+    moving, still = APFL(alpha_lr=10.0), fixed(0.5)
+    for local, alike in ((PLAIN, True), (replace(PLAIN, epochs=2), False)):
+        a, b = (trajectory(m, net, federation, [[0, 2]], engine=backend, local=local)[-1] for m in (moving, still))
+        assert a.clients["alpha"].tolist()[:3] == pytest.approx([0.4, 0.5, 0.4])  # v = w: the decay alone
+        assert (differing(a.clients["v"], b.clients["v"]) == []) == alike
+
+
+def test_alpha_stays_between_0_and_1(backend, net, federation):
+    seen = set()
+    for state in trajectory(APFL(alpha_lr=50.0), net, federation, [*COHORTS, *COHORTS], engine=backend):
+        seen |= set(state.clients["alpha"].tolist())
+    assert min(seen) == 0.0
+    assert max(seen) == 1.0
+
+
+@pytest.mark.parametrize("method", [APFL(), APFL(mixing="param", cold_start="global")], ids=str)
+def test_alpha_and_private_model_change_only_in_their_clients_rounds(method, backend, net, federation):
+    """Client 9 has one sample, which makes no batch."""
+    states = trajectory(method, net, federation, engine=backend)
+    for t, cohort in enumerate(COHORTS):
+        for client in EVERYONE:
+            for part in ("v", "alpha"):
+                old, new = (row(state.clients, client)[part] for state in states[t : t + 2])
+                assert bool(differing(old, new)) == (client in cohort and TRAIN[client] > 1)
+
+
+def test_the_rounds_tell_alpha_as_it_was(net, federation):
+    states, outcomes = rounds(APFL(alpha_lr=1.0), net, federation)
+    for state, outcome, cohort in zip(states, outcomes, COHORTS, strict=False):
+        assert outcome.metrics == {"alpha": pytest.approx(float(state.clients["alpha"][cohort].mean()))}
+
+
+# Judging
+
+
+@dataclass(frozen=True)
+class Watched(APFL):
+    """Notes what is judged."""
+
+    seen: ClassVar[list] = []
+
+    def predict(self, net, params, x):
+        if not torch.is_grad_enabled():
+            self.seen.append(copy.deepcopy(params))
+        return super().predict(net, params, x)
+
+
+@pytest.mark.parametrize("mixing", ["output", "param"])
+def test_a_client_is_judged_by_the_mixture_with_the_latest_global_model(mixing, backend, net, federation):
+    method = APFL(mixing=mixing, alpha_lr=5.0)
+    state = trajectory(method, net, federation, engine=backend)[-1]
+    for client, tally in enumerate(judged(method, net, federation, state, backend).loss):
+        alpha, own, rows = state.clients["alpha"][client], row(state.clients["v"], client), federation.test[client]
+        x, y, bound = federation.normalize(federation.x[rows]), federation.y[rows], net.bind({})
+        if mixing == "output":
+            logits = alpha * bound(own, x) + (1 - alpha) * bound(state.server, x)
+        else:
+            logits = bound({k: alpha * own[k] + (1 - alpha) * state.server[k] for k in own}, x)
+        assert_close(tally, F.cross_entropy(logits, y, reduction="sum"), atol=1e-5)
+
+
+def test_fine_tuning_moves_both_models_and_leaves_alpha_still(net, federation):
+    method = Watched(alpha_lr=1.0)
+    state = trajectory(method, net, federation)[-1]
+    method.seen.clear()
+    make(Engine("loop"), net, CPU).evaluate(method, federation, state, [0], TUNED)
+    (tuned,) = method.seen
+    plain = method.personal(state.server, row(state.clients, 0))
+    assert differing(tuned, plain) == [f"/{role}/{name}" for role in ("w", "v") for name in net.params]
+
+
+def test_an_unseen_client_has_the_initial_mixture_or_the_global_model(backend, net, federation):
+    initial, cold = APFL(), APFL(cold_start="global")
+    state = trajectory(cold, net, federation, COHORTS[:2], engine=backend)[-1]
+    assert_same(state, trajectory(initial, net, federation, COHORTS[:2], engine=backend)[-1])
+    client = row(state.clients, UNSEEN)
+    wanted = {"w": state.server, "v": net.params, "alpha": torch.tensor(0.5)}
+    assert_same(initial.personal(state.server, client), wanted)
+    assert_same(cold.personal(state.server, client), {**wanted, "alpha": torch.tensor(0.0)})
+    assert cold.personal(state.server, row(state.clients, 2))["alpha"] > 0.4
+    fedavg = trajectory(FedAvg(), net, federation, COHORTS[:2], engine=backend)[-1]
+    own, shared = (judged(m, net, federation, s, backend) for m, s in ((cold, state), (FedAvg(), fedavg)))
+    for client in EVERYONE:
+        assert torch.equal(own.loss[client], shared.loss[client]) == (client in (UNSEEN, 9))
+
+
+def test_the_first_round_of_a_cold_client_is_judged_like_that_too(backend, net, federation):
+    """Before training by the global model, afterwards by the mixture; client 9 takes no step."""
+    method = APFL(cold_start="global")
+    state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
+    cold, initial = (participate(m, net, federation, state, [7, 9], engine=backend) for m in (method, APFL()))
+    fedavg = trajectory(FedAvg(), net, federation, COHORTS[:2], engine=backend)[-1]
+    shared = participate(FedAvg(), net, federation, fedavg, [7, 9], engine=backend)
+    assert_close(cold.before, shared.before)
+    assert_same(cold.after, initial.after)
+    assert not torch.equal(cold.before.loss, initial.before.loss)
+    assert cold.clients["trained"].tolist() == [True, False]
+
+
+# Statistics, traffic, ranges
+
+
+@pytest.mark.parametrize("mixing", ["output", "param"])
+def test_mixed_parameters_use_the_private_models_statistics(mixing, backend, federation):
+    method, net = fixed(0.5, mixing), tiny(norm=True)
+    state = trajectory(method, net, federation, engine=backend)[-1]
+    assert set(state.server_buffers) == {"w"}
+    assert set(state.client_buffers) == {"v"}
+    assert differing(row(state.client_buffers["v"], 0), row(state.client_buffers["v"], 2))
+    kept = judged(method, net, federation, state, backend)
+    moved = {
+        part: {role: {**own, "norm.running_mean": own["norm.running_mean"] + 1} for role, own in buffers.items()}
+        for part, buffers in (("server", state.server_buffers), ("clients", state.client_buffers))
+    }
+    shared = replace(state, server_buffers=moved["server"])
+    for other, matters in ((shared, mixing == "output"), (given(state, buffers=moved["clients"]), True)):
+        assert bool(differing(judged(method, net, federation, other, backend), kept)) == matters
+
+
+def test_one_model_travels_each_way(net, federation):
+    state = begin(APFL(), net, 10, CPU)
+    part = participate(APFL(), net, federation, state, COHORTS[0])
+    assert part.down.values.tolist() == part.up.values.tolist() == [tree.size(net.params)] * 5
+    assert int(count(APFL().download(state.server, row(state.clients, 0))).values) == tree.size(net.params)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"alpha": 1.1}, "alpha must be between 0 and 1"),
+        ({"alpha": float("nan")}, "alpha must be between 0 and 1"),
+        ({"mixing": "both"}, "mixing must be output or param"),
+        ({"alpha_lr": -1.0}, "alpha_lr must be 0 or more"),
+        ({"alpha_decay": -1.0}, "alpha_decay must be 0 or more"),
+        ({"cold_start": "x"}, "cold_start must be initial or global"),
+    ],
+)
+def test_out_of_range(values, message):
+    with pytest.raises(ValueError, match=message):
+        APFL(**values)

@@ -1,0 +1,174 @@
+"""What masks.json tells of clients' masks, against a plain count of sets of entries."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedpfl import engine
+from fedpfl.engine import masks
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS
+from fedpfl.report.load import Mask, begun
+from tests.command import TINY, play, summary
+from tests.conftest import federate, rounds, tiny
+from tests.report.test_report import write_run
+
+COHORTS = [[0, 2, 3, 5], [0, 1, 5]]  # client 4 never takes part
+TOOK_PART = [0, 1, 2, 3, 5]
+
+
+def counted(own: dict[int, set[tuple[int, ...]]], entries: int) -> dict[str, Any]:
+    """By plain sets of the places of entries."""
+    times = [sum(place in mask for mask in own.values()) for place in set().union(*own.values())]
+    held = [entries - len(times), *(times.count(number) for number in range(1, len(own) + 1))]
+    return {"entries": entries, "held": held, "both": [[len(a & b) for b in own.values()] for a in own.values()]}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("fedselect", {"p": 0.5}), ("fedpurin", {"tau": 0.3}), ("fedcac", {}), ("fedobp", {"q": 0.8}), ("pspfl", {})],
+)
+def test_masks_are_counted_as_sets(name: str, values: dict[str, Any]) -> None:
+    method = METHODS[name](**values)
+    state = rounds(method, tiny(norm=True), federate(), COHORTS)[0][-1]
+    found = engine.compared(method, state)
+    assert found is not None
+    assert found["clients"] == TOOK_PART
+    for tensor, told in found["tensors"].items():
+        own = {}
+        for client in TOOK_PART:
+            # FedSelect's and FedPURIN's stand in the state; the others' follow from it.
+            mask = state.client(client).get("mask") or method.prepare(state.server, state.client(client))["mask"]
+            own[client] = set(map(tuple, mask[tensor].nonzero().tolist()))
+        assert told == counted(own, mask[tensor].numel())
+    assert any(0 < told["held"][0] < told["entries"] for told in found["tensors"].values())
+
+
+def test_fedselects_masks_are_those_that_it_would_go_on_with() -> None:
+    method = METHODS["fedselect"](p=0.5, alpha=0.4)
+    state = rounds(method, tiny(), federate(), [[0, 1, 2]])[0][-1]
+    sizes = [np.diagonal(one["both"]).tolist() for one in engine.compared(method, state)["tensors"].values()]
+    assert sizes == [[18] * 3, [216] * 3, [30] * 3]  # half of each weight, after one round
+
+
+def test_only_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = METHODS["fedselect"]()
+    state = rounds(method, tiny(), federate(), COHORTS)[0][-1]
+    whole = engine.compared(method, state)
+    monkeypatch.setattr(masks, "MOST", 3)
+    monkeypatch.setattr(masks, "EXACT", 50)  # in many parts
+    few = engine.compared(method, state)
+    assert few["clients"] == TOOK_PART[:3]
+    for name, told in few["tensors"].items():
+        assert np.array_equal(told["both"], np.array(whole["tensors"][name]["both"])[:3, :3])
+        assert sum(told["held"]) == told["entries"]
+
+
+def test_of_what_processes_collect_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gives its own first ones, which together are more."""
+    method = METHODS["fedselect"]()
+    state = rounds(method, tiny(), federate(), COHORTS)[0][-1]
+    state.rows.mine = lambda client: True
+    given: list[Any] = []
+    monkeypatch.setattr(masks.ranks, "collect", lambda own: given.extend(own) or own)
+    whole = engine.compared(method, state)
+    monkeypatch.setattr(masks.ranks, "collect", lambda own: given[1::2] + given[::2])
+    assert engine.compared(method, state) == whole
+    monkeypatch.setattr(masks, "MOST", 3)
+    assert engine.compared(method, state)["clients"] == TOOK_PART[:3]
+
+
+def test_without_masks_or_clients_there_is_nothing_to_compare() -> None:
+    net, federation = tiny(), federate()
+    for name, cohorts in (("fedavg", COHORTS), ("fedselect", [])):
+        method = METHODS[name]()
+        assert engine.compared(method, rounds(method, net, federation, cohorts)[0][-1]) is None
+
+
+def test_a_run_leaves_them_once_and_mends_them(tmp_path: Path) -> None:
+    words = (*TINY, "method=fedselect", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=0")
+    play(tmp_path / "run", *words)
+    path = tmp_path / "run/masks.json"
+    whole = path.read_bytes()
+    assert json.loads(whole)["clients"] == sorted(json.loads(whole)["clients"])
+    assert "masks.json" in summary(tmp_path / "run")["files"]
+    path.write_text("{}")
+    assert "masks.json is damaged: written anew from state.pt" in play(tmp_path / "run", *words)
+    assert path.read_bytes() == whole
+    play(tmp_path / "run", *words, "restart=true", "rounds=2")
+    assert path.read_bytes() == whole
+    play(tmp_path / "other", *words, "method=fedavg")
+    assert not (tmp_path / "other/masks.json").exists()
+
+
+# The report
+
+
+def test_overlap_by_hand() -> None:
+    """Of 10 entries one client holds 4, one 5, three of them both, and one nothing."""
+    mask = Mask(10, np.array([4, 3, 3, 0.0]), np.array([[4, 3, 0], [3, 5, 0], [0, 0, 0.0]]))
+    assert mask.overlaps().tolist() == [3 / 6, 0, 0]
+    assert mask.overlaps(chance=True).tolist() == [2 / 7, 0, 0]  # 4 * 5 / 10 in common
+    empty = Mask(10, np.array([10, 0, 0.0]), np.zeros((2, 2)))
+    assert np.isnan(empty.overlaps()).all()
+
+
+def test_overlap_of_random_masks_is_what_chance_gives() -> None:
+    held = torch.rand(8, 40_000, generator=torch.Generator().manual_seed(0)) < 0.3
+    told = masks._told(held)
+    mask = Mask(told["entries"], np.array(told["held"], float), np.array(told["both"], float))
+    assert mask.overlaps() == pytest.approx(mask.overlaps(chance=True), abs=0.01)
+
+
+WHOLE = {"clients": [0, 3], "tensors": {"w": {"entries": 5, "held": [2, 2, 1], "both": [[2, 1], [1, 2]]}}}
+
+
+def test_masks_are_read(tmp_path: Path) -> None:
+    run = begun(write_run(tmp_path / "a", {2: 90.0}))
+    assert run.masks == {}
+    (tmp_path / "a/masks.json").write_text(json.dumps(WHOLE))
+    [(name, mask)] = begun(tmp_path / "a").masks.items()
+    assert (name, mask.entries, mask.held.tolist(), mask.both.tolist()) == ("w", 5, [2, 2, 1], [[2, 1], [1, 2]])
+    assert mask.overlaps().tolist() == [1 / 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"held": [2, 2]},
+        {"held": [2, 2, 2]},
+        {"held": [-1, 6, 0]},
+        {"held": [1, 4, 0], "both": [[2, 1], [1, 3]]},
+        {"held": [[2], [2], [1]]},
+        {"both": [[2, 1]]},
+        {"both": [[2, 1], [1]]},
+        {"both": [[2, 3], [3, 2]]},
+        {"both": [[2, "x"], [1, 2]]},
+        {"both": [[2, None], [1, 2]]},
+        {"both": [[2, -1], [-1, 2]]},
+        {"entries": "five"},
+        {"entries": [5]},
+    ],
+)
+def test_numbers_that_are_no_masks_are_one_line(change: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", {2: 90.0})
+    for text in (json.dumps({**WHOLE, "tensors": {"w": WHOLE["tensors"]["w"] | change}}), json.dumps(change), "[", ""):
+        (folder / "masks.json").write_text(text)
+        with pytest.raises(FedpflError, match=r"masks\.json") as told:
+            _ = begun(folder).masks
+        assert "\n" not in str(told.value)
+
+
+def test_pairs_are_in_the_order_of_combinations() -> None:
+    both = np.diag([4.0, 5, 6, 7])
+    for place, (i, j) in enumerate(itertools.combinations(range(4), 2)):
+        both[i, j] = both[j, i] = place / 2
+    unions = [both[i, i] + both[j, j] - both[i, j] for i, j in itertools.combinations(range(4), 2)]
+    assert Mask(30, np.zeros(5), both).overlaps() == pytest.approx([n / 2 / u for n, u in enumerate(unions)])

@@ -1,0 +1,144 @@
+"""Sub-models along neurons: counts, choices, and which entries lie between chosen neurons."""
+
+import pytest
+import torch
+
+from fedpfl import models
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods.shared import neurons
+from tests.conftest import assert_same, tiny
+
+NET = tiny(norm=True)  # conv 4, norm 4, fc 12 over 4 x 9, classifier 5
+PLAN = neurons.plan(NET.params, NET.parts)
+
+
+def share(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def chosen(active: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Numbers of the active neurons of conv and of fc."""
+    assert active[-1]
+    return active[:4].nonzero().flatten().tolist(), active[4:16].nonzero().flatten().tolist()
+
+
+def test_a_plan_numbers_the_neurons_through():
+    assert PLAN["group"].tolist() == [0] * 4 + [1] * 12
+    assert PLAN["place"].tolist() == [*range(4), *range(12)]
+    assert PLAN["width"].tolist() == [4] * 4 + [12] * 12
+    assert PLAN["columns"]["fc.weight"].tolist() == [c for c in range(4) for _ in range(9)]
+    assert PLAN["rows"]["classifier.bias"].tolist() == [16] * 5  # always active
+    assert PLAN["buffers"]["norm.num_batches_tracked"].shape == ()
+
+
+@pytest.mark.parametrize(
+    ("width", "rounding", "expected"),
+    [
+        (1.0, "floor", (4, 12)),
+        (0.6, "floor", (2, 7)),
+        (0.6, "ceil", (3, 8)),
+        (0.6, "round", (2, 7)),
+        (0.625, "round", (3, 8)),
+        (0.2, "floor", (1, 2)),  # one at least
+        (0.01, "ceil", (1, 1)),
+        (0.25, "floor", (1, 3)),
+        (0.25, "ceil", (1, 3)),
+    ],
+)
+def test_kept(width, rounding, expected):
+    kept = neurons.kept(PLAN, share(width), rounding)
+    assert (kept[:4].unique().tolist(), kept[4:].unique().tolist()) == ([expected[0]], [expected[1]])
+
+
+@pytest.mark.parametrize("hundredths", range(1, 101))
+def test_exact_shares_are_not_rounded_away(hundredths):
+    plan = {"width": torch.full((100,), 100)}
+    for rounding in ("floor", "ceil", "round"):
+        assert neurons.kept(plan, share(hundredths / 100), rounding).unique().tolist() == [hundredths]
+
+
+def test_prefix_and_window():
+    assert chosen(neurons.prefix(PLAN, share(0.5))) == ([0, 1], [0, 1, 2, 3, 4, 5])
+    shifted = neurons.window(PLAN, share(0.5), torch.tensor(3))
+    assert chosen(shifted) == ([0, 3], [3, 4, 5, 6, 7, 8])
+    assert torch.equal(neurons.window(PLAN, share(0.3), torch.tensor(0)), neurons.prefix(PLAN, share(0.3)))
+
+
+def test_top_takes_the_highest_of_each_group_and_of_equals_the_first():
+    score = torch.tensor([1.0, 5.0, 5.0, -2.0, *torch.arange(12).tolist()])
+    assert chosen(neurons.top(PLAN, share(0.25), score)) == ([1], [9, 10, 11])
+    assert chosen(neurons.top(PLAN, share(0.5), score)) == ([1, 2], [6, 7, 8, 9, 10, 11])
+    assert chosen(neurons.top(PLAN, share(0.5), torch.zeros(16))) == ([0, 1], [0, 1, 2, 3, 4, 5])
+
+
+def test_top_over_many_clients_at_once():
+    score = torch.rand(7, 16, generator=torch.Generator().manual_seed(0))
+    widths = torch.linspace(0.1, 1, 7, dtype=torch.float64)
+    together = torch.func.vmap(lambda s, w: neurons.top(PLAN, w, s))(score, widths)
+    for i in range(7):
+        assert torch.equal(together[i], neurons.top(PLAN, widths[i], score[i]))
+        by_hand = sorted(range(4), key=lambda j, i=i: -score[i, j])[: max(1, int(widths[i] * 4 + 1e-9))]
+        assert chosen(together[i])[0] == sorted(by_hand)
+
+
+def test_entries_between_active_neurons_by_hand():
+    active = torch.zeros(17, dtype=torch.bool)
+    active[[1, 3, 4, 9, 16]] = True  # channels 1 and 3, fc 0 and 5
+    masks = neurons.entries(PLAN, active, NET.params)
+    for name, leaf in NET.params.items():
+        assert masks[name].shape == leaf.shape
+    assert masks["conv.weight"][:, 0, 0, 0].tolist() == [False, True, False, True]
+    assert masks["norm.weight"].tolist() == masks["conv.bias"].tolist() == [False, True, False, True]
+    columns = [j // 9 in (1, 3) for j in range(36)]
+    assert masks["fc.weight"][5].tolist() == masks["fc.weight"][0].tolist() == columns
+    assert not masks["fc.weight"][[i for i in range(12) if i not in (0, 5)]].any()
+    assert masks["classifier.weight"].tolist() == [[i in (0, 5) for i in range(12)]] * 5
+    assert masks["classifier.bias"].all()
+    touched = neurons.statistics(PLAN, active)
+    assert touched["norm.running_mean"].tolist() == [False, True, False, True]
+    assert touched["norm.num_batches_tracked"].item()
+
+
+def test_entries_for_many_clients_at_once():
+    active = torch.rand(3, 17, generator=torch.Generator().manual_seed(0)) < 0.5
+    stacked = tree.repeat(NET.params, 3)
+    together = torch.func.vmap(lambda a, like: neurons.entries(PLAN, a, like))(active, stacked)
+    for i in range(3):
+        assert_same(tree.take(together, i), neurons.entries(PLAN, active[i], NET.params))
+
+
+def test_incoming_adds_up_rows_without_biases():
+    sums = neurons.incoming(PLAN, NET.params)
+    torch.testing.assert_close(sums[:4], NET.params["conv.weight"].sum((1, 2, 3)))
+    torch.testing.assert_close(sums[4:], NET.params["fc.weight"].sum(1))
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet10"])
+def test_layers_of_a_residual_stream_share_their_neurons(name):
+    net = models.build(name, (3, 16, 16), 10, 0)
+    plan = neurons.plan(net.params, net.parts)
+    masks = neurons.entries(plan, neurons.prefix(plan, share(0.5)), net.params)
+    kept = {
+        key: (int(m.flatten(1).any(1).sum()), int(m.any(0).flatten(1).any(1).sum()))
+        for key, m in masks.items()
+        if m.dim() == 4
+    }
+    for key, (rows, columns) in kept.items():
+        width = net.params[key].shape
+        assert (rows, columns) == (width[0] // 2, 3 if width[1] == 3 else width[1] // 2), key
+
+
+def test_networks_without_a_wiring_say_so():
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.b(self.a(x).cumsum(1))
+
+    net = models.Net(Odd())
+    with pytest.raises(FedpflError, match="cannot tell this one's neurons: cumsum"):
+        neurons.plan(net.params, net.parts)
+    assert tree.size(net.params) > 0

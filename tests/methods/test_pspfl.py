@@ -1,0 +1,202 @@
+"""Update-magnitude personalisation: what its reconstruction says."""
+
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedpfl.ground import tree
+from fedpfl.methods import PSPFL, FedAvg, FedOBP, FedSelect
+from fedpfl.methods.shared import importance
+from fedpfl.models import Net
+from tests.conftest import (
+    CLASSES,
+    COHORTS,
+    TRAIN,
+    assert_close,
+    assert_same,
+    differing,
+    federate,
+    participate,
+    rounds,
+    row,
+    tiny,
+    trajectory,
+)
+
+UNSEEN = 7  # until round 3
+OFTEN = [[0, 2, 4]] * 3
+UPLOADS = pytest.mark.parametrize("upload", ["shared", "all"])
+
+
+@pytest.fixture(scope="module")
+def played(net, federation):
+    """The states of three rounds, and the outcomes, computed once: nobody changes them."""
+    return cache(lambda method, backend="loop": rounds(method, net, federation, engine=backend))
+
+
+def masks(method, state, client):
+    return method.prepare(state.server, row(state.clients, client))["mask"]
+
+
+class Straight(nn.Module):
+    """Without biases, which FedSelect never selects."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, bias=False)
+        self.fc = nn.Linear(36, CLASSES, bias=False)
+
+    def forward(self, x):
+        return self.fc(F.avg_pool2d(torch.tanh(self.conv(x)), 2).flatten(1))
+
+
+@UPLOADS
+def test_with_q_one_it_is_fedavg(upload, backend, played, net):
+    own, fedavg = (played(m, backend)[0] for m in (PSPFL(1.0, upload), FedAvg()))
+    for ours, theirs in zip(own, fedavg, strict=True):
+        assert_same(ours.server, theirs.server)
+    assert len(differing(own[-1].server, net.params)) == len(net.params)
+
+
+@UPLOADS
+def test_the_first_round_is_fedavgs(upload, backend, played):
+    own, fedavg = (played(m, backend)[0] for m in (PSPFL(0.0, upload), FedAvg()))
+    assert_same(own[1].server, fedavg[1].server)
+    assert differing(own[2].server, fedavg[2].server)
+
+
+def test_with_q_zero_all_but_the_least_moved_is_personal(played):
+    """Nearly Local-Only: a client starts where it stopped, but for the entries that moved least."""
+    method = PSPFL(0.0)
+    state = played(method)[0][2]
+    for client in (0, 2, 8):
+        own = row(state.clients, client)
+        least = tree.flat(own["score"]).amin()
+        start = method.start(state.server, method.prepare(state.server, own))
+        shared = tree.map(lambda score, least=least: score == least, own["score"])
+        assert 1 <= int(tree.flat(shared).sum()) < 10
+        assert_same(start, tree.where(shared, state.server, own["model"]))
+        assert differing(own["model"], state.server)
+
+
+@pytest.mark.parametrize("q", [0.1, 0.9])
+def test_uploading_everything_it_is_fedobp_by_its_gradient_score(q, backend, played):
+    """By the code of another method."""
+    fedobp = FedOBP(q=q, score="gradient", norm="none", cold_start="global")
+    own, other = (played(m, backend) for m in (PSPFL(q, "all"), fedobp))
+    for ours, theirs in zip(own[0], other[0], strict=True):
+        assert_same(ours.server, theirs.server)
+    assert differing(own[0][-1].server, played(FedAvg(), backend)[0][-1].server)
+    for ours, theirs in zip(own[1], other[1], strict=True):
+        assert (ours.sent.values_down, ours.sent.bits_down) == (theirs.sent.values_down, theirs.sent.bits_down)
+
+
+def test_the_first_selection_is_fedselects_by_one_ranking():
+    """Full participation, equal clients; the masks of FedSelect then go on to grow."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        net = Net(Straight())
+    federation, everyone = federate((40,) * 4, (8,) * 4), [[0, 1, 2, 3]]
+    size = tree.size(net.params)
+    assert size == 216
+    p = importance.personal_count(0.7, size) / size
+    first = trajectory(FedSelect(p=p, scope="all"), net, federation, everyone)[-1]
+    method = PSPFL(0.7, "all")
+    state = trajectory(method, net, federation, everyone)[-1]
+    assert_same(state.server, first.server)
+    for client in range(4):
+        mask = masks(method, state, client)
+        assert int(tree.flat(mask).sum()) == importance.personal_count(0.7, size)
+        assert_same(mask, row(first.clients["mask"], client))
+
+
+def test_the_score_is_that_of_the_last_participation(backend, played, net, federation):
+    """However long ago: client 6 trains in round 2 alone."""
+    method = PSPFL(0.5)
+    states, _ = played(method, backend)
+    part = participate(method, net, federation, states[1], [6], engine=backend)
+    moved = tree.map(lambda end, start: (end[0] - start).abs(), part.uploads.values, states[1].server)
+    assert_close(row(states[3].clients["score"], 6), moved, atol=1e-7)
+    assert_same(row(states[3].clients["score"], 6), row(states[2].clients["score"], 6))
+    scores = tree.flat(row(states[3].clients["score"], 6))
+    assert int(tree.flat(masks(method, states[3], 6)).sum()) == importance.personal_count(0.5, scores.numel())
+    assert torch.equal(tree.flat(masks(method, states[3], 6)), scores > scores.median())  # of an odd number
+
+
+def test_entries_that_did_not_move_are_shared(net, federation):
+    """Ties at zero; client 9 has one sample and never moves."""
+    method = PSPFL(0.0)
+    state = trajectory(method, net, federation, [[2, 9]])[-1]
+    assert not tree.flat(masks(method, state, 9)).any()
+    client = row(state.clients, 2)
+    dead = {**client["score"], "fc.weight": torch.zeros(12, 36)}
+    mask = method.prepare(state.server, {**client, "score": dead})["mask"]
+    assert not mask["fc.weight"].any()
+    assert mask["conv.weight"].any()
+
+
+def test_an_entry_is_averaged_over_those_who_sent_it(backend, net, federation):
+    method = PSPFL(0.3)
+    states = trajectory(method, net, federation, OFTEN, engine=backend)
+    part = participate(method, net, federation, states[2], OFTEN[0], engine=backend)
+    nobody = 0
+    for name, leaf in part.uploads.values.items():
+        sent = part.uploads.mask[name]
+        share = torch.tensor([TRAIN[client] for client in OFTEN[0]]).double()
+        share = share.view(-1, *[1] * (leaf.dim() - 1)) * sent
+        mean = (leaf.double() * share).sum(0) / share.sum(0)
+        expected = torch.where(sent.any(0), mean, states[2].server[name].double()).float()
+        assert_close(states[3].server[name], expected, atol=1e-7)
+        nobody += int((~sent.any(0)).sum())
+        assert torch.equal(states[3].server[name][~sent.any(0)], states[2].server[name][~sent.any(0)])
+    assert nobody > 0
+
+
+def test_who_is_judged_by_what(backend, played, net, federation):
+    method = PSPFL(0.5)
+    states, _ = played(method, backend)
+    part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
+    for k, client in enumerate(COHORTS[1]):
+        own = method.personal(states[2].server, row(states[2].clients, client))
+        assert_same(own, row(part.uploads.values, k))
+    client = row(states[2].clients, UNSEEN)
+    assert_same(method.personal(states[2].server, client), states[2].server)
+    assert_same(method.start(states[2].server, method.prepare(states[2].server, client)), states[2].server)
+
+
+@UPLOADS
+def test_shared_entries_travel(upload, backend, net, federation):
+    size = tree.size(net.params)
+    method = PSPFL(0.5, upload)
+    _, outcomes = rounds(method, net, federation, OFTEN, engine=backend)
+    shared = size - importance.personal_count(0.5, size)
+    assert [o.sent.values_down for o in outcomes] == [3 * size, 3 * shared, 3 * shared]
+    assert [o.sent.bits_down - 32 * o.sent.values_down for o in outcomes] == [0, 3 * size, 3 * size]
+    up = 3 * (shared if upload == "shared" else size)
+    assert [o.sent.values_up for o in outcomes] == [3 * size, up, up]
+    assert [o.sent.bits_up for o in outcomes] == [32 * o.sent.values_up for o in outcomes]
+    told = [sum(v for k, v in o.metrics.items() if k.startswith("personal/")) for o in outcomes]
+    assert told == pytest.approx([0, size - shared, size - shared])
+    assert outcomes[1].metrics["personal_share"] == pytest.approx((size - shared) / size)
+
+
+def test_statistics_of_batch_normalisation_stay_with_the_client(backend, federation):
+    net = tiny(norm=True)
+    states = trajectory(PSPFL(0.5), net, federation, COHORTS[:2], engine=backend)
+    assert states[-1].server_buffers == {}
+    mean = states[-1].client_buffers["main"]["norm.running_mean"]
+    assert torch.equal(mean[UNSEEN], net.buffers["norm.running_mean"])
+    assert not torch.equal(mean[1], mean[2])
+    assert torch.equal(mean[0], states[1].client_buffers["main"]["norm.running_mean"][0])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"q": 1.1}, "q must be between 0 and 1"), ({"upload": "none"}, "upload must be shared or all")],
+)
+def test_out_of_range(values, message):
+    with pytest.raises(ValueError, match=message):
+        PSPFL(**values)

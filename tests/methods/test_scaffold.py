@@ -1,0 +1,87 @@
+"""SCAFFOLD (arXiv:1910.06378): controls by option II's formula, FedAvg and SGD as limits, traffic."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from fedpfl.engine import Local, begin
+from fedpfl.ground import tree
+from fedpfl.ground.traffic import count
+from fedpfl.methods import FedAvg, Scaffold
+from tests.conftest import COHORTS, CPU, LOCAL, assert_close, assert_same, federate, participate, row, tiny, trajectory
+
+LOCAL = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
+METHOD = Scaffold(clients=10)
+
+
+def test_the_servers_control_is_the_mean_of_the_clients(backend, net, federation):
+    for state in trajectory(METHOD, net, federation, engine=backend, local=LOCAL):
+        mean = tree.map(lambda own: own.double().mean(0).float(), state.clients["control"])
+        assert_close(state.server["control"], mean, atol=1e-7, rtol=1e-4)
+
+
+def test_the_first_round_is_fedavgs_where_clients_are_of_one_size(backend, net):
+    federation = federate((32,) * 4, (8,) * 4)
+    own = trajectory(Scaffold(clients=4), net, federation, [[0, 1, 2, 3]], engine=backend, local=LOCAL)[-1]
+    fedavg = trajectory(FedAvg(), net, federation, [[0, 1, 2, 3]], engine=backend, local=LOCAL)[-1]
+    assert_close(own.server["model"], fedavg.server, atol=1e-6)
+
+
+def test_a_new_control_is_option_twos_formula(backend, net, federation):
+    """c_i - c + (x - y) / (T lr), from a state whose controls are not zero."""
+    state = trajectory(METHOD, net, federation, COHORTS[:1], engine=backend, local=LOCAL)[-1]
+    part = participate(METHOD, net, federation, state, [2], engine=backend, local=LOCAL)
+    steps = LOCAL.epochs * 2  # 65 samples in batches of 32, and a lone one that is skipped
+    old, change = row(state.clients["control"], 2), tree.take(part.uploads["model"], 0)
+    wanted = tree.map(lambda own, c, dy: own - c - dy / (steps * LOCAL.lr), old, state.server["control"], change)
+    assert_close(tree.take(part.clients["control"], 0), wanted, atol=1e-5, rtol=1e-3)
+    assert_close(tree.take(part.uploads["control"], 0), tree.map(torch.sub, wanted, old), atol=1e-5, rtol=1e-3)
+
+
+def test_with_momentum_a_control_is_still_a_mean_gradient(net, federation):
+    """Of one step: the gradient itself, whatever the momentum."""
+    one = Local(epochs=1, batch_size=512, lr=0.05)
+    state = begin(METHOD, net, 10, CPU)
+    plain, heavy = (
+        participate(METHOD, net, federation, state, [2], local=dataclasses.replace(one, momentum=m)) for m in (0.0, 0.9)
+    )
+    assert_same(plain.clients["control"], heavy.clients["control"])
+    change = tree.take(plain.uploads["model"], 0)
+    control = tree.take(plain.clients["control"], 0)
+    assert_close(control, tree.map(lambda dy: -dy / one.lr, change), atol=1e-5, rtol=1e-3)
+
+
+def test_one_client_is_plain_sgd(backend, net):
+    federation = federate((40,), (8,))
+    own = trajectory(Scaffold(clients=1), net, federation, [[0]] * 3, engine=backend, local=LOCAL)
+    fedavg = trajectory(FedAvg(), net, federation, [[0]] * 3, engine=backend, local=LOCAL)
+    for ours, theirs in zip(own, fedavg, strict=True):
+        assert_close(ours.server["model"], theirs.server, atol=2e-6)
+
+
+def test_two_models_travel_each_way(net, federation):
+    state = begin(METHOD, net, 10, CPU)
+    part = participate(METHOD, net, federation, state, COHORTS[0], local=LOCAL)
+    twice = 2 * tree.size(net.params)
+    assert part.down.values.tolist() == part.up.values.tolist() == [twice] * 5
+    assert int(count(METHOD.download(state.server, row(state.clients, 0))).values) == twice
+
+
+def test_a_client_without_a_step_changes_nothing(backend, federation):
+    """Client 9 has one sample, which makes no batch."""
+    net = tiny()
+    state = trajectory(METHOD, net, federation, COHORTS[:2], engine=backend, local=LOCAL)[-1]
+    part = participate(METHOD, net, federation, state, [9], engine=backend, local=LOCAL)
+    assert_same(tree.take(part.clients["control"], 0), row(state.clients["control"], 9))
+    for leaf in tree.leaves(part.uploads):
+        assert not leaf.any()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"clients": 0}, "clients must be 1"), ({"clients": 3, "server_lr": 0.0}, "server_lr must be a positive")],
+)
+def test_out_of_range(values, message):
+    with pytest.raises(ValueError, match=message):
+        Scaffold(**values)

@@ -1,0 +1,208 @@
+"""SeqFedEDT (Du et al., IEEE Trans. Mobile Computing 2025): the order of clients, selections, limits."""
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+
+from fedpfl.engine import begin
+from fedpfl.engine.keys import generator
+from fedpfl.ground import tree
+from fedpfl.methods import FedAvg, LocalOnly, SeqFedEDT, Turn
+from fedpfl.methods.shared import importance
+from tests.conftest import (
+    COHORTS,
+    CPU,
+    HEAD,
+    assert_same,
+    differing,
+    federate,
+    participate,
+    rounds,
+    row,
+    tiny,
+    trajectory,
+)
+
+UNSEEN = 7  # until round 3
+SCORES = ("difference", "squared", "importance")
+
+
+@dataclass(frozen=True)
+class Passing(FedAvg):
+    """Plain sequential learning."""
+
+    def turns(self, played, cohort, clients, generator):
+        return [Turn([client]) for client in order(played + 1)]
+
+    def buffers(self):
+        return {"main": "local"}
+
+
+@pytest.fixture(scope="module")
+def played(net, federation):
+    """The states of three rounds, and the outcomes, computed once: nobody changes them."""
+    return cache(lambda method, backend="loop": rounds(method, net, federation, engine=backend))
+
+
+def order(t: int) -> list[int]:
+    """Clients of round t in their order."""
+    cohort = COHORTS[t - 1]
+    return [cohort[place] for place in torch.randperm(len(cohort), generator=generator(0, "turns", t)).tolist()]
+
+
+def last(state, client):
+    """A client's last model, in the order of the parameters."""
+    own = row(state.clients, client)
+    return {name: {**own["scored"], **own["rest"]}[name] for name in state.server}
+
+
+def test_with_q_one_it_is_plain_sequential_learning(backend, federation):
+    net = tiny(norm=True)
+    plain = trajectory(Passing(), net, federation, engine=backend)
+    for method in (SeqFedEDT(q=1.0), SeqFedEDT(q=1.0, classifier_only=True)):
+        own = trajectory(method, net, federation, engine=backend)
+        for ours, theirs in zip(own, plain, strict=True):
+            assert_same((ours.server, ours.client_buffers), (theirs.server, theirs.client_buffers))
+    together = trajectory(FedAvg(), net, federation, engine=backend)[-1]
+    assert differing(plain[-1].server, together.server)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_with_q_zero_only_the_least_scores_are_taken_from_the_travelling_model(score, net, federation):
+    method = SeqFedEDT(score, 0.0)
+    state = trajectory(method, net, federation, COHORTS[:2])[-1]
+    client = method.prepare(state.server, row(state.clients, 0))
+    start = method.start(state.server, client)
+    own = client["scored"]
+    by = {
+        "difference": lambda w, own: (w - own).abs(),
+        "squared": lambda w, own: (w - own) ** 2,
+        "importance": lambda w, own: (own * (w - own)).abs(),
+    }[score]
+    scores = tree.map(by, state.server, own)
+    least = tree.flat(scores).amin()
+    taken = tree.map(lambda leaf: leaf == least, scores)
+    assert 1 <= int(tree.flat(taken).sum()) < 10
+    assert_same(start, tree.where(taken, state.server, own))
+    assert differing(start, state.server)
+
+
+@pytest.mark.parametrize(("score", "q"), [("difference", 0.9), ("squared", 0.0), ("importance", 0.0)])
+def test_one_client_trains_locally(score, q, backend):
+    federation, net = federate((40,), (8,)), tiny(norm=True)
+    own, alone = (trajectory(m, net, federation, [[0]] * 3, engine=backend) for m in (SeqFedEDT(score, q), LocalOnly()))
+    for ours, theirs in zip(own, alone, strict=True):
+        assert_same(row(ours.clients["scored"], 0), row(theirs.clients["model"], 0))
+        assert_same(ours.server, row(theirs.clients["model"], 0))
+        assert_same(ours.client_buffers, theirs.client_buffers)
+
+
+def test_the_model_goes_round_in_a_drawn_order_and_the_last_clients_begins_the_next_round(backend, net, federation):
+    method = SeqFedEDT(q=0.8)
+    states = trajectory(method, net, federation, engine=backend)
+    assert order(1) != sorted(order(1))
+    places = [[COHORTS[t - 1].index(client) for client in order(t)] for t in (1, 2, 3)]
+    assert places[0] != places[1] != places[2]
+    for t in (1, 2, 3):
+        state = states[t - 1]
+        for client in order(t):
+            part = participate(method, net, federation, state, [client], engine=backend)
+            assert_same(row(states[t].clients["scored"], client), row(part.clients["scored"], 0))
+            state = dataclasses.replace(state, server=row(part.uploads, 0))
+        assert_same(states[t].server, state.server)
+        assert_same(states[t].server, row(states[t].clients["scored"], order(t)[-1]))
+
+
+def test_a_first_participation_compares_with_the_initial_model(net, federation):
+    method = SeqFedEDT(q=0.9)
+    state = trajectory(method, net, federation, COHORTS[:2])[-1]
+    client = method.prepare(state.server, row(state.clients, UNSEEN))
+    assert_same(client["scored"], net.params)
+    moved = tree.flat(tree.map(lambda w, old: (w - old).abs(), state.server, net.params))
+    count = importance.personal_count(0.9, moved.numel())
+    chosen = tree.flat(client["mask"])
+    assert int(chosen.sum()) == count
+    assert moved[chosen].min() > moved[~chosen].max()
+    start = tree.flat(method.start(state.server, client))
+    assert torch.equal(start[chosen], tree.flat(net.params)[chosen])
+    first = begin(method, net, 10, CPU)  # where all models are equal, and nothing is personal
+    assert not tree.flat(method.prepare(first.server, row(first.clients, 0))["mask"]).any()
+
+
+def test_neither_squares_nor_rescaling_change_the_selection(played):
+    state = played(SeqFedEDT(q=0.5))[0][-1]
+    for q, client in itertools.product((0.0, 0.3, 0.9), (0, 2, 6)):
+        own = row(state.clients, client)
+        difference, squared = (SeqFedEDT(s, q).prepare(state.server, own)["mask"] for s in ("difference", "squared"))
+        assert_same(difference, squared)
+        scores = importance.gradient(state.server, own["scored"])
+        scaled = importance.normalize(scores, "global")
+        assert_same(importance.above_quantile(scaled, q), difference)
+        assert 0 < int(tree.flat(difference).sum()) == importance.personal_count(q, 549)
+
+
+def test_scores_differ(played):
+    state = played(SeqFedEDT(q=0.5))[0][-1]
+    masks = [SeqFedEDT(s, 0.5).prepare(state.server, row(state.clients, 0))["mask"] for s in ("squared", "importance")]
+    assert differing(*masks)
+
+
+def test_with_the_classifier_alone_the_quantile_counts_over_it(backend, played):
+    method = SeqFedEDT(q=0.5, classifier_only=True)
+    states, outcomes = played(method, backend)
+    assert set(states[0].clients["scored"]) == set(HEAD)
+    assert set(outcomes[0].metrics) == {"personal_share", *(f"personal/{name}" for name in HEAD)}
+    assert outcomes[2].metrics["personal_share"] == pytest.approx(importance.personal_count(0.5, 65) / 549)
+    client = method.prepare(states[-1].server, row(states[-1].clients, 2))
+    assert int(tree.flat(client["mask"]).sum()) == importance.personal_count(0.5, 65)
+    start = method.start(states[-1].server, client)
+    body = {name: value for name, value in states[-1].server.items() if name not in HEAD}
+    assert_same({name: start[name] for name in body}, body)
+    assert differing({name: start[name] for name in HEAD}, {name: states[-1].server[name] for name in HEAD})
+    assert_same(row(states[-1].clients["rest"], order(3)[-1]), body)
+
+
+def test_who_is_judged_by_what(backend, played, net):
+    for method in (SeqFedEDT(q=0.5), SeqFedEDT(q=0.5, classifier_only=True)):
+        states, _ = played(method, backend)
+        unseen = method.personal(states[2].server, row(states[2].clients, UNSEEN))
+        assert_same(unseen, states[2].server)
+        assert list(unseen) == list(net.params)
+        for state in states[1:]:
+            assert_same(method.personal(state.server, row(state.clients, 3)), last(state, 3))
+        assert_same(last(states[3], 3), last(states[1], 3))  # who trained in round 1 alone
+        assert differing(last(states[3], 3), states[3].server)
+
+
+def test_a_hop_is_counted_once(backend, played, net):
+    _, outcomes = played(SeqFedEDT(q=0.5), backend)
+    size = tree.size(net.params)
+    for outcome in outcomes:
+        assert (outcome.sent.values_down, outcome.sent.bits_down) == (0, 0)
+        assert (outcome.sent.values_up, outcome.sent.bits_up) == (5 * size, 5 * 32 * size)
+
+
+def test_statistics_of_batch_normalisation_stay_with_the_client(backend, federation):
+    net = tiny(norm=True)
+    states = trajectory(SeqFedEDT(q=0.5), net, federation, COHORTS[:2], engine=backend)
+    assert states[-1].server_buffers == {}
+    mean = states[-1].client_buffers["main"]["norm.running_mean"]
+    assert torch.equal(mean[UNSEEN], net.buffers["norm.running_mean"])
+    assert torch.equal(mean[0], states[1].client_buffers["main"]["norm.running_mean"][0])
+    assert not torch.equal(mean[1], mean[2])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"score": "fisher"}, "score must be difference, squared or importance"),
+        ({"q": -0.1}, "q must be between 0 and 1"),
+    ],
+)
+def test_out_of_range(values, message):
+    with pytest.raises(ValueError, match=message):
+        SeqFedEDT(**values)

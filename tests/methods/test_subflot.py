@@ -1,0 +1,625 @@
+"""SubFLOT: what its transport keeps and finds, its limits, what travels, what a part left out changes."""
+
+import dataclasses
+import itertools
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import linprog
+from torch import Tensor, nn
+
+from fedpfl import models
+from fedpfl.engine import begin
+from fedpfl.ground import tree
+from fedpfl.ground.traffic import count
+from fedpfl.methods import Batch, FedAvg, FjORD, LocalOnly, SubFLOT
+from fedpfl.methods.shared import neurons, transport
+from fedpfl.models import Net
+from fedpfl.models.norm import BatchNorm2d
+from tests.conftest import (
+    BACKENDS,
+    COHORTS,
+    CPU,
+    LOCAL,
+    assert_close,
+    assert_same,
+    differing,
+    federate,
+    participate,
+    rounds,
+    row,
+    tiny,
+    trajectory,
+)
+
+MODES = ("one", "balanced")
+modes = pytest.mark.parametrize("mode", MODES)
+GENTLE = dataclasses.replace(LOCAL, lr=0.01)
+
+
+def received(method, server, client):
+    """The client's state as it enters a round, in which the server looks at no data."""
+    return method.prepare(server, client | method.before_training(None, None, server, client))
+
+
+@cache
+def played(backend, norm=False):
+    """The states of three rounds in which clients have half the neurons."""
+    return trajectory(SubFLOT(rates=(0.5,)), tiny(norm), federate(), engine=backend)
+
+
+class Deep(nn.Module):
+    """Two convolutions, one with BatchNorm, two linear layers: 8, 12 and 20 neurons, 4 entries per channel behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(1, 8, 3)
+        self.norm = BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 12, 3, bias=False)
+        self.fc = nn.Linear(48, 20)
+        self.classifier = nn.Linear(20, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.second(torch.tanh(self.norm(self.first(x)))))
+        return self.classifier(torch.tanh(self.fc(F.avg_pool2d(x, 2).flatten(1))))
+
+
+GROUPS = {"first": 8, "second": 12, "fc": 20}
+
+
+def deep(seed: int = 0) -> Net:
+    """With all values drawn, those of BatchNorm too."""
+    generator = torch.Generator().manual_seed(seed)
+    net = Net(Deep())
+    net.params = {name: torch.randn(leaf.shape, generator=generator) for name, leaf in net.params.items()}
+    return net
+
+
+class World:
+    """A network, its plan, and its alignments."""
+
+    def __init__(self, net: Net):
+        self.net, self.plan = net, neurons.plan(net.params, net.parts)
+        self.writers = transport.writers(net.params, net.parts)
+
+    def active(self, share: float, seed: int = 0) -> Tensor:
+        """A random choice."""
+        lots = torch.rand(len(self.plan["group"]), generator=torch.Generator().manual_seed(seed))
+        return neurons.top(self.plan, torch.tensor(share, dtype=torch.float64), lots, "round")
+
+    def cut(self, params, active):
+        return transport.dense(self.plan, active, params)
+
+    def align(self, source, target, mode):
+        return transport.align(self.plan, self.writers, source, target, mode)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World(deep())
+
+
+def orders(counts: dict[str, int], seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {group: torch.randperm(size, generator=generator) for group, size in counts.items()}
+
+
+def permuted(params, order):
+    """The same function with hidden neurons in another order."""
+    behind = (4 * order["second"].unsqueeze(1) + torch.arange(4)).flatten()
+    return {
+        "first.weight": params["first.weight"][order["first"]],
+        "first.bias": params["first.bias"][order["first"]],
+        "norm.weight": params["norm.weight"][order["first"]],
+        "norm.bias": params["norm.bias"][order["first"]],
+        "second.weight": params["second.weight"][order["second"]][:, order["first"]],
+        "fc.weight": params["fc.weight"][order["fc"]][:, behind],
+        "fc.bias": params["fc.bias"][order["fc"]],
+        "classifier.weight": params["classifier.weight"][:, order["fc"]],
+        "classifier.bias": params["classifier.bias"],
+    }
+
+
+def noisy(params, scale: float = 0.3, seed: int = 5):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: leaf + scale * torch.randn(leaf.shape, generator=generator) for name, leaf in params.items()}
+
+
+def same(a, b, mode):
+    """One to one nothing is computed with values; mixtures add up in another order."""
+    if mode == "one":
+        assert_same(a, b)
+    else:
+        assert_close(a, b)
+
+
+# Alignment
+
+
+def test_the_permutation_keeps_the_function(world):
+    x = torch.randn(6, 1, 8, 8)
+    turned = permuted(world.net.params, orders(GROUPS, 1))
+    bound = world.net.bind({"main": world.net.buffers}, training=True)  # statistics of the batch
+    assert_close(bound(turned, x), bound(world.net.params, x), atol=1e-5)
+    assert len(differing(turned, world.net.params)) == 8
+
+
+@modes
+def test_a_model_aligned_with_itself_is_itself(mode, world):
+    aligned, covered = world.align(world.net.params, world.net.params, mode)
+    assert_same(aligned, world.net.params)
+    assert_same(covered, tree.full_like(aligned, True))
+
+
+@modes
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_a_history_that_is_the_global_model_is_sent_for_every_alpha(mode, alpha, world):
+    method = SubFLOT(rates=(0.0,), mode=mode, alpha=alpha)
+    server, client = method.init(world.net.params, world.net.parts)
+    ready = received(method, server, {**client, "joined": torch.tensor(True)})
+    assert_same(method.start(server, ready), world.net.params)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("turned", [False, True])
+def test_some_of_the_neurons_are_found_again(share, turned, world):
+    """Behind the flattening too; also once the global model's neurons stand elsewhere."""
+    small = world.cut(world.net.params, world.active(share))
+    model = permuted(world.net.params, orders(GROUPS, 1)) if turned else world.net.params
+    aligned, covered = world.align(model, small, "one")
+    assert_same(aligned, small)
+    assert_same(covered, tree.full_like(small, True))
+    mixed, _ = world.align(model, small, "balanced")
+    assert differing(mixed, small)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_history_of_the_global_models_neurons_is_sent(turned, world):
+    method = SubFLOT(rates=(0.5,))
+    server, client = method.init(world.net.params, world.net.parts)
+    own = world.active(0.5)
+    history = transport.grown(world.cut(world.net.params, own), neurons.entries(world.plan, own, world.net.params))
+    client |= {"model": history, "own": own[:-1], "joined": torch.tensor(True), "rate": torch.tensor(0.5).double()}
+    if turned:
+        server["model"] = permuted(world.net.params, orders(GROUPS, 1))
+    assert_same(method.start(server, received(method, server, client)), history)
+
+
+@modes
+@pytest.mark.parametrize("share", [0.25, 0.75, 1.0])
+def test_the_order_of_neurons_does_not_matter(mode, share, world):
+    """Of the source: not at all. Of the target: the result has that order."""
+    model, small = world.net.params, world.cut(noisy(world.net.params), world.active(share))
+    down, _ = world.align(model, small, mode)
+    up, covered = world.align(small, model, mode)
+    big = orders(GROUPS, 2)
+    little = orders({group: max(1, round(share * size)) for group, size in GROUPS.items()}, 3)
+    same(world.align(permuted(model, big), small, mode)[0], down, mode)
+    same(world.align(model, permuted(small, little), mode)[0], permuted(down, little), mode)
+    turned, mask = world.align(permuted(small, little), model, mode)
+    same(turned, up, mode)
+    assert_same(mask, covered)
+    turned, mask = world.align(small, permuted(model, big), mode)
+    same(turned, permuted(up, big), mode)
+    assert_same(mask, permuted(covered, big))
+
+
+@pytest.mark.parametrize("ratio", [2, 4])
+def test_balanced_what_is_expanded_is_extracted_again(ratio, world):
+    small = world.cut(world.net.params, world.active(1 / ratio))
+    big, covered = world.align(small, noisy(world.net.params, 1.0), "balanced")
+    assert all(big[name].shape == leaf.shape for name, leaf in world.net.params.items())
+    assert_same(covered, tree.full_like(big, True))
+    assert len(big["first.bias"].unique()) == 8 // ratio
+    assert_same(world.align(big, small, "balanced")[0], small)
+
+
+def test_of_equal_widths_both_modes_are_the_same_permutation(world):
+    source = permuted(noisy(world.net.params, 0.1), orders(GROUPS, 4))
+    one, balanced = (world.align(source, world.net.params, mode) for mode in MODES)
+    assert_same(one, balanced)
+    assert_same(one[0], noisy(world.net.params, 0.1))
+
+
+def test_one_to_one_what_is_not_reached_is_told(world):
+    small = world.cut(noisy(world.net.params), world.active(0.5))
+    up, covered = world.align(small, world.net.params, "one")
+    for name, mask in covered.items():
+        assert int(mask.sum()) == small[name].numel()
+        assert_same(up[name][mask].sort().values, small[name].flatten().sort().values)
+        assert not up[name][~mask].any()
+
+
+def test_each_layer_is_compared_behind_the_layer_before(world):
+    """Matched without its inputs moved, the second layer would go elsewhere."""
+    turned = permuted(world.net.params, orders(GROUPS, 1))
+    naive = torch.cdist(turned["second.weight"].flatten(1), world.net.params["second.weight"].flatten(1))
+    move = transport.match(naive.double(), "one")
+    right = torch.zeros_like(move)
+    right[torch.arange(12), orders(GROUPS, 1)["second"]] = 1
+    assert not torch.equal(move, right)
+    assert_same(world.align(turned, world.net.params, "one")[0], world.net.params)
+
+
+def test_the_bias_tells_neurons_apart():
+    world = World(tiny())
+    params = {**world.net.params, "conv.weight": torch.zeros(4, 1, 3, 3), "conv.bias": torch.arange(4.0)}
+    turned = {**params, "conv.bias": params["conv.bias"].flip(0)}
+    turned["fc.weight"] = params["fc.weight"].unflatten(1, (4, 9)).flip(1).flatten(1)
+    assert_same(world.align(turned, params, "one")[0], params)
+
+
+# Other networks
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "values"),
+    [
+        ("resnet8", (3, 32, 32), {"norm": "group", "stem": "small"}),
+        ("cnn4", (1, 28, 28), {}),
+        ("text", (16,), {"vocabulary": 50}),
+        ("lstm", (16,), {"vocabulary": 50, "width": 32}),
+    ],
+)
+def test_neurons_are_found_again_in_streams_and_embeddings(name, shape, values):
+    """Layers that write to one stream move together."""
+    world = World(models.build(name, shape, 10, 0, **values))
+    small = world.cut(world.net.params, world.active(0.5))
+    assert tree.size(small) < 0.6 * tree.size(world.net.params)
+    assert_same(world.align(world.net.params, small, "one")[0], small)
+    up, covered = world.align(small, world.net.params, "one")
+    for leaf, mask, full in zip(*map(tree.leaves, (up, covered, world.net.params)), strict=True):
+        assert torch.equal(leaf[mask], full[mask])
+        assert not leaf[~mask].any()
+    assert sum(int(mask.sum()) for mask in tree.leaves(covered)) == tree.size(small)
+
+
+def test_a_residual_network_plays(backend, federation):
+    net = models.build("resnet8", (1, 8, 8), 5, 0)
+    local = dataclasses.replace(LOCAL, epochs=1, batch_size=512)
+    states, outcomes = rounds(SubFLOT(rates=(0.75,)), net, federation, [[3], [3]], engine=backend, local=local)
+    assert all(bool(outcome.finite.all()) for outcome in outcomes)
+    assert differing(states[1].server["model"], states[2].server["model"])
+
+
+# Matching
+
+
+def costs(sources: int, targets: int, seed: int = 0) -> Tensor:
+    return torch.rand(sources, targets, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+SIZES = [(1, 1), (5, 5), (8, 4), (4, 8), (8, 6), (6, 8), (1, 7), (7, 1), (7, 5), (11, 13)]
+
+
+@modes
+@pytest.mark.parametrize(("sources", "targets"), SIZES)
+def test_columns_sum_to_one_where_anything_arrives(mode, sources, targets):
+    move = transport.match(costs(sources, targets), mode)
+    arrived = move.sum(0)
+    assert move.min() >= 0
+    if mode == "one":
+        assert sorted(arrived.tolist()) == [0.0] * max(0, targets - sources) + [1.0] * min(sources, targets)
+        assert set(move.flatten().tolist()) <= {0.0, 1.0}
+        assert move.sum(1).max() == 1
+    else:
+        assert_close(arrived, torch.ones(targets, dtype=torch.float64), atol=1e-15)
+        assert_close(move.sum(1), torch.full((sources,), targets / sources, dtype=torch.float64), atol=1e-14)
+
+
+@pytest.mark.parametrize(("sources", "targets"), SIZES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_transport_costs_least(sources, targets, seed):
+    """Against a linear program between uniform marginals; by assignment of copies and by linear program alike."""
+    cost, amounts = costs(sources, targets, seed).numpy(), transport.transport(costs(sources, targets, seed)).numpy()
+    whole = math.lcm(sources, targets)
+    assert amounts.sum(1).tolist() == [whole // sources] * sources
+    assert amounts.sum(0).tolist() == [whole // targets] * targets
+    given = [np.kron(np.eye(sources), np.ones(targets)), np.kron(np.ones(sources), np.eye(targets))]
+    shares = np.repeat([1 / sources, 1 / targets], [sources, targets])
+    best = linprog(cost.ravel(), A_eq=np.concatenate(given), b_eq=shares)
+    assert (amounts * cost).sum() / whole == pytest.approx(best.fun, abs=1e-9)
+
+
+@pytest.mark.parametrize(("sources", "targets"), [(4, 4), (5, 3), (3, 5)])
+def test_the_partners_cost_least(sources, targets):
+    cost = costs(sources, targets)
+    least = min(
+        sum(cost[i, j] for i, j in zip(chosen, range(targets), strict=True))
+        if sources >= targets
+        else sum(cost[i, j] for i, j in zip(range(sources), chosen, strict=True))
+        for chosen in itertools.permutations(range(max(sources, targets)), min(sources, targets))
+    )
+    assert float((transport.match(cost, "one") * cost).sum()) == pytest.approx(float(least))
+
+
+@modes
+@pytest.mark.parametrize(("sources", "targets"), [(4, 4), (7, 5), (5, 7)])
+def test_without_distances_there_is_a_move(mode, sources, targets):
+    for bad in (math.nan, math.inf):
+        cost = costs(sources, targets)
+        cost[2, 1] = bad
+        move = transport.match(cost, mode)
+        arrived = min(sources, targets) if mode == "one" else targets
+        assert float(move.sum()) == pytest.approx(arrived)
+
+
+# Limits
+
+
+@pytest.mark.parametrize(("mode", "backend"), list(zip(MODES, BACKENDS, strict=True)))
+def test_without_pruning_and_history_it_is_fedavg(mode, backend, net, federation):
+    method = SubFLOT(rates=(0.0,), alpha=1.0, mode=mode)
+    own, plain = (rounds(m, net, federation, engine=backend, local=GENTLE) for m in (method, FedAvg()))
+    for ours, theirs in zip(own[0], plain[0], strict=True):
+        assert_same(ours.server["model"], theirs.server)
+    for ours, theirs in zip(own[1], plain[1], strict=True):
+        assert_same((ours.before, ours.after, ours.loss), (theirs.before, theirs.after, theirs.loss))
+        assert (ours.sent.values_up, ours.sent.bits_down) == (theirs.sent.values_up, theirs.sent.bits_down)
+
+
+RATES = (0.75, 0.5, 0.25, 0.0)
+PREFIX = SubFLOT(rates=RATES, assign="blocks", initial="prefix", alpha=1.0, lam=0.0)
+
+
+@pytest.mark.parametrize("transported", [True, False])
+def test_first_neurons_that_stay_in_place_are_averaged_as_fjords(transported, backend, federation):
+    method = dataclasses.replace(PREFIX, otp=transported, ota=transported)
+    other = FjORD(widths=tuple(1 - rate for rate in RATES), assign="blocks", rounding="round")
+    net = tiny(norm=True)
+    own, theirs = (trajectory(m, net, federation, engine=backend, local=GENTLE) for m in (method, other))
+    for a, b in zip(own, theirs, strict=True):
+        assert_same(a.server["model"], b.server["model"])
+        assert_same(a.clients["model"], b.clients["model"])
+        assert_same(a.client_buffers, b.client_buffers)
+    assert not own[-1].clients["own"][0].all()
+
+
+def test_without_the_global_model_it_is_local_training(backend, net, federation):
+    method = SubFLOT(rates=(0.0,), alpha=0.0, lam=0.0)
+    own, alone = (trajectory(m, net, federation, [[0, 2, 3]] * 3, engine=backend) for m in (method, LocalOnly()))
+    for client in (0, 2, 3):
+        for a, b in zip(own, alone, strict=True):
+            theirs = LocalOnly().personal(b.server, row(b.clients, client))
+            assert_same(method.personal(a.server, row(a.clients, client)), theirs)
+
+
+def test_without_the_global_model_a_client_starts_from_its_last(backend, net, federation):
+    """And is pulled towards it."""
+    method = SubFLOT(alpha=0.0)
+    state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    other = strange(state)
+    for client in COHORTS[0]:
+        client = row(state.clients, client) | method.sample(torch.Generator(), state.server)
+        assert_same(method.start(other.server, received(method, other.server, client)), client["model"])
+    once, twice = (participate(method, net, federation, s, COHORTS[0], engine=backend) for s in (state, other))
+    assert_same(once.uploads, twice.uploads)
+
+
+def test_the_loss_pulls_to_what_was_received(net, federation):
+    method = SubFLOT(rates=(0.25, 0.75), assign="blocks", lam=0.3)
+    states = trajectory(method, net, federation, COHORTS[:1])
+    x, y = federation.normalize(federation.x[:20]), federation.y[:20]
+    for client, rate in ((0, 0.25), (9, 0.75)):
+        server = states[-1].server
+        client = received(method, server, row(states[-1].clients, client) | method.sample(torch.Generator(), server))
+        here = tree.map(lambda leaf, mask: leaf + 0.1 * mask, client["received"], client["mask"])
+        loss = method.loss(net.bind({}), here, Batch(x, y), server, client)
+        active = sum(int(mask.sum()) for mask in tree.leaves(client["mask"]))
+        expected = float(F.cross_entropy(net.bind({})(here, x), y)) + 0.3 * rate * 0.01 * active
+        assert float(loss) == pytest.approx(expected, rel=1e-5)
+        plain = dataclasses.replace(method, sar=False).loss(net.bind({}), here, Batch(x, y), server, client)
+        assert float(plain) == pytest.approx(float(F.cross_entropy(net.bind({})(here, x), y)), rel=1e-6)
+
+
+# Rounds
+
+
+def test_the_first_time_a_client_gets_the_global_models_entries(backend, net, federation):
+    """Also in a later round, when the global model has moved on."""
+    method, states = SubFLOT(rates=(0.5,)), played(backend)
+    for t, client in ((1, 0), (2, 4), (3, 7)):
+        before, after = states[t - 1], states[t]
+        assert not before.clients["joined"][client]
+        assert_same(row(before.clients["model"], client), net.params)  # and by this it is judged
+        assert after.clients["joined"][client]
+        own = torch.cat([after.clients["own"][client], torch.tensor([True])])
+        assert [int(own[:4].sum()), int(own[4:16].sum())] == [2, 6]
+        part = participate(method, net, federation, before, [client], engine=backend, local=still())
+        mask = neurons.entries(before.server["plan"], own, net.params)
+        begun = tree.map(lambda leaf, kept: torch.where(kept, leaf, 0.0), before.server["model"], mask)
+        assert_same(row(part.uploads["model"].values, 0), begun)
+        assert t == 1 or differing(before.server["model"], net.params)
+
+
+def strange(state):
+    """With another global model, whose neurons are not where the clients' are."""
+    return dataclasses.replace(state, server={**state.server, "model": tiny(seed=9).params})
+
+
+def still():
+    """Training that does not move anything."""
+    return dataclasses.replace(LOCAL, lr=1e-30, momentum=0.0)
+
+
+def test_a_client_keeps_its_neurons(backend, net, federation):
+    states = played(backend)
+    assert_same(states[1].clients["own"][2], states[2].clients["own"][2])
+    choices = {tuple(own.tolist()) for own in states[-1].clients["own"][states[-1].clients["joined"]]}
+    assert len(choices) > 5
+    first = trajectory(SubFLOT(rates=(0.5,), initial="prefix"), net, federation, engine=backend)[-1].clients["own"]
+    for client in (0, 7):
+        assert first[client].nonzero().flatten().tolist() == [0, 1, 4, 5, 6, 7, 8, 9]
+
+
+def test_starts_are_mixtures_and_networks_stay_small(backend, net, federation):
+    method = SubFLOT(rates=(0.5,), alpha=0.25)
+    state = strange(trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1])
+    server, client = state.server, row(state.clients, 2)
+    world = World(net)
+    active = torch.cat([client["own"], torch.tensor([True])])
+    history = world.cut(client["model"], active)
+    aligned, _ = world.align(server["model"], history, "one")
+    assert differing(aligned, world.cut(server["model"], active))
+    part = participate(method, net, federation, state, [2], engine=backend, local=still())
+    begun = world.cut(row(part.uploads["model"].values, 0), active)
+    assert_close(begun, tree.map(lambda new, old: 0.25 * new + 0.75 * old, aligned, history), atol=1e-7)
+    for name, mask in neurons.entries(world.plan, active, net.params).items():
+        assert not row(part.uploads["model"].values, 0)[name][~mask].any()
+
+
+def test_the_global_model_takes_what_reaches_it(backend, net, federation):
+    """From a single client: its values where its neurons go, elsewhere nothing changes."""
+    method = SubFLOT(rates=(0.5,))
+    before, after = trajectory(method, net, federation, [[0], [4]], engine=backend)[1:]
+    world = World(net)
+    client = row(after.clients, 4)
+    small = world.cut(client["model"], torch.cat([client["own"], torch.tensor([True])]))
+    aligned, covered = world.align(small, before.server["model"], "one")
+    assert_same(after.server["model"], tree.where(covered, aligned, before.server["model"]))
+    assert 0 < int(covered["fc.weight"].sum()) == small["fc.weight"].numel() < covered["fc.weight"].numel()
+
+
+def test_several_clients_are_averaged_by_samples_where_they_reach(backend, net, federation):
+    method = SubFLOT(rates=(0.0, 0.5), assign="blocks")
+    before, after = trajectory(method, net, federation, [[0, 6]], engine=backend)  # 40 and 50 samples
+    world = World(net)
+    a, b = (row(after.clients, client) for client in (0, 6))
+    small = world.cut(b["model"], torch.cat([b["own"], torch.tensor([True])]))
+    aligned, covered = world.align(small, before.server["model"], "one")
+    for name, mask in covered.items():
+        assert_close(after.server["model"][name][mask], (40 * a["model"][name] + 50 * aligned[name])[mask] / 90)
+        assert torch.equal(after.server["model"][name][~mask], a["model"][name][~mask])
+
+
+@pytest.mark.parametrize("part", ["otp", "ota"])
+def test_a_part_left_out_is_taken_by_position(part, backend, net, federation):
+    method = SubFLOT(rates=(0.5,), **{part: False})
+    state = strange(trajectory(method, net, federation, [[0, 2]], engine=backend)[-1])
+    away, here = (
+        participate(m, net, federation, state, [0, 2], engine=backend, local=still())
+        for m in (method, SubFLOT(rates=(0.5,)))
+    )
+    ends, mask, weight = away.uploads["model"].values, away.uploads["model"].mask, torch.tensor([0.4, 0.6])
+    if part == "otp":
+        history = tree.take(state.clients["model"], torch.tensor([0, 2]))
+        middle = tree.map(lambda old, new, own: (old + new * own) / 2, history, state.server["model"], mask)
+        assert_close(ends, middle, atol=1e-7)
+        assert differing(ends, here.uploads["model"].values)
+    else:
+        assert_same(ends, here.uploads["model"].values)
+        merged, moved = (m.aggregate(state.server, away.uploads, away.clients, weight)[0] for m in (method, SubFLOT()))
+        assert_same(merged["model"], tree.masked_mean(state.server["model"], ends, mask, weight))
+        assert differing(merged["model"], moved["model"])
+
+
+@pytest.mark.parametrize("part", ["otp", "ota"])
+def test_a_client_of_first_neurons_has_them_as_its_own(part, backend, net, federation):
+    own, first = (
+        trajectory(
+            SubFLOT(rates=(0.5,), initial="prefix", positions=positions, **{part: False}),
+            *(net, federation),
+            engine=backend,
+        )[-1]
+        for positions in ("own", "first")
+    )
+    assert_same(own, first)
+
+
+def test_without_regularisation_is_with_none(backend, net, federation):
+    off, zero = (
+        trajectory(SubFLOT(rates=(0.5,), **values), net, federation, engine=backend)[-1]
+        for values in ({"sar": False}, {"lam": 0.0})
+    )
+    assert_same(off, zero)
+    assert differing(off.server["model"], played(backend)[-1].server["model"])
+
+
+def test_statistics_stay_with_the_clients_neurons(backend):
+    states = played(backend, norm=True)
+    assert states[-1].server_buffers == {}
+    for client in (0, 2, 7):
+        mean = states[-1].client_buffers["main"]["norm.running_mean"][client]
+        assert torch.equal(mean != 0, states[-1].clients["own"][client][:4])
+        for name in ("norm.weight", "norm.bias"):
+            assert not states[-1].clients["model"][name][client][mean == 0].any()
+
+
+# What travels
+
+
+def test_dense_networks_travel_and_nothing_else(backend, net, federation):
+    """4 channels and 12 units of Tiny with their share of columns."""
+    sizes = []
+    for rate, a, b in ((0.0, 4, 12), (0.25, 3, 9), (0.5, 2, 6), (0.75, 1, 3)):
+        _, (first, second) = rounds(SubFLOT(rates=(rate,)), net, federation, [[0, 2], [0, 4]], engine=backend)
+        size = 10 * a + (9 * a + 1) * b + 5 * b + 5
+        sizes.append(size)
+        for outcome in (first, second):
+            assert outcome.sent.values_down == outcome.sent.values_up == 2 * size
+            assert outcome.sent.bits_down == outcome.sent.bits_up == 64 * size
+            assert outcome.metrics["trained_share"] == pytest.approx(size / tree.size(net.params))
+    assert sizes[0] == tree.size(net.params)
+
+
+@pytest.mark.parametrize(("rate", "size"), [(0.0, 878_538), (0.25, 495_706), (0.5, 221_674), (0.75, 56_442)])
+def test_sizes_of_the_four_layer_network(rate, size):
+    """conv1 76 a, conv2 (25 a + 1) b, fc1 (25 b + 1) c, classifier 10 c + 10, of 32, 64 and 512."""
+    a, b, c = (round((1 - rate) * width) for width in (32, 64, 512))
+    assert size == 76 * a + (25 * a + 1) * b + (25 * b + 1) * c + 10 * c + 10
+    method, net = SubFLOT(rates=(rate,)), models.build("cnn4", (3, 32, 32), 10, 0)
+    state = begin(method, net, 1, CPU)
+    client = row(state.clients, 0) | method.sample(torch.Generator(), state.server)
+    client = received(method, state.server, client)
+    assert int(count(method.download(state.server, client)).values) == size
+    upload, _ = method.finish(state.server, client, client["received"], client["received"])
+    assert [int(leaf) for leaf in count(upload)] == [size, 32 * size]
+
+
+@pytest.mark.parametrize("initial", ["random", "prefix"])
+@pytest.mark.parametrize(
+    ("rate", "channels", "units"),
+    [(0.0, 4, 12), (0.1, 4, 11), (0.3, 3, 8), (0.375, 3, 8), (0.7, 1, 4), (0.9, 1, 1), (0.99, 1, 1)],
+)
+def test_a_client_begins_with_the_share_of_each_layer_that_is_not_pruned(rate, channels, units, initial, net):
+    """(1 - rho) M neurons of M, rounded to the nearest, halves up, and at least one: of 4 and 12 these."""
+    method = SubFLOT(rates=(rate,), initial=initial)
+    state = begin(method, net, 1, CPU)
+    client = row(state.clients, 0) | method.sample(torch.Generator().manual_seed(3), state.server)
+    own = received(method, state.server, client)["own"]
+    assert [int(own[:4].sum()), int(own[4:].sum())] == [channels, units]
+    if initial == "prefix":
+        assert own[:channels].all()
+        assert own[4 : 4 + units].all()
+
+
+def test_rates_come_in_blocks_or_at_random(net):
+    blocks = begin(SubFLOT(assign="blocks"), net, 20, CPU).clients["rate"]
+    assert blocks.tolist() == [0.0] * 5 + [0.25] * 5 + [0.5] * 5 + [0.75] * 5
+    drawn = begin(SubFLOT(), net, 1000, CPU, seed=5).clients["rate"]
+    assert all(200 < int((drawn == rate).sum()) < 300 for rate in (0.0, 0.25, 0.5, 0.75))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rates": ()},
+        {"rates": (1.0,)},
+        {"rates": (-0.1, 0.5)},
+        {"assign": "alternate"},
+        {"alpha": -0.1},
+        {"alpha": 1.1},
+        {"lam": -1.0},
+        {"lam": math.inf},
+        {"mode": "sinkhorn"},
+        {"initial": "last"},
+        {"positions": "last"},
+    ],
+)
+def test_hyperparameters_are_checked(values):
+    with pytest.raises(ValueError, match=next(iter(values))):
+        SubFLOT(**values)

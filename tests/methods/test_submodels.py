@@ -1,0 +1,362 @@
+"""FedSPU and its baselines: what freezes, what is averaged, what travels."""
+
+import dataclasses
+from functools import cache, partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedpfl import models
+from fedpfl.engine import begin
+from fedpfl.engine.keys import Draws
+from fedpfl.ground import tree
+from fedpfl.ground.traffic import count
+from fedpfl.methods import (
+    Batch,
+    FedAvg,
+    FedMP,
+    FedRolex,
+    FedSPU,
+    FjORD,
+    Hermes,
+    HeteroFL,
+    Method,
+    PruneFL,
+    RandomDropout,
+)
+from fedpfl.methods.shared.neurons import entries, incoming, prefix
+from tests.conftest import (
+    COHORTS,
+    CPU,
+    LOCAL,
+    assert_close,
+    assert_same,
+    federate,
+    participate,
+    rounds,
+    row,
+    tiny,
+    trajectory,
+)
+
+EVERYONE = list(range(10))
+PRUNED = [Hermes, FedMP, PruneFL]
+FIXED = {"widths": (0.3, 0.6, 1.0)}
+
+
+def full(kind: type[Method]) -> Method:
+    return kind(widths=(1.0,), **({"first": "current"} if kind in PRUNED else {}))
+
+
+@cache
+def fedavg(backend):
+    return rounds(FedAvg(), tiny(), federate(), engine=backend)
+
+
+@pytest.mark.parametrize("kind", [FedSPU, RandomDropout, FjORD, *PRUNED])
+def test_at_full_width_the_global_model_is_fedavgs(kind, backend, net, federation):
+    own, plain = rounds(full(kind), net, federation, engine=backend), fedavg(backend)
+    for ours, theirs in zip(own[0], plain[0], strict=True):
+        assert_same(ours.server["model"], theirs.server)
+    for ours, theirs in zip(own[1], plain[1], strict=True):
+        assert_same((ours.before, ours.after, ours.loss), (theirs.before, theirs.after, theirs.loss))
+        assert ours.sent.values_up == theirs.sent.values_up
+
+
+def test_at_full_width_with_averaged_statistics_too(backend, federation):
+    net = tiny(norm=True)
+    own, plain = (trajectory(m, net, federation, engine=backend)[-1] for m in (full(RandomDropout), FedAvg()))
+    assert_same((own.server["model"], own.server_buffers), (plain.server, plain.server_buffers))
+
+
+@pytest.mark.parametrize(
+    "method", [FedSPU(**FIXED), RandomDropout(**FIXED, judge="own"), FjORD(**FIXED), Hermes(**FIXED)]
+)
+def test_entries_that_are_not_active_do_not_move(method, backend, federation):
+    """Frozen at a client, and at the server where nobody trained them; with momentum and weight decay."""
+    net = tiny(norm=True)
+    cohort = [0, 1, 2, 4] if backend == "loop" else [0, 1, 2]  # narrow ones alone in the latter
+    old, new = trajectory(method, net, federation, [[0, 2, 5], cohort], engine=backend)[1:]
+    untouched = 0
+    any_active = tree.full_like(net.params, False)
+    for client in cohort:
+        own = row(old.clients, client) | method.sample(Draws(0, "train", 2).server(client), old.server)
+        if isinstance(method, Hermes):
+            own |= {"own": new.clients["own"][client], "new": ~old.clients["ranked"][client]}
+        own = method.prepare(old.server, own)
+        start, end = method.start(old.server, own), row(new.clients["model"], client)
+        for name, mask in own["mask"].items():
+            assert torch.equal(start[name][~mask], end[name][~mask])
+            if not isinstance(method, FedSPU):
+                assert not end[name][~mask].any()
+            any_active[name] |= mask
+    for name, mask in any_active.items():
+        assert torch.equal(old.server["model"][name][~mask], new.server["model"][name][~mask])
+        untouched += int((~mask).sum())
+        assert not torch.equal(old.server["model"][name][mask], new.server["model"][name][mask])
+    assert untouched > 0 or 4 in cohort
+
+
+def test_an_entry_is_averaged_over_those_who_trained_it(backend, net, federation):
+    method = FjORD(widths=(0.5, 1.0))
+    narrow, wide = 0, 9 - 3  # 40 and 50 samples
+    states = trajectory(method, net, federation, [[narrow, wide]], engine=backend)
+    a, b = row(states[1].clients["model"], narrow), row(states[1].clients["model"], wide)
+    active = prefix(states[0].server["plan"], torch.tensor(0.5, dtype=torch.float64))
+    for name, shared in entries(states[0].server["plan"], active, net.params).items():
+        merged = states[1].server["model"][name]
+        assert_close(merged[shared], (40 * a[name] + 50 * b[name])[shared] / 90)
+        assert torch.equal(merged[~shared], b[name][~shared])
+
+
+@pytest.mark.parametrize("method", [FjORD(widths=(0.5,)), Hermes(widths=(0.5,), ranking_epochs=0)])
+def test_with_one_width_and_one_choice_it_is_fedavg_on_the_small_network(method, backend, net, federation):
+    """The ranking of the common initial model is everyone's."""
+    start, *states = trajectory(method, net, federation, engine=backend)
+    part = participate(method, net, federation, start, COHORTS[0], engine=backend)
+    mask = row(part.uploads["model"].mask, 0)
+    assert_same(tree.map(lambda m: m.any(0) == m.all(0), part.uploads["model"].mask), tree.full_like(mask, True))
+    for state in states:
+        for name, own in mask.items():
+            assert torch.equal(state.server["model"][name][~own], net.params[name][~own])
+    weight = federation.train_sizes[COHORTS[0]].double()
+    mean = tree.mean(part.uploads["model"].values, (weight / weight.sum()).float())
+    for name, own in mask.items():
+        assert torch.equal(states[0].server["model"][name][own], mean[name][own])
+
+
+# What travels
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "values"),
+    [
+        ("fedspu_emnist", (1, 28, 28), 62, (12418, 25062, 37994, 51214, 64722)),
+        ("fedspu_cifar10", (3, 32, 32), 10, (5228, 20542, 45942, 81428, 134902)),
+        ("fedspu_speech", (1, 32, 32), 35, (3685, 8135, 13385, 19435, 26285)),
+    ],
+)
+@pytest.mark.parametrize("kind", [FedSPU, RandomDropout, FjORD])
+def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
+    net, method = models.build(name, shape, classes, 0), kind()
+    state = begin(method, net, 5, CPU)
+    for client, expected in enumerate(values):
+        own = row(state.clients, client) | method.sample(Draws(0, "train", 1).server(client), state.server)
+        own = method.prepare(state.server, own)
+        down = count(method.download(state.server, own))
+        up = count(method.finish(state.server, own, net.params, net.params)[0])
+        neurons = len(state.server["plan"]["group"])
+        assert (int(down.values), int(up.values)) == (expected, expected)
+        assert int(down.bits) == 32 * expected + (0 if kind is FjORD else neurons)
+        assert int(up.bits) == 32 * expected
+
+
+def test_a_pruning_client_gets_everything_once_and_tells_its_neurons_once(backend, net, federation):
+    method = Hermes(widths=(0.5,))
+    _, outcomes = rounds(method, net, federation, [[0, 4], [0, 4], [0, 2]], engine=backend)
+    size, part = tree.size(net.params), outcomes[0].sent.values_up // 2
+    assert part < size
+    assert [o.sent.values_down for o in outcomes] == [2 * size, 2 * part, part + size]
+    assert [o.sent.values_up for o in outcomes] == [2 * part] * 3
+    assert [o.sent.bits_up - 32 * o.sent.values_up for o in outcomes] == [2 * 16, 0, 16]
+
+
+# Choices
+
+
+def test_random_neurons_are_new_every_round_and_for_every_client(net, federation):
+    method = FedSPU(widths=(0.5,))
+    state = begin(method, net, 10, CPU)
+    seen = set()
+    for t in (1, 2, 3):
+        for client in (0, 1, 2):
+            own = row(state.clients, client) | method.sample(Draws(0, "train", t).server(client), state.server)
+            active = method.prepare(state.server, own)["active"]
+            assert int(active[:4].sum()) == 2
+            assert int(active[4:16].sum()) == 6
+            seen.add(tuple(active.tolist()))
+    assert len(seen) == 9
+
+
+@pytest.mark.parametrize("kind", PRUNED)
+def test_neurons_are_ranked_once(kind, backend, net, federation):
+    states = trajectory(kind(widths=(0.5,)), net, federation, [[0, 1], [0, 2], [0, 1]], engine=backend)
+    own = [state.clients["own"] for state in states]
+    assert torch.equal(own[1][0], own[3][0])
+    assert torch.equal(own[1][1], own[3][1])
+    assert own[1][2].all()
+    assert not own[2][2].all()
+    assert [int(state.clients["ranked"].sum()) for state in states] == [0, 2, 3, 3]
+    assert not torch.equal(own[3][0], own[3][1]) or kind is not PruneFL
+
+
+@pytest.mark.parametrize(("kind", "best"), [(Hermes, 0), (FedMP, 1), (PruneFL, 2)])
+def test_neurons_are_ranked_by_the_norm_that_the_method_names(kind, best, net):
+    """Unit 0 has the largest L2 norm of weights (Hermes), unit 1 their largest L1 norm (FedMP), unit 2 the largest L2
+    norm of gradients (PruneFL), whose L1 norm unit 3 has the largest of.
+    """
+    weights, slopes = (tree.full_like(net.params, 0.0) for _ in range(2))
+    weights["fc.weight"][:3, :4] = torch.tensor([[-5.0, 0, 0, 0], [2, 2, -2, 2], [1, 0, 0, 0]])
+    slopes["fc.weight"][1:4, :4] = torch.tensor([[1.0, 0, 0, 0], [0, 5, 0, 0], [2, -2, 2, 2]])
+    method = kind(widths=(0.1,))
+    plan = begin(method, net, 1, CPU).server["plan"]
+    score = incoming(plan, method._scores(weights, slopes))[4:]
+    assert int(score.argmax()) == best
+
+
+def test_norms_do_not_see_signs_orders_or_common_factors(net, federation):
+    """Ranking without training: flipped filters, permuted inputs and a scaled layer rank the same."""
+    changed = dict(net.params)
+    changed["conv.weight"] = -3.0 * changed["conv.weight"]
+    changed["fc.weight"] = changed["fc.weight"].flip(1)
+    for kind in (Hermes, FedMP):
+        method = kind(widths=(0.5,), ranking_epochs=0)
+        found = []
+        for params in (net.params, changed):
+            own = tiny()
+            own.params = params
+            found.append(trajectory(method, own, federation, [[0]])[-1].clients["own"][0])
+        assert torch.equal(*found)
+        assert not found[0].all()
+
+
+def test_a_neuron_without_gradient_is_pruned_first(backend, federation):
+    net = tiny()
+    net.params["classifier.weight"] = net.params["classifier.weight"].clone()
+    net.params["classifier.weight"][:, [3, 7]] = 0  # what units 3 and 7 do has no effect, nor any gradient
+    method = PruneFL(widths=(10 / 12,), ranking_lr=1e-12)
+    own = trajectory(method, net, federation, [[0]], engine=backend)[-1].clients["own"][0]
+    assert (~own[4:]).nonzero().flatten().tolist() == [3, 7]
+
+
+def test_dropout_judges_by_the_global_model_or_the_own_part(net, federation):
+    whole, part = (trajectory(RandomDropout(**FIXED, judge=j), net, federation)[-1] for j in ("global", "own"))
+    assert set(whole.clients) == {"width"}
+    for client in EVERYONE:
+        a, b = (
+            m.personal(s.server, row(s.clients, client))
+            for m, s in ((RandomDropout(), whole), (RandomDropout(judge="own"), part))
+        )
+        assert_same(a, whole.server["model"])
+        if client == 8:  # never drawn but with one step; narrow clients have zeros
+            assert b["fc.weight"].any()
+    assert (part.clients["model"]["fc.weight"][0] == 0).any()
+
+
+def test_widths_come_in_blocks_or_at_random(net):
+    blocks = begin(FedSPU(), net, 100, CPU).clients["width"]
+    assert [blocks[i].item() for i in (0, 19, 20, 59, 60, 99)] == [0.2, 0.2, 0.4, 0.6, 0.8, 1.0]
+    drawn = begin(FedSPU(assign="random"), net, 1000, CPU, seed=5).clients["width"]
+    assert all(150 < int((drawn == width).sum()) < 250 for width in (0.2, 0.4, 0.6, 0.8, 1.0))
+
+
+# FjORD's ordered version
+
+
+def test_ordered_dropout_of_a_single_width_is_the_fixed_version(backend, net, federation):
+    own, fixed = (
+        trajectory(m, net, federation, engine=backend)[-1]
+        for m in (FjORD(widths=(1.0,), ordered=True), FjORD(widths=(1.0,)))
+    )
+    assert_same(own.server["model"], fixed.server["model"])
+
+
+def test_ordered_dropout_draws_among_the_widths_a_client_can_hold(backend, net, federation):
+    """Entries beyond a step's width have no gradient: with one step, those that moved tell the width."""
+    method, local = (
+        FjORD(ordered=True),
+        dataclasses.replace(LOCAL, epochs=1, batch_size=512, momentum=0, weight_decay=0),
+    )
+    widest, seen = {}, {}
+    state = begin(method, net, 10, CPU)
+    for seed in range(12):
+        part = participate(method, net, federation, state, EVERYONE, engine=backend, local=local, seed=seed)
+        for client in EVERYONE[:9]:
+            moved = part.uploads["model"].values["fc.bias"][client] != net.params["fc.bias"]
+            held = part.uploads["model"].mask["fc.bias"][client]
+            widest[client] = int(held.sum())
+            seen.setdefault(client, set()).add(int((moved & held).sum()))
+    kept = [2, 4, 7, 9, 12]
+    for client in EVERYONE[:9]:
+        assert seen[client] <= set(kept[: client // 2 + 1])
+        assert widest[client] == kept[client // 2]
+        assert len(seen[client]) == 1 if client < 2 else len(seen[client]) > 1
+
+
+def test_distillation_is_the_formula(net, federation):
+    method = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25)
+    state = begin(method, net, 2, CPU)
+    server, client = state.server, method.prepare(state.server, row(state.clients, 1))
+    x, y = federation.normalize(federation.x[:20]), federation.y[:20]
+    bound = net.bind({})
+    half = entries(server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params)
+    wide, narrow = bound(net.params, x), bound(tree.map(lambda p, m: p * m, net.params, half), x)
+    teacher = wide.softmax(1)
+    expected = F.cross_entropy(wide, y) + 0.75 * F.cross_entropy(narrow, y)
+    expected += 0.25 * (teacher * (teacher.log() - narrow.log_softmax(1))).sum(1).mean()
+    drawn = method.loss(bound, net.params, Batch(x, y, random=torch.tensor([0.49])), server, client)
+    assert float(drawn) == pytest.approx(float(expected), abs=1e-5)
+    whole = method.loss(bound, net.params, Batch(x, y, random=torch.tensor([0.51])), server, client)
+    assert float(whole) == pytest.approx(1.75 * float(F.cross_entropy(wide, y)), abs=1e-5)
+
+
+def test_distillation_does_not_differentiate_the_teacher(net, federation):
+    """The widest model's soft labels are constants (arXiv:2102.13451): all of its gradient is that of its
+    own cross-entropy, in the entries that the drawn width lacks.
+    """
+    method = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25)
+    state = begin(method, net, 2, CPU)
+    server, client = state.server, method.prepare(state.server, row(state.clients, 1))
+    x, y = federation.normalize(federation.x[:20]), federation.y[:20]
+    bound = net.bind({})
+    half = entries(server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params)
+    batch = Batch(x, y, random=torch.tensor([0.49]))
+    got = torch.func.grad(lambda params: method.loss(bound, params, batch, server, client))(net.params)
+    teacher = bound(net.params, x).detach().softmax(1)
+
+    def apart(params):
+        narrow = bound(tree.map(lambda p, m: p * m, params, half), x)
+        divergence = (teacher * (teacher.log() - narrow.log_softmax(1))).sum(1).mean()
+        return F.cross_entropy(bound(params, x), y) + 0.75 * F.cross_entropy(narrow, y) + 0.25 * divergence
+
+    assert_close(got, torch.func.grad(apart)(net.params), atol=1e-6)
+    alone = torch.func.grad(lambda params: F.cross_entropy(bound(params, x), y))(net.params)
+    assert_close(got["fc.weight"][6:], alone["fc.weight"][6:], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FedSPU, RandomDropout, FjORD, *PRUNED, partial(HeteroFL, rounding="floor"), FedRolex],
+    ids=lambda kind: kind().__class__.__name__,
+)
+def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries(method, net, federation):
+    """Of widths 1/4, 1/2 and 1 Tiny has 1, 2, 4 channels and 3, 6, 12 units: 60, 169 and 549 scalars."""
+    cohort = [0, 4, 8, 1]
+    _, outcomes = rounds(method(widths=(0.25, 0.5, 1.0)), net, federation, [cohort] * 2)
+    for outcome in outcomes:
+        assert outcome.metrics == {"trained_share": pytest.approx((60 + 169 + 549 + 60) / 4 / 549)}
+
+
+# Ranges
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (FedSPU, {"widths": ()}, "widths must be at least one share"),
+        (FedSPU, {"widths": (0.5, 1.5)}, "widths must be above 0 and at most 1"),
+        (FedSPU, {"assign": "x"}, "assign must be blocks or random"),
+        (FedSPU, {"rounding": "x"}, "rounding must be floor, ceil or round"),
+        (RandomDropout, {"judge": "x"}, "judge must be global or own"),
+        (FjORD, {"distill": 0.5}, "distill must be 0 unless ordered"),
+        (FjORD, {"distill": -1.0, "ordered": True}, "distill must be between 0 and 1"),
+        (Hermes, {"ranking_epochs": -1}, "ranking_epochs must be 0 or more"),
+        (Hermes, {"ranking_lr": 0.0}, "ranking_lr must be a positive number"),
+        (Hermes, {"first": "x"}, "first must be initial or current"),
+        (PruneFL, {"ranking_epochs": 0}, "ranking_epochs must be 1 or more to have gradients"),
+    ],
+)
+def test_out_of_range(kind, values, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**values)

@@ -1,0 +1,269 @@
+"""The papers' networks: counts, parts, initial values, and the functional face."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedpfl import models
+from fedpfl.engine import begin, cohorts, make
+from fedpfl.engine.evaluate import pooled
+from fedpfl.ground import memory
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import FedAvg
+from fedpfl.models.norm import BatchNorm2d
+from tests.conftest import CPU, DATA, HEAD, LOOP, Tiny, assert_close, assert_same, tiny
+
+PUBLISHED = [  # shape, classes, parameters, body
+    ((3, 32, 32), 10, 878_538, 873_408),
+    ((3, 32, 32), 100, 924_708, 873_408),
+    ((1, 28, 28), 10, 582_026, 576_896),
+    ((1, 28, 28), 62, 608_702, 576_896),
+    ((1, 28, 28), 11, 582_539, 576_896),
+]
+
+
+def sequential(shape: tuple[int, int, int], classes: int, flat: int) -> nn.Sequential:
+    """The network as the paper draws it: ReLU, then pooling."""
+    return nn.Sequential(
+        *(nn.Conv2d(shape[0], 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(flat, 512), nn.ReLU(), nn.Linear(512, classes)),
+    )
+
+
+@pytest.mark.parametrize(("shape", "classes", "total", "body"), PUBLISHED)
+def test_cnn4_has_the_published_number_of_parameters(shape, classes, total, body):
+    net = models.build("cnn4", shape, classes, seed=0)
+    count = {name: p.numel() for name, p in net.params.items()}
+    assert sum(count.values()) == total
+    assert sum(count[name] for name in net.parts.body) == body
+    assert sum(count[name] for name in net.parts.head) == total - body == 513 * classes
+    layers = [sum(count[name] for name in layer) for layer in net.parts.layers]
+    assert layers == [832 if shape[0] == 1 else 2_432, 51_264, 524_800 if shape[0] == 1 else 819_712, 513 * classes]
+    assert net.buffers == {}
+
+
+def test_cnn4_parts():
+    parts = models.build("cnn4", (1, 28, 28), 10, seed=0).parts
+    names = ["conv1", "conv2", "fc1", "classifier"]
+    assert parts.layers == tuple((f"{name}.weight", f"{name}.bias") for name in names)
+    assert parts.head == ("classifier.weight", "classifier.bias")
+    assert parts.body == tuple(f"{name}.{kind}" for name in names[:3] for kind in ("weight", "bias"))
+    assert parts.normalisation == ()
+
+
+def test_parts_of_a_network_with_normalisation():
+    parts = tiny(norm=True).parts
+    assert parts.normalisation == ("norm.weight", "norm.bias")
+    assert parts.head == HEAD
+    assert parts.body == ("conv.weight", "conv.bias", "norm.weight", "norm.bias", "fc.weight", "fc.bias")
+
+
+@pytest.mark.parametrize("seed", [0, 42])
+def test_cnn4_starts_from_the_seeds_default_initialisation_in_order_of_the_layers(seed):
+    net = models.build("cnn4", (1, 28, 28), 10, seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        plain = sequential((1, 28, 28), 10, 1024)
+    assert_same(list(net.params.values()), list(plain.parameters()))
+
+
+def test_building_leaves_the_global_generator_alone():
+    state = torch.get_rng_state()
+    models.build("cnn4", (1, 28, 28), 10, 42)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_cnn4_equals_relu_then_pool_bit_for_bit_in_values_and_gradients():
+    net = models.build("cnn4", (3, 32, 32), 10, 1)
+    plain = sequential((3, 32, 32), 10, 1600)
+    plain.load_state_dict(dict(zip(plain.state_dict(), net.params.values(), strict=True)))
+    x = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    params = {name: p.clone().requires_grad_() for name, p in net.params.items()}
+    logits, expected = net.bind({})(params, x), plain(x)
+    assert torch.equal(logits, expected)
+    y = torch.arange(6)
+    got = torch.autograd.grad(F.cross_entropy(logits, y), list(params.values()))
+    want = torch.autograd.grad(F.cross_entropy(expected, y), list(plain.parameters()))
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize("shape", [(1, 15, 28), (1, 28, 15), (3, 8, 8)])
+def test_too_small_images_are_refused(shape):
+    with pytest.raises(FedpflError, match=rf"at least 16x16 pixels, got {shape[1]}x{shape[2]}"):
+        models.build("cnn4", shape, 10, 0)
+
+
+def test_the_smallest_images_that_fit():
+    net = models.build("cnn4", (1, 16, 16), 3, 0)
+    assert net.bind({})(net.params, torch.zeros(2, 1, 16, 16)).shape == (2, 3)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(FedpflError, match=r"model\.name must be one of cnn4, .*, resnet18, .*, got 'resnet'"):
+        models.build("resnet", (1, 28, 28), 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "mend"),
+    [
+        ("mlp", (784,), {"hidden": (10**9,)}, "lower model.hidden"),
+        ("mlp", (784,), {"hidden": (10**18,)}, "lower model.hidden"),
+        ("mlp", (784,), {"hidden": (10**30,)}, "lower model.hidden"),
+        ("mlp", (784,), {"hidden": (10**5, 10**5)}, "lower model.hidden"),
+        ("text", (64,), {"vocabulary": 10**10, "width": 32}, "lower model.vocabulary or model.width"),
+        ("text", (64,), {"vocabulary": 10**30, "width": 32}, "lower model.vocabulary or model.width"),
+        ("cnn4", (3, 10_000, 10_000), {}, "lower the size of the samples"),
+        ("resnet8", (10**12, 8, 8), {"norm": "group"}, "lower the size of the samples"),
+    ],
+)
+def test_sizes_that_no_memory_holds_are_refused_before_any_is_taken(name, shape, options, mend, monkeypatch):
+    monkeypatch.setattr(memory, "total", lambda: 16 * 2**30)
+    with pytest.raises(FedpflError, match=rf"^model={name}: its parameters.* would take .*; {mend}$"):
+        models.build(name, shape, 10, 0, **options)
+
+
+class Sum(nn.Module):
+    """A network of somebody's own, with one mistake or another."""
+
+    def __init__(self, shape, classes, mistake=""):
+        super().__init__()
+        self.mistake = mistake
+        self.fc = nn.Linear(shape[0], 5 if mistake == "classes" else classes)
+        if mistake == "meta":  # none: what needs values to be made cannot be made without
+            self.scale = float(self.fc.weight.detach().abs().max())
+        if mistake == "name":
+            self.absent(shape)
+
+    def forward(self, x):
+        return {"shape": lambda: self.fc(x[:, 1:]), "batch": lambda: self.fc(x.sum(0))}.get(
+            self.mistake, lambda: self.fc(x)
+        )()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("classes", r"answers two samples by \[2, 5\], expected logits \[2, 3\]"),
+        ("batch", r"answers two samples by \[3\], expected logits \[2, 3\]"),
+        ("shape", "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        ("name", "AttributeError: 'Sum' object has no attribute 'absent'"),
+    ],
+)
+def test_mistakes_of_a_networks_author_are_one_line(mistake, says, monkeypatch):
+    monkeypatch.setitem(models.MODELS, "sum", Sum)
+    assert models.build("sum", (4,), 3, 0).params["fc.weight"].shape == (3, 4)
+    assert models.build("sum", (4,), 3, 0, mistake="meta").params["fc.weight"].shape == (3, 4)
+    with pytest.raises(FedpflError, match=f"^model=sum: {says}") as error:
+        models.build("sum", (4,), 3, 0, mistake=mistake)
+    assert "\n" not in str(error.value)
+
+
+# The functional face
+
+
+def test_a_net_computes_with_the_parameters_given_and_keeps_its_own():
+    net = tiny()
+    before = {name: p.clone() for name, p in net.params.items()}
+    x = torch.randn(3, 1, 8, 8)
+    zero = {name: torch.zeros_like(p) for name, p in net.params.items()}
+    assert net.bind({})(zero, x).abs().sum() == 0
+    assert net.bind({})(net.params, x).abs().sum() > 0
+    assert_same(net.params, before)
+
+
+def test_copies_share_nothing():
+    net = tiny()
+    other = net.copy()
+    assert_same(net.params, other.params)
+    other.params["fc.bias"].zero_()
+    assert net.params["fc.bias"].abs().sum() > 0
+    assert net.module is not other.module
+
+
+def test_training_calls_return_new_buffers_and_leave_the_callers_alone():
+    net = tiny(norm=True)
+    buffers = {"main": {name: b.clone() for name, b in net.buffers.items()}}
+    bound = net.bind(buffers, training=True)
+    bound(net.params, torch.randn(4, 1, 8, 8))
+    assert_same(buffers["main"], net.buffers)
+    assert bound.buffers["main"]["norm.num_batches_tracked"] == 1
+    assert not torch.equal(bound.buffers["main"]["norm.running_mean"], net.buffers["norm.running_mean"])
+
+
+def test_evaluation_changes_no_buffer():
+    net = tiny(norm=True)
+    bound = net.bind({"main": net.buffers})
+    bound(net.params, torch.randn(4, 1, 8, 8))
+    assert_same(bound.buffers["main"], tiny(norm=True).buffers)
+
+
+# BatchNorm
+
+
+def test_batch_norm_ignores_rows_of_weight_zero():
+    """Values, gradients and statistics are those of nn.BatchNorm2d on the real rows, whatever the padding holds."""
+    real = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    plain, padded = nn.BatchNorm2d(3), BatchNorm2d(3)
+    x = torch.cat([real, torch.full((4, 3, 4, 4), 1e4)]).requires_grad_()
+    y = real.clone().requires_grad_()
+    for _ in range(3):
+        padded.sample_weight = torch.tensor([1.0] * 5 + [0.0] * 4)
+        out, want = padded(x), plain(y)
+        assert_close(out[:5], want)
+    probe = torch.randn(want.shape, generator=torch.Generator().manual_seed(1))
+    (got_grad,) = torch.autograd.grad((out[:5] * probe).sum(), x)
+    (want_grad,) = torch.autograd.grad((want * probe).sum(), y)
+    assert_close(got_grad[:5], want_grad)
+    assert got_grad[5:].abs().max() == 0
+    assert_close(dict(padded.named_buffers()), dict(plain.named_buffers()))
+
+
+def test_batch_norm_in_bf16_has_float32_statistics():
+    """As torch's: means far from zero keep their digits, and what goes on is bf16."""
+    x = 3 + torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    plain, weighted = nn.BatchNorm2d(3), BatchNorm2d(3)
+    weighted.sample_weight = torch.ones(16)
+    want, got = plain(x.bfloat16()), weighted(x.bfloat16())
+    assert got.dtype == want.dtype == torch.bfloat16
+    assert_close(got, want, atol=1e-2, rtol=1e-2)
+    assert_close(dict(weighted.named_buffers()), dict(plain.named_buffers()), rtol=1e-5)
+
+
+def test_batch_norm_without_weights_is_torchs():
+    x = torch.randn(5, 3, 4, 4)
+    assert_same(BatchNorm2d(3)(x), nn.BatchNorm2d(3)(x))
+    assert_same(BatchNorm2d(3).eval()(x), nn.BatchNorm2d(3).eval()(x))
+
+
+def test_tiny_norm_differs_from_tiny():
+    assert set(dict(Tiny(True).named_parameters())) - set(dict(Tiny().named_parameters())) == {
+        "norm.weight",
+        "norm.bias",
+    }
+
+
+# The published runs
+
+
+def test_cohorts_are_the_published_ones():
+    drawn = list(cohorts(42, 100, 0.1, 400))
+    assert drawn[9] == sorted([77, 81, 21, 68, 93, 31, 20, 59, 48, 34])
+    assert all(len(set(cohort)) == 10 and cohort == sorted(cohort) for cohort in drawn)
+
+
+def test_the_published_initial_model_has_the_published_accuracy():
+    """FashionMNIST, Dir(0.1), seed 42: the initial model on round 1's cohort, pooled, to the last digit."""
+    if DATA is None or not (DATA / "FashionMNIST" / "raw").is_dir():
+        pytest.skip("FEDPFL_TEST_DATA names no folder with FashionMNIST")
+    from fedpfl.data import datasets, partition
+    from fedpfl.data.federation import build
+
+    images = datasets.load("fmnist", DATA, mean=[0.286], std=[0.3205], download=False)
+    federation = build(images, partition.published(images.y.numpy(), 100, 42, alpha=0.1))
+    net = models.build("cnn4", (1, 28, 28), 10, 42)
+    method = FedAvg()
+    state, cohort = begin(method, net, 100, CPU), next(cohorts(42, 100, 0.1, 1))
+    counts = make(LOOP, net, CPU).evaluate(method, federation, state, cohort)
+    assert pooled(counts) == 26.191989828353464

@@ -1,0 +1,304 @@
+"""The smaller networks: the papers' counts, the shapes that each takes, texts, and many clients at once."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import vmap
+
+from fedpfl import models
+from fedpfl.engine import Engine, Local, begin, make, play
+from fedpfl.ground import memory
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import Batch, FedAvg
+from tests.command import TINY, call
+from tests.conftest import BACKENDS, CPU, assert_close, assert_same, between, federate
+
+COUNTS = [
+    ("fedspu_emnist", (1, 28, 28), 62, {}, 64_722),
+    ("fedspu_cifar10", (3, 32, 32), 10, {}, 134_902),
+    ("fedspu_speech", (1, 32, 32), 35, {}, 26_285),
+    ("lenet5", (1, 28, 28), 10, {}, 44_426),
+    ("lenet5", (1, 32, 32), 10, {}, 61_706),
+    ("lenet5", (3, 32, 32), 10, {}, 62_006),
+    ("mlp", (1, 28, 28), 10, {}, 199_210),
+    ("mlp", (561,), 6, {}, 153_806),
+    ("mlp", (561,), 6, {"hidden": ()}, 562 * 6),
+    ("har_cnn", (9, 128), 6, {}, 2_253_958),
+    ("text", (200,), 4, {}, 641_188),
+    ("lstm", (80,), 80, {}, 80 * 8 + 4 * 256 * (8 + 256 + 1) + 4 * 256 * (256 + 256 + 1) + 257 * 80),
+    ("text", (20,), 4, {"vocabulary": 100, "width": 8}, 100 * 8 + 8 * 8 + 8 + 9 * 4),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "classes", "options", "count"), COUNTS)
+def test_as_many_parameters_as_stated(name, shape, classes, options, count):
+    net = models.build(name, shape, classes, 0, **options)
+    assert sum(p.numel() for p in net.params.values()) == count
+    assert net.parts.head == ("classifier.weight", "classifier.bias")
+    assert net.parts.layers[-1] == net.parts.head
+
+
+def test_the_hidden_layers_of_fedspus_network_for_cifar10_have_no_bias():
+    params = models.build("fedspu_cifar10", (3, 32, 32), 10, 0).params
+    assert [name for name in params if name.startswith("hidden")] == ["hidden.0.weight", "hidden.1.weight"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "counts"),
+    [
+        ("fedspu_emnist", (1, 28, 28), 62, (12_418, 25_062, 37_994, 51_214, 64_722)),
+        ("fedspu_cifar10", (3, 32, 32), 10, (5_228, 20_542, 45_942, 81_428, 134_902)),
+        ("fedspu_speech", (1, 32, 32), 35, (3_685, 8_135, 13_385, 19_435, 26_285)),
+    ],
+)
+def test_fedspus_sub_models_have_as_many_parameters_as_stated(name, shape, classes, counts):
+    """Whichever neurons they are."""
+    net = models.build(name, shape, classes, 0)
+    wiring, g = net.parts.wiring, torch.Generator().manual_seed(0)
+    for share, count in zip((0.2, 0.4, 0.6, 0.8, 1.0), counts, strict=True):
+        active = {}
+        for group, width in wiring.widths.items():
+            active[group] = torch.randperm(width, generator=g) < max(1, math.floor(share * width))
+        masks = between(net, active)
+        assert sum(int(masks[name].sum()) for name in net.params) == count
+
+
+def test_fedspus_network_for_cifar10_equals_the_papers_drawing():
+    net = models.build("fedspu_cifar10", (3, 32, 32), 10, 3)
+    drawn = nn.Sequential(
+        *(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(1024, 120, bias=False), nn.ReLU(), nn.Linear(120, 84, bias=False), nn.ReLU(), nn.Linear(84, 10)),
+    )
+    drawn.load_state_dict(dict(zip(drawn.state_dict(), net.module.state_dict().values(), strict=True)))
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert_close(net.bind({"main": net.buffers}, training=True)(net.params, x), drawn(x))
+
+
+def test_lenet5_equals_its_drawing():
+    net = models.build("lenet5", (1, 28, 28), 10, 3)
+    drawn = nn.Sequential(
+        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+    drawn.load_state_dict(dict(zip(drawn.state_dict(), net.params.values(), strict=True)))
+    x = torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(net.bind({})(net.params, x), drawn(x))
+
+
+# Shapes
+
+
+IMAGES = (
+    *("cnn4", "fedspu_emnist", "fedspu_cifar10", "fedspu_speech"),
+    *("lenet5", "resnet8", "resnet10", "resnet18"),
+)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("shape", [(561,), (9, 128), (1, 2, 3, 4)])
+def test_networks_for_images_say_so(name, shape):
+    says = rf"model={name}: takes images \[channels, height, width\], got samples of shape \[{shape[0]}"
+    with pytest.raises(FedpflError, match=says):
+        models.build(name, shape, 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "says"),
+    [
+        ("har_cnn", (1, 28, 28), {}, r"takes signals \[channels, length\], got samples of shape \[1, 28, 28\]"),
+        ("har_cnn", (9, 27), {}, "at least 28 points long, got 27"),
+        ("text", (9, 128), {}, r"takes token ids \[length\], got samples of shape \[9, 128\]"),
+        ("text", (9,), {"vocabulary": 1}, "vocabulary must be 2 or more"),
+        ("text", (9,), {"width": 0}, "width must be 1 or more"),
+        ("lstm", (9, 128), {}, r"takes token ids \[length\], got samples of shape \[9, 128\]"),
+        ("lstm", (9,), {"vocabulary": 0}, "vocabulary must be 1 or more"),
+        ("lstm", (9,), {"width": 0}, "width must be 1 or more"),
+        ("mlp", (9,), {"hidden": (200, 0)}, r"hidden must be widths of 1 or more, got \[200, 0\]"),
+        ("lenet5", (1, 28, 15), {}, "at least 16x16 pixels, got 28x15"),
+        ("fedspu_emnist", (1, 3, 28), {}, "nothing is left of images of 3x28 pixels"),
+    ],
+)
+def test_what_a_network_cannot_take_is_refused(name, shape, options, says):
+    with pytest.raises(FedpflError, match=f"model={name}: .*{says}"):
+        models.build(name, shape, 10, 0, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("har_cnn", (9, 28)), ("lenet5", (1, 16, 16)), ("fedspu_emnist", (1, 4, 5)), ("fedspu_speech", (2, 1, 1))],
+)
+def test_the_smallest_samples_that_fit(name, shape):
+    net = models.build(name, shape, 3, 0)
+    bound = net.bind({"main": net.buffers})
+    assert bound(net.params, torch.zeros(2, *shape)).shape == (2, 3)
+
+
+def test_the_mlp_takes_any_shape():
+    net = models.build("mlp", (2, 3, 4), 5, 0, hidden=(7,))
+    x = torch.randn(6, 2, 3, 4)
+    assert torch.equal(net.bind({})(net.params, x), net.bind({})(net.params, x.flatten(1)))
+
+
+# Texts
+
+
+def test_padding_takes_no_part():
+    net = models.build("text", (5,), 3, 0, vocabulary=20, width=4)
+    bound = net.bind({})
+    short, padded = torch.tensor([[3, 7, 7]]), torch.tensor([[3, 7, 0, 7, 0]])
+    assert_close(bound(net.params, short), bound(net.params, padded))
+    mean = net.params["embedding.weight"][[3, 7, 7]].mean(0)
+    hidden = F.relu(F.linear(mean, net.params["fc.weight"], net.params["fc.bias"]))
+    expected = F.linear(hidden, net.params["classifier.weight"], net.params["classifier.bias"])
+    assert_close(bound(net.params, padded)[0], expected)
+    params = {name: p.clone().requires_grad_() for name, p in net.params.items()}
+    (grad,) = torch.autograd.grad(bound(params, padded).sum(), params["embedding.weight"])
+    assert grad.abs().sum(1).nonzero().flatten().tolist() == [3, 7]
+
+
+def test_an_empty_text_has_finite_logits():
+    net = models.build("text", (5,), 3, 0, vocabulary=20)
+    assert net.bind({})(net.params, torch.zeros(2, 5)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["text", "lstm"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_ids_have_any_type_and_large_ones_share_a_row(name, dtype):
+    net = models.build(name, (4,), 3, 0, vocabulary=20, width=8)
+    bound = net.bind({})
+    ids = torch.tensor([[1, 19, 5, 0]])
+    far = torch.tensor([[1, 90_001, 5, 0]])
+    assert_same(bound(net.params, far.to(dtype)), bound(net.params, ids))
+
+
+def test_lstm_equals_torchs():
+    net = models.build("lstm", (5,), 3, 0, vocabulary=20, width=6)
+    drawn, ids = (
+        nn.LSTM(8, 6, 2, batch_first=True),
+        torch.randint(20, (4, 5), generator=torch.Generator().manual_seed(0)),
+    )
+    values = {
+        name: value.unflatten(0, (6, 4)).transpose(0, 1).flatten(0, 1)
+        for name, value in net.params.items()
+        if "lstm" in name
+    }
+    theirs = {}
+    for layer in (0, 1):
+        own = [values[f"lstm{layer + 1}.{name}"] for name in ("weight", "recurrent", "bias")]
+        names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_ih_l{layer}", f"bias_hh_l{layer}")
+        theirs |= dict(zip(names, (*own, torch.zeros(24)), strict=True))
+    drawn.load_state_dict(theirs)
+    last = drawn(F.embedding(ids, net.params["embedding.weight"]))[0][:, -1]
+    expected = F.linear(last, net.params["classifier.weight"], net.params["classifier.bias"])
+    assert_close(net.bind({})(net.params, ids), expected)
+    assert all(0.3 < value.abs().max() < 6**-0.5 for value in values.values())  # as nn.LSTM draws
+
+
+# Many clients at once
+
+SAMPLES = {
+    "fedspu_emnist": ((1, 8, 8), {}),
+    "fedspu_speech": ((1, 8, 8), {}),
+    "har_cnn": ((3, 32), {}),
+    "lenet5": ((1, 16, 16), {}),
+    "mlp": ((11,), {}),
+    "text": ((6,), {"vocabulary": 30, "width": 8}),
+    "lstm": ((6,), {"vocabulary": 30, "width": 8}),
+}
+
+
+def batch(name: str, shape: tuple[int, ...], clients: int, samples: int) -> Tensor:
+    g = torch.Generator().manual_seed(3)
+    if name in ("text", "lstm"):
+        return torch.randint(0, 40, (clients, samples, *shape), generator=g, dtype=torch.int32)
+    return torch.randn(clients, samples, *shape, generator=g)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_clients_at_once_are_as_good_as_one_by_one(name):
+    """Logits, gradients and statistics with padded rows; the batched engine's way of calling a network."""
+    shape, options = SAMPLES[name]
+    nets = [models.build(name, shape, 3, seed, **options) for seed in range(3)]
+    net, x, y = nets[0], batch(name, shape, 3, 5), torch.tensor([[0, 1, 2, 2, 1]] * 3)
+    weight = torch.tensor([[1.0] * 5, [1.0, 1.0, 1.0, 0.0, 0.0], [1.0] * 5])
+
+    def step(params, buffers, x, y, weight):
+        bound = net.bind({"main": buffers}, training=True, weight=weight)
+
+        def loss(bound, params, batch):
+            return batch.sum(F.cross_entropy(bound(params, batch.x), batch.y, reduction="none"))
+
+        grads, value = bound.gradient(loss, params, Batch(x, y, weight))
+        return grads, value, bound.buffers["main"]
+
+    each = [step(n.params, n.buffers, x[k], y[k], weight[k]) for k, n in enumerate(nets)]
+    params = {name: torch.stack([n.params[name] for n in nets]) for name in net.params}
+    buffers = {name: torch.stack([n.buffers[name] for n in nets]) for name in net.buffers}
+    at_once = vmap(step)(params, buffers, x, y, weight)
+    for part, rows in zip(at_once, zip(*each, strict=True), strict=True):
+        for k, row in enumerate(rows):
+            got = {name: leaf[k] for name, leaf in part.items()} if isinstance(part, dict) else part[k]
+            assert_close(got, row, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_bf16_is_close(name):
+    shape, options = SAMPLES[name]
+    net = models.build(name, shape, 3, 0, **options)
+    x = batch(name, shape, 1, 5)[0]
+    bound = net.bind({"main": net.buffers}, training=True)
+    full = bound(net.params, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(bound(net.params, x), full, atol=0.1, rtol=0.1)
+
+
+def test_loop_equals_batched_for_fedspus_network():
+    """Ragged clients, so that the batched backend pads; one round from the same state."""
+    federation, local = federate((20, 9, 33), (4, 3, 5)), Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7)
+    net, method = models.build("fedspu_emnist", (1, 8, 8), 5, 0), FedAvg()
+    ends = []
+    for backend in BACKENDS:
+        state = begin(method, net, 3, CPU)
+        ends.append(play(make(Engine(backend), net, CPU), method, federation, state, [0, 1, 2], local, 0)[0])
+    for part in ("server", "server_buffers", "client_buffers"):
+        assert_close(getattr(ends[0], part), getattr(ends[1], part), atol=2e-6, rtol=1e-4)
+
+
+# The command line
+
+
+def test_on_the_command_line(tmp_path):
+    result = call(*TINY, "model=mlp", "model.hidden=[8]", "rounds=1", cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "mlp: 6,370 parameters" in result.err
+
+
+DIGITS = (
+    "images of shape [1, 28, 28] (data set digits); models that take these: cnn4, fedspu_cifar10, fedspu_emnist, "
+    "fedspu_speech, lenet5, mlp, resnet8, resnet10, resnet18"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("model=mlp", "model.hidden=8"), "model.hidden must be a list of whole numbers, got 8"),
+        (("model=mlp", "model.hidden=[0]"), "model=mlp: hidden must be widths of 1 or more, got [0]"),
+        (("model=text",), f"model=text: takes token ids [length], got {DIGITS}"),
+        (("model=har_cnn",), f"model=har_cnn: takes signals [channels, length], got {DIGITS}"),
+        (
+            ("model=mlp", "model.hidden=[1000000000]"),
+            "model=mlp: its parameters, held twice, would take 5,923.2 GiB, this machine has 16.0 GiB; "
+            "lower model.hidden",
+        ),
+    ],
+)
+def test_what_does_not_fit(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "total", lambda: 16 * 2**30)
+    result = call(*TINY, *arguments, cwd=tmp_path)
+    assert (result.code, result.complaints) == (2, [f"fedpfl: {message}"])
+    assert list(tmp_path.iterdir()) == []

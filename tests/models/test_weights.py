@@ -1,0 +1,115 @@
+"""Networks that start from a file."""
+
+import hashlib
+
+import pytest
+import torch
+
+from fedpfl import models
+from fedpfl.config.plan import identity
+from fedpfl.data.datasets import pixels
+from fedpfl.data.state_dict import read
+from fedpfl.ground.errors import FedpflError
+from tests.command import TINY, call
+from tests.conftest import assert_same
+
+
+def start(name="resnet8", classes=10, weights=None):
+    return models.build(name, (1, 16, 16), classes, 0, weights=read(weights) if weights else None)
+
+
+def saved(tmp_path, net, name="own.pt", **changes):
+    values = {**net.params, **net.buffers, **changes}
+    torch.save({key: value for key, value in values.items() if value is not None}, tmp_path / name)
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("name", ["resnet8", "lenet5"])
+def test_own_weights_and_statistics_come_back(name, tmp_path):
+    other = models.build(name, (1, 16, 16), 10, 7)
+    for value in other.buffers.values():
+        value.add_(1)
+    found = start(name, weights=saved(tmp_path, other))
+    assert_same([found.params, found.buffers], [other.params, other.buffers])
+
+
+def test_the_classifier_is_drawn_where_the_classes_differ(tmp_path):
+    other, fresh = models.build("resnet8", (1, 16, 16), 1000, 7), start()
+    for changes in ({}, {"classifier.weight": None}, {"classifier.weight": None, "classifier.bias": None}):
+        found = start(weights=saved(tmp_path, other, **changes))
+        head = {name: found.params[name] for name in found.parts.head}
+        assert_same(head, {name: fresh.params[name] for name in head})
+        assert_same(found.params, {**other.params, **head})
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_torchvisions_names(depth, tmp_path):
+    pixels.torchvision()  # where its import is mended
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    theirs = ResNet(BasicBlock, [depth] * 4, num_classes=1000).eval()
+    for part in theirs.modules():  # so that no two layers are alike
+        if isinstance(part, torch.nn.BatchNorm2d):
+            for values in (part.weight, part.bias, part.running_mean, part.running_var):
+                torch.nn.init.uniform_(values, 0.5, 1.5)
+    torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
+    net = models.build(
+        "resnet10" if depth == 1 else "resnet18", (3, 32, 32), 1000, 0, weights=read(tmp_path / "theirs.pth")
+    )
+    x = torch.randn(2, 3, 40, 40)
+    torch.testing.assert_close(net.bind({"main": net.buffers})(net.params, x), theirs(x))
+
+
+def test_a_hash_in_the_name_is_checked(tmp_path):
+    path = saved(tmp_path, start())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    right, wrong = tmp_path / f"own-{digest}.pth", tmp_path / "own-00000000.pth"
+    for copy in (right, wrong):
+        copy.write_bytes(path.read_bytes())
+    start(weights=right)
+    with pytest.raises(FedpflError, match=f"SHA-256 of .*own-00000000.pth begins with {digest}"):
+        start(weights=wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"conv.weight": None}, "model=resnet8: model.weights has no conv.weight, which the network has"),
+        ({"extra": torch.ones(2)}, "model=resnet8: model.weights has extra, which the network lacks"),
+        ({"norm.bias": torch.ones(3)}, r"norm.bias of model.weights is \[3\], the network's is \[64\]"),
+        ({"norm.bias": 3.0}, "must hold a network's state_dict and nothing else"),
+    ],
+)
+def test_weights_of_another_network_are_refused(changes, message, tmp_path):
+    with pytest.raises(FedpflError, match=message):
+        start(weights=saved(tmp_path, start(), **changes))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(FedpflError, match=r"there is no file .*none.pt; put it there"):
+        start(weights=tmp_path / "none.pt")
+    for number, content in enumerate((b"", b"PK\x03\x04 broken", b"text")):
+        path = tmp_path / f"{number}.pt"
+        path.write_bytes(content)
+        with pytest.raises(FedpflError, match=rf"model.weights: .*{number}.pt cannot be read"):
+            start(weights=path)
+
+
+def test_on_the_command_line(tmp_path):
+    (tmp_path / "data").mkdir()
+    net = models.build("resnet8", (1, 28, 28), 10, 7)
+    saved(tmp_path / "data", net)
+    tiny = (*TINY, "model=resnet8", "rounds=1", "data_dir=data", "hydra.run.dir=run")
+    result = call(*tiny, "model.weights=own.pt", cwd=tmp_path)
+    assert result.code == 0, result.err
+    result = call(*tiny, "model.weights=other.pt", "hydra.run.dir=other", cwd=tmp_path)
+    assert (result.code, result.complaints) == (
+        2,
+        ["fedpfl: model.weights: there is no file data/other.pt; put it there, or give its full path"],
+    )
+
+
+def test_weights_tell_runs_apart_and_their_absence_does_not():
+    plain = {"model": {"name": "resnet8"}, "seed": 1}
+    assert identity(plain | {"model": {"name": "resnet8", "weights": None}}) == identity(plain)
+    assert identity(plain | {"model": {"name": "resnet8", "weights": "own.pt"}}) != identity(plain)

@@ -1,0 +1,361 @@
+"""Wiring: which neurons entries belong to, by hand and by cutting sub-models out of networks."""
+
+import copy
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedpfl import models
+from fedpfl.ground import tree
+from fedpfl.models import Net, Parts
+from fedpfl.models.norm import BatchNorm2d
+from fedpfl.models.wiring import Axis, Wiring, wire
+from tests.conftest import CLASSES, assert_close, between, tiny
+
+
+def one(group: str, block: int = 1) -> Axis:
+    return Axis(group, block)
+
+
+def test_tiny_by_hand():
+    wiring = tiny(norm=True).parts.wiring
+    assert wiring.widths == {"conv": 4, "fc": 12}
+    conv = (one("conv"),)
+    assert wiring.axes == {
+        "conv.weight": (one("conv"), None),
+        "conv.bias": conv,
+        "norm.weight": conv,
+        "norm.bias": conv,
+        "norm.running_mean": conv,
+        "norm.running_var": conv,
+        "norm.num_batches_tracked": (),
+        "fc.weight": (one("fc"), one("conv", 9)),
+        "fc.bias": (one("fc"),),
+        "classifier.weight": (None, one("fc")),
+        "classifier.bias": (None,),
+    }
+
+
+@pytest.mark.parametrize(("shape", "block"), [((3, 32, 32), 25), ((1, 28, 28), 16), ((1, 16, 20), 2)])
+def test_cnn4_by_hand(shape, block):
+    wiring = models.build("cnn4", shape, 10, 0).parts.wiring
+    assert list(wiring.widths.items()) == [("conv1", 32), ("conv2", 64), ("fc1", 512)]
+    assert wiring.axes == {
+        "conv1.weight": (one("conv1"), None),
+        "conv1.bias": (one("conv1"),),
+        "conv2.weight": (one("conv2"), one("conv1")),
+        "conv2.bias": (one("conv2"),),
+        "fc1.weight": (one("fc1"), one("conv2", block)),
+        "fc1.bias": (one("fc1"),),
+        "classifier.weight": (None, one("fc1")),
+        "classifier.bias": (None,),
+    }
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("stem", ["large", "small"])
+def test_resnet8_shares_neurons_along_residual_streams(norm, stem):
+    net = models.build("resnet8", (3, 32, 32), 10, 0, norm=norm, stem=stem)
+    wiring = net.parts.wiring
+    stream = ["conv", "blocks.1.conv2", "blocks.2.conv2"]
+    inside = [f"blocks.{block}.conv1" for block in range(3)]
+    order = ["conv", inside[0], inside[1], stream[1], inside[2], stream[2]]
+    assert list(wiring.widths.items()) == list(zip(order, (64, 64, 128, 128, 256, 256), strict=True))
+    axes = wiring.axes
+    assert axes["conv.weight"] == (one("conv"), None)
+    assert axes["norm.bias"] == axes["blocks.0.norm2.weight"] == (one("conv"),)
+    for block in range(3):
+        before, after = stream[max(block - 1, 0)], stream[block]
+        assert axes[f"blocks.{block}.conv1.weight"] == (one(inside[block]), one(before))
+        assert axes[f"blocks.{block}.norm1.bias"] == (one(inside[block]),)
+        assert axes[f"blocks.{block}.conv2.weight"] == (one(after), one(inside[block]))
+        assert axes[f"blocks.{block}.norm2.bias"] == (one(after),)
+        if block:
+            assert axes[f"blocks.{block}.project.0.weight"] == (one(after), one(before))
+            assert axes[f"blocks.{block}.project.1.weight"] == (one(after),)
+    assert axes["classifier.weight"] == (None, one("blocks.2.conv2"))
+    assert axes.keys() == net.params.keys() | net.buffers.keys()
+
+
+# Sub-models
+
+
+def some(wiring: Wiring, seed: int = 0, share: float = 0.5) -> dict[str, Tensor]:
+    """A random set of neurons, at least one of each group."""
+    g = torch.Generator().manual_seed(seed)
+    active = {}
+    for group, width in wiring.widths.items():
+        active[group] = torch.rand(width, generator=g) < share
+        active[group][int(torch.randint(width, (), generator=g))] = True
+    return active
+
+
+def cut(wiring: Wiring, active: dict[str, Tensor], values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The rows and columns of active neurons, as a small dense network has them."""
+    out = {}
+    for name, value in values.items():
+        for at, axis in enumerate(wiring.axes[name]):
+            if axis is not None:
+                neurons = active[axis.group].nonzero().flatten().tolist()
+                kept = [n * axis.block + i for n in neurons for i in range(axis.block)]
+                value = value.index_select(at, torch.tensor(kept))
+        out[name] = value
+    return out
+
+
+def restless(net: Net) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters and buffers, float64, of which none is 0 or 1 by the initial values."""
+    g = torch.Generator().manual_seed(7)
+
+    def moved(leaf: Tensor) -> Tensor:
+        return leaf.double() * (0.9 + 0.2 * torch.rand(leaf.shape, generator=g)) + 0.02 * torch.rand(
+            leaf.shape, generator=g
+        )
+
+    def shaken(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+        return tree.map(lambda leaf: moved(leaf) if leaf.is_floating_point() else leaf, leaves)
+
+    return shaken(net.params), shaken(net.buffers)
+
+
+NETS = {  # how to build, the inputs of one sample
+    "tiny": (tiny, (1, 8, 8)),
+    "tiny with norm": (lambda: tiny(norm=True), (1, 8, 8)),
+    "cnn4": (lambda: models.build("cnn4", (1, 16, 20), CLASSES, 0), (1, 16, 20)),
+    "resnet8": (lambda: models.build("resnet8", (2, 12, 12), CLASSES, 0, stem="small"), (2, 12, 12)),
+    "resnet18": (lambda: models.build("resnet18", (3, 16, 16), CLASSES, 0), (3, 16, 16)),
+    "fedspu_cifar10": (lambda: models.build("fedspu_cifar10", (3, 8, 8), CLASSES, 0), (3, 8, 8)),
+    "fedspu_speech": (lambda: models.build("fedspu_speech", (1, 8, 8), CLASSES, 0), (1, 8, 8)),
+    "lenet5": (lambda: models.build("lenet5", (1, 16, 20), CLASSES, 0), (1, 16, 20)),
+    "mlp": (lambda: models.build("mlp", (11,), CLASSES, 0), (11,)),
+    "har_cnn": (lambda: models.build("har_cnn", (3, 36), CLASSES, 0), (3, 36)),
+    "text": (lambda: models.build("text", (6,), CLASSES, 0, vocabulary=5), (6,)),
+    "lstm": (lambda: models.build("lstm", (6,), CLASSES, 0, vocabulary=5, width=7), (6,)),
+}
+
+
+MODES = [  # they differ for BatchNorm alone
+    (name, mode)
+    for name in NETS
+    for mode in (
+        ("eval", "train", "train padded")
+        if name in ("tiny with norm", "resnet8", "fedspu_cifar10", "fedspu_speech")
+        else ("train padded",)
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "mode"), MODES)
+def test_zeroed_entries_are_as_good_as_a_small_dense_network(name, mode):
+    """Logits, gradients, and statistics of the neurons that are left; nothing that is not finite among the others."""
+    make, shape = NETS[name]
+    net = make()
+    wiring = net.parts.wiring
+    active = some(wiring)
+    params, buffers = restless(net)
+    x = torch.randn(9, *shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    x = x.abs() * 3 if name in ("text", "lstm") else x
+    y = torch.arange(9) % CLASSES
+    weight = torch.tensor([1.0] * 6 + [0.0] * 3) if mode == "train padded" else None
+
+    def run(params: dict[str, Tensor], buffers: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], dict]:
+        bound = net.bind({"main": buffers}, training=mode != "eval", weight=weight)
+        params = {n: p.clone().requires_grad_() for n, p in params.items()}
+        logits = bound(params, x)
+        loss = (F.cross_entropy(logits, y, reduction="none") * (1 if weight is None else weight)).sum()
+        grads = torch.autograd.grad(loss, list(params.values()))
+        return logits.detach(), dict(zip(params, grads, strict=True)), bound.buffers["main"]
+
+    mask = between(net, active)
+    zeroed = {n: p * mask[n] for n, p in params.items()}
+    logits, grads, after = run(zeroed, {n: b * mask[n] for n, b in buffers.items()})
+    small_logits, small_grads, small_after = run(cut(wiring, active, params), cut(wiring, active, buffers))
+    kept = 6 if weight is not None else 9
+    assert_close(logits[:kept], small_logits[:kept], atol=1e-5, rtol=1e-5)
+    assert_close(cut(wiring, active, grads), small_grads, atol=1e-5, rtol=1e-5)
+    assert_close(cut(wiring, active, after), small_after, atol=1e-9, rtol=1e-9)
+    assert all(leaf.isfinite().all() for leaf in (*grads.values(), *after.values()))
+    assert sum(int(m.sum()) for n, m in mask.items() if n in params) == sum(
+        p.numel() for p in cut(wiring, active, params).values()
+    )
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_all_neurons_active_masks_nothing(name):
+    net = NETS[name][0]()
+    wiring = net.parts.wiring
+    active = {group: torch.ones(width, dtype=torch.bool) for group, width in wiring.widths.items()}
+    mask = between(net, active)
+    assert all(m.all() and m.dtype == torch.bool for m in mask.values())
+
+
+# Other networks
+
+
+def last_hidden(*layers: nn.Module) -> Wiring:
+    return wire(nn.Sequential(*layers))
+
+
+def test_norms_after_flattening_and_after_linear_layers():
+    layers = (
+        nn.Conv2d(1, 2, 3),
+        nn.Flatten(),
+        nn.BatchNorm1d(18),
+        nn.Linear(18, 5),
+        nn.BatchNorm1d(5),
+        nn.Linear(5, 3),
+    )
+    axes = last_hidden(*layers).axes
+    assert axes["2.running_var"] == (one("0", 9),)
+    assert axes["3.weight"] == (one("3"), one("0", 9))
+    assert axes["4.weight"] == (one("3"),)
+    assert axes["5.weight"] == (None, one("3"))
+
+
+def test_global_pooling_and_means_leave_one_entry_per_neuron():
+    pooled = (nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    assert last_hidden(*pooled).axes["3.weight"] == (None, one("0"))
+
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(1, 4, 3)
+            self.out = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.conv(x).mean(2))
+
+    assert wire(Mean()).axes["out.weight"] == (None, one("conv"))
+
+
+def test_tokens_are_always_active_and_their_axis_can_change_places():
+    class Tokens(nn.Module):
+        def __init__(self, swap: bool):
+            super().__init__()
+            self.swap = swap
+            self.embedding = nn.Embedding(9, 4)
+            self.conv = nn.Conv1d(4, 6, 3)
+            self.out = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.embedding(x)
+            x = x.transpose(-1, -2) if self.swap else x.permute(0, 2, 1)
+            return self.out(self.conv(x).amax(-1))
+
+    for swap in (True, False):
+        wiring = wire(Tokens(swap))
+        assert wiring.widths == {"embedding": 4, "conv": 6}
+        assert wiring.axes["embedding.weight"] == (None, one("embedding"))
+        assert wiring.axes["conv.weight"] == (one("conv"), one("embedding"))
+
+
+def test_a_network_of_one_layer_has_no_hidden_neurons():
+    wiring = last_hidden(nn.Flatten(), nn.Linear(4, 3))
+    assert wiring == Wiring({}, {"1.weight": (None, None), "1.bias": (None,)})
+
+
+class Does(nn.Module):
+    """conv, something, mean, classifier."""
+
+    def __init__(self, something, **layers: nn.Module):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self.classifier = nn.Linear(4, 3)
+        self.something = something
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.something(self, x, self.conv(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [
+        (lambda: Does(lambda m, x, h: m.more(h), more=nn.Conv2d(4, 4, 3, groups=4)), "more: convolutions in 4 groups"),
+        (lambda: Does(lambda m, x, h: h + x), "add: adds neurons and the network's input"),
+        (lambda: Does(lambda m, x, h: torch.cat([h, h], 1)), "cat: is not known to keep neurons apart"),
+        (lambda: Does(lambda m, x, h: torch.special.xlogy(h, h)), "xlogy: is not known"),
+        (lambda: Does(lambda m, x, h: h.softmax(1)), "softmax: is not known"),
+        (lambda: Does(lambda m, x, h: m.conv(h)), "conv: is used twice"),
+        (lambda: Does(lambda m, x, h: h, unused=nn.Linear(2, 2)), r"unused\.weight belongs to no layer"),
+        (lambda: Does(lambda m, x, h: m.more(h), more=nn.PReLU()), "more: PReLU has no known wiring"),
+        (lambda: Does(lambda m, x, h: m.more(h), more=nn.ConvTranspose2d(4, 4, 3)), "more: ConvTranspose2d has no"),
+        (lambda: Does(lambda m, x, h: h if h.sum() > 0 else -h), "cannot be traced"),
+        (lambda: Does(lambda m, x, h: h * m.classifier.weight.sum()), r"classifier\.weight|classifier_weight"),
+        (lambda: Does(lambda m, x, h: h + m.more(x), more=nn.Conv2d(1, 1, 1)), "conv and more do not match"),
+        (lambda: Does(lambda m, x, h: h.view(-1, 2, 4)), "view: only"),
+        (lambda: Does(lambda m, x, h: m.more(h), more=nn.LayerNorm(8)), "more: works along another axis"),
+        (lambda: Does(lambda m, x, h: h.mean(1, keepdim=True)), "mean: takes neurons together"),
+        (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3)), "1: needs a known number of axes"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(8, 3)), "1: takes 8 entries of 4 neurons"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(network, says):
+    module = network()
+    with pytest.raises(ValueError, match=says):
+        wire(module)
+
+
+def test_shared_parameters_are_refused():
+    module = Does(lambda m, x, h: m.more(h), more=nn.Conv2d(4, 4, 1))
+    module.more.bias = module.conv.bias
+    with pytest.raises(ValueError, match="share"):
+        wire(module)
+
+
+# Parts
+
+
+def test_a_network_without_wiring_fails_only_when_asked():
+    net = Net(Does(lambda m, x, h: m.more(h), more=nn.Conv2d(4, 4, 3, groups=2)))
+    with pytest.raises(ValueError, match="groups"):
+        _ = net.parts.wiring
+    with pytest.raises(ValueError, match="not known"):
+        _ = Parts((), (), (), ()).wiring
+
+
+def test_parts_compare_and_copy_as_before():
+    net = tiny()
+    assert net.parts == net.copy().parts == copy.deepcopy(net.parts) == tiny().parts
+    assert net.parts.wiring is net.parts.wiring
+    assert copy.deepcopy(net.parts).wiring == net.parts.wiring
+    assert "wire" not in repr(net.parts)
+
+
+def test_other_threads_compute_while_a_network_is_traced():
+    inside, seen = threading.Event(), threading.Event()
+    other, x, got = tiny(norm=True), torch.randn(3, 1, 8, 8), []
+
+    def compute() -> None:
+        inside.wait(10)
+        try:
+            got.append(other.bind({"main": other.buffers})(other.params, x))
+        finally:
+            seen.set()
+
+    def meet(m: nn.Module, x: Tensor, h: Tensor) -> Tensor:
+        inside.set()
+        seen.wait(10)
+        return h
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    wire(Does(meet))
+    thread.join()
+    assert torch.equal(got[0], other.bind({"main": other.buffers})(other.params, x))
+
+
+def test_padded_training_with_a_dead_channel_has_finite_gradients():
+    norm = BatchNorm2d(3)
+    norm.sample_weight = torch.tensor([1.0, 1.0, 0.0])
+    x = torch.randn(3, 3, 4, 4)
+    x[:, 1] = 0
+    x.requires_grad_()
+    norm(x).square().sum().backward()
+    for grad in (x.grad, norm.weight.grad, norm.bias.grad):
+        assert grad is not None
+        assert grad.isfinite().all()

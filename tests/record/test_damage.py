@@ -1,0 +1,748 @@
+"""A run directory that is not as the run left it: it ends as if nothing had happened, or is refused in one line.
+
+One bit of a file, whole files, the lock, the data and the code, all changed from outside.
+"""
+
+import importlib
+import os
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from fedpfl import data, record
+from fedpfl.config import plan as config
+from fedpfl.ground import lock
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS
+from fedpfl.record import checkpoint, environment, rundir
+from tests.command import (
+    TINY,
+    call,
+    composed,
+    older,
+    play,
+    rewrite_summary,
+    snapshot,
+    start,
+    state,
+    summary,
+    table,
+    wait,
+)
+from tests.conftest import assert_same, sampled
+
+RUN = (*TINY, "rounds=3", "method=ditto", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1")
+FILES = ("state.pt", "rounds.csv", "config.yaml", "partition.npz", "clients.csv", "summary.json")
+FLIPS = (4, 10)  # one-bit flips of each of the six files, of a finished and of an interrupted run: 48, or 120
+
+
+@pytest.fixture(autouse=True)
+def not_for_ever() -> Iterator[None]:
+    """A named pipe would be waited for."""
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+
+
+def interrupt(folder: Path, *overrides: str, after: int = 3) -> None:
+    """Ctrl-C after a row, before its checkpoint."""
+    row = record.RunDirectory.row
+
+    def pressed(self: record.RunDirectory, values: dict[str, int]) -> None:
+        row(self, values)
+        if values["round"] == after:
+            raise KeyboardInterrupt
+
+    with mock.patch.object(record.RunDirectory, "row", pressed), pytest.raises(KeyboardInterrupt):
+        play(folder, *overrides)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same run, finished and interrupted."""
+    place = tmp_path_factory.mktemp("runs")
+    play(place / "finished", *RUN)
+    interrupt(place / "interrupted", *RUN)
+    return {name: place / name for name in ("finished", "interrupted")}
+
+
+@pytest.fixture
+def whole(runs: dict[str, Path]) -> Path:
+    return runs["finished"]
+
+
+def copied(folder: Path, place: Path) -> Path:
+    return Path(shutil.copytree(folder, place / "run"))
+
+
+def assert_ends_as(folder: Path, whole: Path) -> None:
+    """Bit for bit, but for what a clock wrote."""
+    assert summary(folder)["status"] == "finished"
+    assert_same(state(folder), state(whole))
+    assert table(folder / "rounds.csv") == table(whole / "rounds.csv")
+    for name in ("clients.csv", "config.yaml", "partition.npz"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    mine, theirs = (summary(path)["last"] for path in (folder, whole))
+    assert {key: mine[key] for key in mine if key not in ("seconds", "eval_seconds")} == {
+        key: theirs[key] for key in theirs if key not in ("seconds", "eval_seconds")
+    }
+
+
+def refusal(folder: Path, *overrides: str) -> str:
+    """The one line that the command ends with, `` where it ends well."""
+    told = ""
+    try:
+        play(folder, *overrides)
+    except FedpflError as error:
+        told = str(error)
+    assert "\n" not in told
+    return told
+
+
+# Bits
+
+
+@pytest.mark.parametrize("flips", sampled(FLIPS, 2))
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_bit_that_flips_changes_nothing_or_is_told(
+    name: str, status: str, flips: int, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    bytes_ = (runs[status] / name).read_bytes()
+    chance = random.Random(f"{name} {status}")
+    places = [0, len(bytes_) - 1, *(chance.randrange(len(bytes_)) for _ in range(flips - 2))]
+    refused = 0
+    for number, place in enumerate(places):
+        run = Path(shutil.copytree(runs[status], tmp_path / str(number)))
+        flipped = bytearray(bytes_)
+        flipped[place] ^= 1 << chance.randrange(8)
+        (run / name).write_bytes(flipped)
+        told = refusal(run, *RUN)
+        refused += bool(told)
+        if told:
+            assert name in told or "holds a different run" in told
+        else:
+            assert_ends_as(run, runs["finished"])
+        shutil.rmtree(run)
+    # What can be written anew is, and a flip of the others is seldom one of spaces or of a date.
+    assert (refused == 0) if name not in ("state.pt", "summary.json") else (refused >= flips // 2)
+
+
+def test_every_bit_of_an_archives_directory(tmp_path: Path) -> None:
+    """The checksums of state.pt do not cover it: an entry that turns into a folder is read as nothing."""
+    payload = {"round": 3, "w": torch.arange(6.0)}
+    path = tmp_path / "state.pt"
+    with path.open("wb") as file:
+        checkpoint.save(payload, file)
+    bytes_, tried, refused = path.read_bytes(), 0, 0
+    begin = bytes_.rindex(b"PK\x01\x02", 0, bytes_.rindex(b"/data/0"))  # the entry of the tensor
+    end = bytes_.index(b"PK\x01\x02", begin + 1)
+    for place in (*range(begin, end), *range(bytes_.rindex(b"PK\x01\x02") + 46, len(bytes_))):
+        for bit in range(8):
+            flipped = bytearray(bytes_)
+            flipped[place] ^= 1 << bit
+            path.write_bytes(flipped)
+            tried += 1
+            try:
+                found = checkpoint.load(path)
+            except FedpflError:
+                refused += 1
+                continue
+            assert found["round"] == 3
+            assert torch.equal(found["w"], payload["w"])
+    assert refused > tried / 4
+
+
+def test_a_damaged_number_in_a_checkpoint_is_told(whole: Path, tmp_path: Path) -> None:
+    run = copied(whole, tmp_path)
+    bytes_ = (run / "state.pt").read_bytes()
+    weights = state(run)["server"]["classifier.weight"].numpy().tobytes()
+    place = bytes_.index(weights) + 77
+    (run / "state.pt").write_bytes(bytes_[:place] + bytes([bytes_[place] ^ 1]) + bytes_[place + 1 :])
+    with pytest.raises(FedpflError, match=r"state\.pt is damaged; restart=true"):
+        checkpoint.load(run / "state.pt")
+    rewrite_summary(run, status="running")
+    assert f"{run}/state.pt is damaged; restart=true" in refusal(run, *RUN)
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_bits_all_over_a_summary(status: str, runs: dict[str, Path], tmp_path: Path) -> None:
+    bytes_, told = (runs[status] / "summary.json").read_bytes(), summary(runs[status])
+    del told["digest"]
+    other_run = 0
+    for place in range(0, 8 * len(bytes_), 13):
+        flipped = bytearray(bytes_)
+        flipped[place // 8] ^= 1 << place % 8
+        (tmp_path / "summary.json").write_bytes(flipped)
+        try:
+            found, whole = rundir._read_summary(tmp_path)
+        except FedpflError:
+            continue
+        other_run += found["identity"] != told["identity"]
+        assert not whole or found == told
+    assert other_run
+
+
+def test_a_summary_is_old_only_if_nothing_of_it_is_new(whole: Path, tmp_path: Path) -> None:
+    """A flip in the digest's own key must not make it a summary without one."""
+    run = copied(whole, tmp_path)
+    text = (run / "summary.json").read_text().replace('"digest"', '"dihest"').replace('"accuracy": 5', '"accuracy": 7')
+    (run / "summary.json").write_text(text)
+    assert f"{run}/summary.json is damaged; restart=true" in refusal(run, *RUN)
+
+
+# Files
+
+
+VANISHED: dict[str, Callable[[Path], Any]] = {
+    "removed": Path.unlink,
+    "emptied": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-7]),
+    "foreign": lambda path: path.write_text("a: 1\n"),
+}
+
+
+@pytest.mark.parametrize("how", VANISHED)
+@pytest.mark.parametrize("name", ["config.yaml", "rounds.csv", "clients.csv", "partition.npz"])
+def test_of_a_finished_run_a_lost_file_is_written_anew_or_told(
+    name: str, how: str, whole: Path, tmp_path: Path
+) -> None:
+    run = copied(whole, tmp_path)
+    VANISHED[how](run / name)
+    kept = (run / "state.pt").rename(tmp_path / "state.pt")
+    what = "missing" if how == "removed" else "damaged"
+    assert refusal(run, *RUN).startswith(f"{run} is finished, but {name} is {what}; restart=true ")
+    kept.rename(run / "state.pt")
+    told = play(run, *RUN)
+    assert f"files       {name} is {what}: written anew from state.pt" in told
+    assert "already finished" not in told
+    assert_ends_as(run, whole)
+    assert "already finished" in play(run, *RUN)
+
+
+@pytest.mark.parametrize("how", VANISHED)
+@pytest.mark.parametrize("name", ["config.yaml", "rounds.csv", "clients.csv", "partition.npz"])
+def test_a_file_lost_while_the_run_goes_on_is_told_before_it_finishes(
+    name: str, how: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = tmp_path / "run", record.RunDirectory.checkpoint
+
+    def lost(self: record.RunDirectory, payload: dict[str, Any]) -> None:
+        real(self, payload)
+        if payload["round"] == 3:
+            VANISHED[how](run / name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record.RunDirectory, "checkpoint", lost)
+        told = refusal(run, *RUN)
+    assert told.startswith(f"{run / name} was changed or removed while the run went on; ")
+    assert summary(run)["status"] == "failed"
+    play(run, *RUN)
+    assert_ends_as(run, whole)
+
+
+def test_rows_that_vanish_are_told_at_the_next_checkpoint(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = tmp_path / "run", record.RunDirectory.row
+
+    def lost(self: record.RunDirectory, values: dict[str, Any]) -> None:
+        real(self, values)
+        if values["round"] == 2:
+            (run / "rounds.csv").unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record.RunDirectory, "row", lost)
+        assert "rounds.csv was changed or removed while" in refusal(run, *RUN)
+    assert state(run)["round"] == 1
+    play(run, *RUN)
+    assert_ends_as(run, whole)
+
+
+def test_a_finished_run_may_do_without_its_checkpoint(whole: Path, tmp_path: Path) -> None:
+    run = copied(whole, tmp_path)
+    (run / "state.pt").unlink()
+    before = snapshot(run)
+    assert "already finished" in play(run, *RUN)
+    assert snapshot(run) == before
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_runs_of_older_versions_are_recognised_and_resumed(status: str, runs: dict[str, Path], tmp_path: Path) -> None:
+    run = copied(runs[status], tmp_path)
+    older(run)
+    before = snapshot(run)
+    told = play(run, *RUN)
+    assert ("already finished" in told) == (status == "finished") == (snapshot(run) == before)
+    assert "changed since" not in told
+    assert_same(state(run), state(runs["finished"]))
+    assert table(run / "rounds.csv") == table(runs["finished"] / "rounds.csv")
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied", "cut", "foreign"])
+def test_of_an_older_run_what_can_be_checked_is(how: str, runs: dict[str, Path], tmp_path: Path) -> None:
+    run = copied(runs["interrupted"], tmp_path)
+    older(run)
+    (run / "rounds.csv").write_text("".join((run / "rounds.csv").read_text().splitlines(keepends=True)[:3]))
+    VANISHED[how](run / "rounds.csv")
+    assert f"{run}/rounds.csv lacks rows up to round 2, at which state.pt is; restart=true" in refusal(run, *RUN)
+
+
+def test_an_older_table_with_another_column_is_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = copied(runs["interrupted"], tmp_path)
+    older(run)
+    (run / "rounds.csv").write_text((run / "rounds.csv").read_text().replace("train_loss", "train_losr"))
+    assert "rounds.csv has other columns than rounds now have: unknown column 'train_loss'" in refusal(run, *RUN)
+
+
+IRREGULAR: dict[str, Callable[[Path, Path], Any]] = {
+    "pipe": lambda path, victim: os.mkfifo(path),
+    "folder": lambda path, victim: path.mkdir(),
+    "link": lambda path, victim: path.symlink_to(victim),
+    "dangling": lambda path, victim: path.symlink_to(victim.with_name("absent")),
+    "device": lambda path, victim: path.symlink_to("/dev/full"),
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    sampled([(status, kind) for kind in IRREGULAR for status in ("new", "finished", "interrupted")], 2),
+)
+def test_what_is_no_regular_file_is_refused(kind: str, status: str, runs: dict[str, Path], tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine\n")
+    for number, name in enumerate(
+        (*FILES, "run.log", "run.lock", "partition.png", ".state.pt.tmp", ".summary.json.tmp")
+    ):
+        run = tmp_path / str(number)
+        shutil.copytree(runs[status], run) if status in runs else run.mkdir()
+        (run / name).unlink(missing_ok=True)
+        IRREGULAR[kind](run / name, victim)
+        before = {path.name for path in run.iterdir()}
+        assert refusal(run, *RUN).startswith(
+            f"{run / name} is not a regular file; remove it, or choose another directory"
+        )
+        assert {path.name for path in run.iterdir()} == before
+        assert victim.read_text() == "mine\n"
+        assert not victim.with_name("absent").exists()
+
+
+# A good checkpoint that cannot be read at this moment
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "reason"),
+    [
+        ("zipfile.ZipFile", PermissionError(13, "Permission denied"), "Permission denied"),
+        ("zipfile.ZipFile", OSError(5, "Input/output error"), "Input/output error"),
+        ("zipfile.ZipFile", OSError(24, "Too many open files"), "Too many open files"),
+        ("torch.load", MemoryError(), "MemoryError"),
+        (
+            "torch.load",
+            RuntimeError("[enforce fail]\nDefaultCPUAllocator: can't allocate memory: you tried"),
+            "you tried",
+        ),
+        ("torch.load", RuntimeError("unable to mmap 351 bytes: Cannot allocate memory (12)"), "Cannot allocate memory"),
+        ("torch.load", RuntimeError("unable to open file: Too many open files (24)"), "Too many open files"),
+    ],
+)
+def test_what_keeps_a_good_checkpoint_from_being_read_is_named(
+    place: str, error: Exception, reason: str, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copied(runs["interrupted"], tmp_path)
+
+    def fails(*arguments: Any, **named: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, fails)
+        told = refusal(run, *RUN)
+    assert told.startswith(f"cannot read {run}/state.pt: ")
+    assert reason in told
+    assert told.endswith("; once that is mended, give the same command again")
+    assert "restart" not in told
+    play(run, *RUN)
+    assert_ends_as(run, runs["finished"])
+
+
+# The lock
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_without_its_lock_a_run_writes_nothing_more(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, real, left = tmp_path / "run", record.RunDirectory.row, []
+
+    def lost(self: record.RunDirectory, values: dict[str, Any]) -> None:
+        real(self, values)
+        if values["round"] == 2:
+            (run / "run.lock").unlink()
+            if how == "replaced":
+                (run / "run.lock").write_text("1\n")
+            left.append(snapshot(run))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record.RunDirectory, "row", lost)
+        told = refusal(run, *RUN)
+    assert told.startswith(
+        f"{run}/run.lock was removed or replaced while the run went on, so another process may write"
+    )
+    now = snapshot(run)
+    assert {name for name in now if now[name] != left[0].get(name)} == {"run.log"}
+
+
+def test_a_second_writer_that_a_lost_lock_let_in_is_not_disturbed(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real = tmp_path / "run", record.RunDirectory.row
+    results = []
+
+    def lost(self: record.RunDirectory, values: dict[str, Any]) -> None:
+        real(self, values)
+        if values["round"] == 2 and not results:
+            (run / "run.lock").unlink()
+            results.append(wait(start(*RUN, f"hydra.run.dir={run}", cwd=tmp_path)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record.RunDirectory, "row", lost)
+        assert "run.lock was removed or replaced" in refusal(run, *RUN)
+    assert results[0].code == 0
+    assert_ends_as(run, whole)
+    assert "already finished" in play(run, *RUN)
+
+
+def test_a_lock_that_was_removed_before_it_was_taken_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = lock.fcntl.lockf
+
+    def late(file: int, how: int) -> None:
+        (tmp_path / "run.lock").unlink()
+        real(file, how)
+
+    monkeypatch.setattr(lock.fcntl, "lockf", late)
+    with pytest.raises(FedpflError, match="in use by process unknown"):
+        record.RunDirectory.open(tmp_path, "", "abc")
+
+
+# Other people's folders
+
+
+HOLDS = ("config.yaml", "rounds.csv", "summary.json", "state.pt", "run.log", "notes.txt", "data/")
+
+
+@pytest.mark.parametrize(
+    ("holds", "where"), sampled([(holds, where) for holds in HOLDS for where in ("own", ".", "''")], 2)
+)
+def test_a_folder_that_is_no_run_directory_is_left_alone(holds: str, where: str, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / holds).mkdir() if holds.endswith("/") else (own / holds).write_text('{"mine": 1}')
+    result = call(*RUN, f"hydra.run.dir={where}", cwd=tmp_path if where == "own" else own)
+    assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1), result
+    assert "hydra.run.dir=" in result.err
+    assert [path.name for path in own.iterdir()] == [holds.rstrip("/")]
+    assert holds.endswith("/") or (own / holds).read_text() == '{"mine": 1}'
+
+
+def test_an_empty_folder_will_do_also_with_hidden_names_in_it(tmp_path: Path) -> None:
+    (tmp_path / "own" / ".hydra").mkdir(parents=True)
+    assert call(*RUN, "hydra.run.dir=own", cwd=tmp_path).code == 0
+
+
+# Data
+
+
+def samples(path: Path, seed: int = 0, count: int = 400, **more: Any) -> Path:
+    g = np.random.default_rng(seed)
+    arrays = {"x": g.integers(0, 256, (count, 8, 8), dtype=np.uint8), "y": np.arange(count) % 4}
+    np.savez(path, **{**arrays, "groups": np.arange(count) % 4, **more})
+    return path
+
+
+def overwritten(path: Path) -> dict[str, Callable[[], Any]]:
+    with np.load(path) as file:
+        x, y, groups = (file[name] for name in ("x", "y", "groups"))
+    other = x.copy()
+    other[7, 3, 3] ^= 1
+    return {
+        "a pixel": lambda: np.savez(path, x=other, y=y, groups=groups),
+        "two labels": lambda: np.savez(path, x=x, y=y[[1, 0, *range(2, len(y))]], groups=groups),
+        "another order": lambda: np.savez(path, x=x[::-1], y=y[::-1], groups=groups[::-1]),
+        "fewer samples": lambda: np.savez(path, x=x[:-4], y=y[:-4], groups=groups[:-4]),
+        "groups": lambda: np.savez(path, x=x, y=y, groups=groups[::-1]),
+        "a test part": lambda: np.savez(path, x=x, y=y, groups=groups, test_from=300),
+    }
+
+
+OTHER = ("a pixel", "two labels", "another order", "fewer samples", "groups", "a test part")
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_an_interrupted_run_of_other_data_is_refused(what: str, tmp_path: Path) -> None:
+    path = samples(tmp_path / "own.npz")
+    own = (*RUN, "dataset=npz", f"dataset.path={path}")
+    run = tmp_path / "run"
+    interrupt(run, *own)
+    before = snapshot(run)
+    overwritten(path)[what]()
+    told = refusal(run, *own)
+    assert told.startswith(
+        f"{run} was begun with other data (samples, labels, groups, or who holds which); restart=true"
+    )
+    assert snapshot(run) == before
+    assert "resumed" not in play(run, *own, "restart=true")
+    play(tmp_path / "fresh", *own)
+    assert_ends_as(run, tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("what", OTHER[:4])
+def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, tmp_path: Path) -> None:
+    path = samples(tmp_path / "own.npz")
+    own = (*RUN, "dataset=npz", f"dataset.path={path}")
+    run = tmp_path / "run"
+    play(run, *own)
+    samples(path)  # written again, the same
+    assert "already finished" in play(run, *own)
+    overwritten(path)[what]()
+    told = play(run, *own)
+    assert told.count("data        changed since the run finished: run from the beginning\n") == 1
+    assert "data changed since the run finished" in (run / "run.log").read_text()
+    play(tmp_path / "fresh", *own)
+    assert_ends_as(run, tmp_path / "fresh")
+    assert "already finished" in play(run, *own)
+
+
+def test_other_initial_weights_are_other_data(tmp_path: Path) -> None:
+    own = (*RUN, "model.weights=first.pt", f"data_dir={tmp_path}")
+    net = config.build(config.check(composed(*RUN))).net
+    torch.save(net.params, tmp_path / "first.pt")
+    play(tmp_path / "run", *own)
+    assert "already finished" in play(tmp_path / "run", *own)
+    torch.save({name: value + 1e-3 for name, value in net.params.items()}, tmp_path / "first.pt")
+    assert "data        changed" in play(tmp_path / "run", *own)
+
+
+def test_fingerprints_tell_values_shapes_and_kinds_apart() -> None:
+    x = torch.arange(6, dtype=torch.uint8)
+    values: list[Any] = [
+        *(
+            x,
+            x.view(2, 3),
+            x.view(3, 2),
+            x.to(torch.int8),
+            x.flip(0),
+            x[:5],
+            x[:0],
+            None,
+            0,
+            0.0,
+            "0",
+            "",
+            (),
+            (x,),
+            (x, x),
+        ),
+        *(
+            (x[:3], x[3:]),
+            (x[:2], x[2:]),
+            {"x": x},
+            {"y": x},
+            True,
+            (1, 2),
+            ((1,), 2),
+            ("a", "b"),
+            ("ab",),
+            1.5,
+            1.5001,
+        ),
+    ]
+    found = [data.fingerprint(value) for value in values]
+    assert len(set(found)) == len(values)
+    assert found == [data.fingerprint(value) for value in values]
+    assert data.fingerprint(x.view(2, 3).T) == data.fingerprint(x.view(2, 3).T.contiguous())
+    assert data.fingerprint(0.1 + 0.2) == data.fingerprint(
+        0.3
+    )  # means are computed, and may round differently elsewhere
+
+
+@pytest.mark.cuda
+def test_fingerprints_are_the_same_wherever_the_samples_are() -> None:
+    x = torch.arange(60, dtype=torch.float32).view(3, 20)
+    assert data.fingerprint(x.cuda()) == data.fingerprint(x)
+
+
+def test_a_sweep_in_lockstep_looks_at_its_samples_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = data.fingerprint, []
+
+    def counted(*values: Any) -> str:
+        seen.extend(value for value in values if hasattr(value, "x"))
+        return real(*values)
+
+    monkeypatch.setattr(data, "fingerprint", counted)
+    assert call("-m", "hydra/launcher=lockstep", *RUN, "seed=1,2,3", cwd=tmp_path).code == 0
+    assert len(seen) == 1
+
+
+# Code
+
+
+@pytest.fixture
+def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Writes a method of the user's own, and loads it as a new process would."""
+
+    def write(comment: str) -> None:
+        (tmp_path / "own_method.py").write_text(
+            "from dataclasses import dataclass\nfrom fedpfl.methods import Ditto\n\n\n"
+            f"@dataclass(frozen=True)\nclass Own(Ditto):\n    '''{comment}'''\n"
+        )
+        environment._code.cache_clear()
+        monkeypatch.delitem(sys.modules, "own_method", raising=False)
+        monkeypatch.setitem(METHODS, "ditto", importlib.import_module("own_method").Own)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    yield write
+    environment._code.cache_clear()
+
+
+CHANGED = "code        of the method changed since the run began; restart=true runs it anew\n"
+
+
+def test_a_finished_run_of_other_code_says_so(own_method: Callable[[str], None], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    own_method("as it was")
+    play(run, *RUN)
+    before = snapshot(run)
+    assert "changed" not in play(run, *RUN)
+    assert snapshot(run) == before
+    own_method("edited")
+    told = play(run, *RUN)
+    assert "already finished" in told
+    assert told.endswith(CHANGED)
+    assert "code of the method changed since" in (run / "run.log").read_text()
+    assert {k: v for k, v in snapshot(run).items() if k != "run.log"} == {
+        k: v for k, v in before.items() if k != "run.log"
+    }
+    assert "already finished" not in play(run, *RUN, "restart=true")
+    assert "changed" not in play(run, *RUN)
+    assert len(summary(run)["code"]) == 1
+
+
+def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(
+    own_method: Callable[[str], None], whole: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    own_method("as it was")
+    interrupt(run, *RUN)
+    own_method("edited")
+    told = play(run, *RUN)
+    assert CHANGED in told
+    assert "resumed" in told
+    assert "code of the method changed since" in (run / "run.log").read_text()
+    assert_ends_as(run, whole)
+    first, second = summary(run)["code"]
+    assert first["method"] != second["method"]
+    assert first["fedpfl"] == second["fedpfl"] == record.describe()["fedpfl"]
+    assert CHANGED in play(run, *RUN)  # it is of two codes for good
+
+
+def test_code_that_left_no_checkpoint_took_no_part(own_method: Callable[[str], None], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    own_method("as it was")
+    interrupt(run, *RUN, "checkpoint.seconds=1e6", after=1)
+    own_method("edited")
+    assert "changed" not in play(run, *RUN, "checkpoint.seconds=1e6")
+    assert len(summary(run)["code"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "file", "takes_part"),
+    [
+        ("fedobp", "methods/fedobp.py", True),
+        ("fedobp", "methods/shared/fisher.py", True),
+        ("fedobp", "methods/shared/method.py", True),
+        ("fedobp", "methods/shared/importance.py", True),
+        ("fedobp", "methods/__init__.py", False),
+        ("fedobp", "methods/ditto.py", False),
+        ("fedobp", "tree.py", False),
+        ("fedrolex", "methods/heterofl.py", True),
+        ("fedrolex", "methods/shared/submodel.py", True),
+        ("fedrolex", "methods/shared/neurons.py", True),
+        ("fedrolex", "methods/shared/importance.py", False),
+        ("subflot", "methods/shared/transport.py", True),
+        ("hermes", "methods/shared/pruned.py", True),
+        ("hermes", "methods/fedavg.py", False),
+    ],
+)
+def test_what_a_methods_code_is(method: str, file: str, takes_part: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, real = record.source(METHODS[method]), environment._code
+    changed = f"fedpfl/{file}".removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
+    monkeypatch.setattr(environment, "_code", lambda module: real(module) + b"#" * (module == changed))
+    assert (record.source(METHODS[method]) != before) == takes_part
+
+
+# From the beginning
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_restart_removes_what_the_run_wrote_and_nothing_else(
+    status: str, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    run = copied(runs[status], tmp_path)
+    (run / "notes.txt").write_text("mine")
+    told = play(run, *RUN, "restart=true")
+    assert "already finished" not in told
+    assert "resumed" not in told
+    assert_ends_as(run, runs["finished"])
+    assert (run / "notes.txt").read_text() == "mine"
+    assert "restart: false" in (run / "config.yaml").read_text()
+    assert "resumed" not in (run / "run.log").read_text()
+    assert (run / "run.log").read_text().count("directory") == 1
+    assert "already finished" in play(run, *RUN)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_restart_mends_every_damage(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
+    run = copied(runs["interrupted"], tmp_path)
+    if name == "summary.json":
+        (run / name).write_text((run / name).read_text().replace("running", "finished"))
+    else:
+        (run / name).write_bytes(b"garbage")
+    play(run, *RUN, "restart=true")
+    assert_ends_as(run, runs["finished"])
+
+
+def test_restart_touches_no_other_run(whole: Path, tmp_path: Path) -> None:
+    run = copied(whole, tmp_path)
+    before = snapshot(run)
+    assert "holds a different run" in refusal(run, *RUN, "seed=7", "restart=true")
+    with record.RunDirectory.open(run, "", summary(run)["identity"]):
+        assert "is in use by process" in refusal(run, *RUN, "restart=true")
+    assert snapshot(run) == before
+
+
+@pytest.mark.parametrize("launcher", ["basic", "lockstep"])
+def test_restart_in_a_sweep(launcher: str, tmp_path: Path) -> None:
+    sweep = ("-m", f"hydra/launcher={launcher}", *RUN, "seed=1,2")
+    assert call(*sweep, cwd=tmp_path).code == 0
+    first = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("state.pt")}
+    assert len(first) == 2
+    result = call(*sweep, "restart=true", cwd=tmp_path)
+    assert (result.code, result.out.count("already finished")) == (0, 0)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("state.pt")}.keys() == first.keys()
+    assert all(path.stat().st_mtime_ns > then for path, then in first.items())
+    again = call(*sweep, cwd=tmp_path)
+    assert (again.code, again.out.count("already finished")) == (0, 2)
+
+
+def test_restart_is_no_part_of_what_a_run_is() -> None:
+    plain, anew = (config.check(composed(*RUN, f"restart={value}")) for value in ("false", "true"))
+    assert (plain.identity, plain.config) == (anew.identity, anew.config)
+    assert (plain.settings.restart, anew.settings.restart) == (False, True)

@@ -1,0 +1,188 @@
+"""The dashboard's view: what it names is what runs send, and what stops it is one line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from fedpfl.ground.errors import FedpflError
+from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import wandb_dashboard as dashboard
+from tests.record.test_wandb import finished_records, history, items, offline_sweep, summary_of, wandb, without_login
+
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("wandb_workspaces") is None, reason="the package wandb-workspaces is not installed"
+)
+SECTIONS = ["Accuracy", "Cohort", "Traffic", "q sweep", "alpha sweep", "Personalised entries", "Cost", "Table"]
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_logged_in(monkeypatch, tmp_path):
+    without_login(monkeypatch, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory) -> dict[str, dict]:
+    """What one real run sends: its history's columns, its summary, its configuration."""
+    (path,) = offline_sweep(tmp_path_factory.mktemp("dashboard"), "quantile.q=0.9", "validation=0.2", "unseen=0.25")
+    found = finished_records(path)
+    (begun,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    columns = {key: value for entry in history(found) for key, value in entry.items()}
+    summary = summary_of(found)
+    if json.loads((path / "summary.json").read_text())["environment"]["commit"] is None:
+        summary["commit"] = "not from a checkout"
+    return {"history": columns, "summary": summary, "config": items(begun.config.update)}
+
+
+@pytest.fixture
+def no_package(monkeypatch):
+    for name in ("wandb_workspaces", "wandb_workspaces.workspaces", "wandb_workspaces.reports.v2"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_the_view_names_only_what_runs_send(sent):
+    panels = [panel for section in dashboard.SECTIONS.values() for panel in section]
+    for panel in panels:
+        match panel.kind:
+            case "lines":
+                assert {*panel.y, panel.x} <= set(sent["history"]), panel
+            case "layers":
+                matched = {key for key in sent["history"] if re.search(panel.y[0], key)}
+                assert len(matched) == 8, panel  # weights and biases of cnn4's four layers
+                assert panel.x in sent["history"]
+            case "bars" | "scatter" | "parallel":
+                values = [sent["summary"][key] for key in (*panel.y, panel.x) if key]
+                assert values
+                assert all(isinstance(value, int | float) for value in values), panel
+            case "pictures":
+                assert {f"{key}.path" for key in panel.y} <= set(sent["history"])
+            case kind:
+                assert (kind, panel.y, panel.x) == ("compare", (), "")
+    for column in dashboard.COLUMNS:
+        section, _, key = column.partition(":")
+        if section == "summary":
+            assert not isinstance(sent["summary"][key], dict)
+        elif section == "config":
+            name, _, inner = key.partition(".value")
+            assert (name in sent["config"], inner) == (True, "")
+        else:
+            assert column in ("run:state", "run:group", "run:jobType", "tags:__ALL__")
+
+
+def test_a_dry_run_needs_neither_package_nor_login(no_package, capsys):
+    assert dashboard.main(["--dry-run", "--project", "p", "--experiment", "q_sweep"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line in SECTIONS] == SECTIONS
+    assert "view      fedpfl q_sweep\n" in out
+    assert "(your account)/p\n" in out
+    assert "runs      group q_sweep," in out
+    titles = [panel.title for section in dashboard.SECTIONS.values() for panel in section]
+    assert all(title in out for title in titles)
+    assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run", "--json"]])
+def test_a_missing_package_is_one_line(no_package, words):
+    with pytest.raises(FedpflError) as error:
+        dashboard.main(words)
+    assert str(error.value) == dashboard.MISSING
+
+
+def test_json_goes_with_a_dry_run(capsys):
+    with pytest.raises(SystemExit) as stop:
+        dashboard.main(["--json"])
+    assert stop.value.code == 2
+    assert "--json goes with --dry-run" in capsys.readouterr().err
+
+
+def named(spec) -> set[str]:
+    """Every column and summary field in the panels of a specification."""
+    found: set[str] = set()
+    if isinstance(spec, dict):
+        for key, value in spec.items():
+            if key in ("metrics", "mediaKeys"):
+                found.update(value)
+            elif key in ("xAxis", "yAxis", "accessor"):
+                found.add(value)
+            found |= named(value)
+    elif isinstance(spec, list):
+        for value in spec:
+            found |= named(value)
+    return found
+
+
+@needs_package
+@pytest.mark.parametrize(("by", "group"), [("method", "jobType"), ("configuration", "identity.value"), ("run", None)])
+def test_the_specification_holds_every_section(sent, capsys, by, group):
+    words = ["--dry-run", "--json", "--entity", "me", "--name", "mine", "--experiment", "q_sweep", "--by", by]
+    assert dashboard.main(words) == 0
+    view = json.loads(capsys.readouterr().out)
+    assert (view["entity"], view["project"], view["displayName"]) == ("me", "fedpfl", "mine")
+    section = view["spec"]["section"]
+    bank = section["panelBankConfig"]["sections"]
+    assert [part["name"] for part in bank] == SECTIONS
+    assert [len(part["panels"]) for part in bank] == [len(panels) for panels in dashboard.SECTIONS.values()]
+    panels = [panel for part in bank for panel in part["panels"]]
+    bare = {key for key in named([panel["config"] for panel in panels]) if not key.startswith("summary:")}
+    assert bare <= {*sent["history"], *sent["summary"], "partition"}
+    marks = {key.removeprefix("summary:") for key in named(panels) if key.startswith("summary:")}
+    assert {"q", "alpha", "one_minus_q", "traffic_gb", "last_accuracy"} <= marks <= set(sent["summary"])
+    gathered = [panel["config"].get("groupBy") for panel in panels if panel["viewType"] == "Run History Line Plot"]
+    assert set(gathered) == {group}
+    assert {panel["config"]["metricRegex"] for panel in panels if "metricRegex" in panel["config"]} == {"^personal/.*"}
+    (runs,) = section["runSets"]
+    (only,) = runs["filters"]["filters"]
+    assert (only["key"], only["op"], only["value"]) == ({"section": "run", "name": "group"}, "=", "q_sweep")
+    assert runs["runFeed"]["columnOrder"] == ["run:displayName", *dashboard.COLUMNS]
+
+
+@needs_package
+def test_without_an_experiment_all_runs_are_shown():
+    (runs,) = dashboard.workspace("view", "p", "me", None, "method")._spec["spec"]["section"]["runSets"]
+    assert runs["filters"]["filters"] == []
+
+
+@needs_package
+def test_a_missing_login_is_one_line():
+    with pytest.raises(FedpflError, match=r"^not logged in to W&B; run `wandb login`"):
+        dashboard.main([])
+
+
+@needs_package
+def test_a_view_is_saved_for_the_accounts_entity_or_its_failure_is_one_line(monkeypatch, capsys):
+    class Api:
+        default_entity = "team"
+
+        def __init__(self, timeout):
+            assert timeout < 60
+
+    def save(view):
+        return SimpleNamespace(url=f"https://example.org/{view.entity}/{view.project}")
+
+    package = importlib.import_module("wandb_workspaces.workspaces")
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef" * 3)
+    monkeypatch.setattr(wandb, "Api", Api)
+    monkeypatch.setattr(package.Workspace, "save", save)
+    assert dashboard.main(["--project", "p"]) == 0
+    assert capsys.readouterr().out == "saved https://example.org/team/p\n"
+    assert dashboard.main(["--project", "p", "--entity", "me"]) == 0
+    assert capsys.readouterr().out == "saved https://example.org/me/p\n"
+
+    def refuse(view):
+        raise ValueError("project\nnot found")
+
+    monkeypatch.setattr(package.Workspace, "save", refuse)
+    with pytest.raises(FedpflError) as error:
+        dashboard.main(["--project", "p"])
+    assert str(error.value) == "the view was not saved in project p: ValueError: project not found"
+    monkeypatch.setattr(Api, "default_entity", None)
+    with pytest.raises(FedpflError, match="give --entity"):
+        dashboard.main([])

@@ -1,0 +1,493 @@
+"""TensorBoard and MLflow, several loggers at once, and runs that are logged when they are over."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import math
+import sys
+import types
+from collections import defaultdict
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedpfl import export
+from fedpfl.ground import lock
+from fedpfl.ground.errors import FedpflError
+from fedpfl.record import RunDirectory, check_logger, mirrors, open_sinks, partition_picture
+from fedpfl.record.mirror import flat
+from tests.command import TINY, call, rewrite_summary
+from tests.record import test_wandb
+from tests.record.test_wandb import finished_records, history, info, items, row, summary_of, without_login
+
+needs_tensorboard = pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="the package tensorboard is not installed"
+)
+needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="the package wandb is not installed")
+FLAT = {"seed": 1, "method.name": "fedobp", "method.q": 0.9998, "partition.alpha": 0.1}
+
+
+class Store:
+    """As much of MLflow as is used: experiments and runs by id, and every call that changes one."""
+
+    def __init__(self):
+        self.experiments: dict[str, str] = {}
+        self.runs: dict[str, SimpleNamespace] = {}
+        self.ids = count(1)
+
+    def client(self, tracking_uri=None):
+        return Client(self)
+
+
+class Client:
+    def __init__(self, store):
+        self._store = store
+
+    def get_experiment_by_name(self, name):
+        found = self._store.experiments.get(name)
+        return found and SimpleNamespace(experiment_id=found)
+
+    def create_experiment(self, name):
+        return self._store.experiments.setdefault(name, f"e{len(self._store.experiments)}")
+
+    def search_runs(self, experiments, filter_string=""):
+        key, _, value = filter_string.removeprefix("tags.").partition(" = ")
+        runs = [run for run in self._store.runs.values() if run.place in experiments and not run.deleted]
+        return [run for run in runs if not key or run.data.tags.get(key.strip("`")) == value.strip("'")]
+
+    def create_run(self, place, run_name, tags):
+        one = SimpleNamespace(run_id=str(next(self._store.ids)), run_name=run_name, status="RUNNING")
+        data = SimpleNamespace(tags={**tags}, params={}, metrics={})
+        run = SimpleNamespace(place=place, info=one, data=data, history=defaultdict(list), deleted=False, artifacts={})
+        self._store.runs[one.run_id] = run
+        return run
+
+    def delete_run(self, run):
+        self._store.runs[run].deleted = True
+
+    def update_run(self, run, status):
+        self._store.runs[run].info.status = status
+
+    set_terminated = update_run
+
+    def get_run(self, run):
+        return self._store.runs[run]
+
+    def get_metric_history(self, run, key):
+        return self._store.runs[run].history[key]
+
+    def log_batch(self, run, metrics=(), params=(), tags=()):
+        one = self._store.runs[run]
+        assert len(metrics) <= 1000
+        assert len(params) <= 100
+        assert len(tags) <= 100
+        for metric in metrics:
+            one.history[metric.key].append(metric)
+            one.data.metrics[metric.key] = metric.value
+        for param in params:
+            assert one.data.params.setdefault(param.key, param.value) == param.value, "a parameter cannot change"
+        one.data.tags.update({tag.key: tag.value for tag in tags})
+
+    def log_dict(self, run, values, name):
+        self._store.runs[run].artifacts[name] = json.dumps(values).encode()
+
+    def log_artifact(self, run, path):
+        self._store.runs[run].artifacts[Path(path).name] = Path(path).read_bytes()
+
+    def list_artifacts(self, run):
+        return [SimpleNamespace(path=name) for name in self._store.runs[run].artifacts]
+
+
+class Entity(SimpleNamespace):
+    def __init__(self, key, value, timestamp=0, step=0):
+        super().__init__(key=key, value=value, timestamp=timestamp, step=step)
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A small MLflow in the real one's place."""
+    store = Store()
+    entities = {"Metric": Entity, "Param": Entity, "RunTag": Entity}
+    for name, values in (
+        ("mlflow", {}),
+        ("mlflow.tracking", {"MlflowClient": store.client}),
+        ("mlflow.entities", entities),
+    ):
+        module = types.ModuleType(name)
+        module.__dict__.update(values)
+        module.__spec__ = SimpleNamespace(origin="here")
+        monkeypatch.setitem(sys.modules, name, module)
+    return store.client
+
+
+def real(monkeypatch, folder):
+    """MLflow itself, with a database in the folder."""
+    pytest.importorskip("mlflow", reason="the package mlflow is not installed")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    monkeypatch.chdir(folder)
+    return MlflowClient
+
+
+@pytest.fixture(params=["pretended", pytest.param("real", marks=pytest.mark.full)])
+def mlflow(request, monkeypatch, tmp_path):
+    """What makes a client."""
+    for name in ("RETRIES", "TIMEOUT"):
+        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{'MAX_' * (name == 'RETRIES')}{name}", "1")
+    return request.getfixturevalue("pretended") if request.param == "pretended" else real(monkeypatch, tmp_path)
+
+
+def mlflow_runs(client) -> list:
+    """The experiment's runs that are not deleted."""
+    return client.search_runs([client.get_experiment_by_name("fedpfl").experiment_id])
+
+
+def mlflow_rows(client, run) -> list[dict]:
+    """What was logged by step, a list per name, so that nothing logged twice is lost."""
+    rows: dict[int, dict] = defaultdict(lambda: defaultdict(list))
+    for name in run.data.metrics:
+        for one in client.get_metric_history(run.info.run_id, name):
+            rows[one.step][name].append(one.value)
+    return [dict(values) for _, values in sorted(rows.items())]
+
+
+def events(folder: Path):
+    """All that TensorBoard reads in a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
+    return read.Reload()
+
+
+def scalars(read, *without: str) -> dict[str, list[tuple[int, float]]]:
+    names = [name for name in read.Tags()["scalars"] if name not in without]
+    return {name: [(one.step, one.value) for one in read.Scalars(name)] for name in names}
+
+
+def text(read, name: str) -> str:
+    (one,) = read.Tensors(f"{name}/text_summary")
+    return one.tensor_proto.string_val[0].decode()
+
+
+def expected(*numbers: int) -> dict[str, list[tuple[int, float]]]:
+    """The rounds' values by name, float32 as TensorBoard has them."""
+    found: dict[str, list] = defaultdict(list)
+    for number in numbers:
+        for name, value in row(number).items():
+            if value is not None and name != "round":
+                found[name].append((number, float(np.float32(value))))
+    return dict(found)
+
+
+def play(logger: dict, path: Path, numbers=(1, 2, 3, 4), start: int = 0, status: str = "finished", **summary) -> str:
+    """Log rounds as a run does; returns run.log."""
+    run = info(path, start_round=start, facts={"cohort": 2, "identity": "abc-seed1"})
+    with open_sinks(logger, run, quiet=True) as sinks:
+        if (path / "partition.png").exists():
+            sinks.picture("partition", path / "partition.png")
+        for number in numbers:
+            sinks.row(row(number))
+        sinks.end(status, summary)
+    return (path / "run.log").read_text()
+
+
+def written(path: Path, *numbers: int) -> None:
+    """Put rounds into rounds.csv."""
+    with RunDirectory.open(path, "", "abc") as directory:
+        for number in numbers:
+            directory.row(row(number))
+
+
+@needs_tensorboard
+def test_event_files_hold_everything(tmp_path):
+    (tmp_path / "run").mkdir()
+    partition_picture(np.array([[1, 2], [3, 0]]), tmp_path / "run/partition.png", "two clients")
+    log = play({"tensorboard": {}}, tmp_path / "run", hours=0.5, last={"accuracy": 54.0}, error=None)
+    assert "left out" not in log
+    read = events(tmp_path / "run")
+    found = scalars(read)
+    assert {name: found[name] for name in expected(1, 2, 3, 4)} == expected(1, 2, 3, 4)
+    assert set(found) - set(expected(2)) == {
+        *("hours", "cohort", "q", "one_minus_q", "alpha", "last_accuracy", "best_accuracy", "best_round"),
+        "personal_entries",
+    }
+    assert found["best_accuracy"] == [(4, 54.0)]
+    config = json.loads(text(read, "configuration"))
+    assert config == info(tmp_path / "run").config
+    summary = json.loads(text(read, "summary"))
+    assert summary.items() >= {"status": "finished", "hours": 0.5, "last": {"accuracy": 54.0}}.items()
+    assert "error" not in summary
+    (image,) = read.Images("partition")
+    assert image.width > 10
+    assert "_hparams_/session_start_info" in read.summary_metadata
+    values = read.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert all(key.encode() in values for key in (*FLAT, "identity", "status"))
+
+
+@needs_tensorboard
+def test_a_resumed_run_has_every_round_once_in_tensorboard(tmp_path):
+    path = tmp_path / "run"
+    written(path, 1, 2, 3)
+    play({"tensorboard": {}}, path, (1, 2, 3), status="interrupted")  # round 3 is behind the checkpoint
+    play({"tensorboard": {}}, path, (3, 4), start=2)
+    found = scalars(events(path))
+    assert {name: found[name] for name in expected(1, 2, 3, 4)} == expected(1, 2, 3, 4)
+
+
+def test_mlflow_holds_everything(tmp_path, mlflow):
+    (tmp_path / "run").mkdir()
+    partition_picture(np.eye(2), tmp_path / "run/partition.png", "two clients")
+    log = play({"mlflow": {}}, tmp_path / "run", hours=0.5, cohort_before=-1.0, error="x" * 7000)
+    assert "left out" not in log
+    client = mlflow()
+    (run,) = mlflow_runs(client)
+    assert (run.info.run_name, run.info.status) == ("FedOBP-abc-seed1", "FINISHED")
+    params = {key: run.data.params[key] for key in FLAT}
+    assert params == {key: str(value) for key, value in FLAT.items()}
+    assert run.data.params["identity"] == "abc"
+    rows = mlflow_rows(client, run)
+    for number, found in enumerate(rows, 1):
+        wanted = {name: [value] for name, value in row(number).items() if value is not None}
+        assert {name: found[name] for name in wanted} == wanted
+    assert len(rows) == 4
+    final = {name: value for name, (value,) in rows[-1].items() if name not in row(4)}
+    assert final.items() >= {"hours": 0.5, "best_accuracy": 54.0, "best_round": 4, "q": 0.9998, "cohort": 2}.items()
+    assert run.data.tags.items() >= {"status": "finished", "group": "table3", "tags": "digits, dirichlet"}.items()
+    assert len(run.data.tags["error"]) == 5000
+    assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"partition.png", "summary.json"}
+
+
+def test_a_resumed_run_has_every_round_once_in_mlflow(tmp_path, mlflow):
+    """Whether the store has fewer rounds than the checkpoint or more; a run begun anew takes the old one's place."""
+    path, logger = tmp_path / "run", {"mlflow": {"experiment": "fedpfl"}}
+    written(path, 1, 2)
+    for held in (1, 3):
+        play(logger, path, range(1, held + 1), status="interrupted", hours=0.1)
+        client = mlflow()
+        (before,) = mlflow_runs(client)
+        assert before.info.status == "KILLED"
+        play(logger, path, (3, 4), start=2, hours=0.2)
+        (run,) = mlflow_runs(client)
+        assert (run.info.run_id, run.info.status) == (before.info.run_id, "FINISHED")
+        rows = mlflow_rows(client, run)
+        assert [values["round"] for values in rows] == [[1], [2], [3], [4]]
+        assert [values["cohort_before"] for values in rows] == [[number / 3] for number in (1, 2, 3, 4)]
+
+
+def test_many_columns_and_strange_names_reach_mlflow(tmp_path, mlflow):
+    path = tmp_path / "run"
+    wide = {"round": 1, **{f"personal/layer{number}.weight": 1.0 * number for number in range(1200)}, "acc@5": 3.0}
+    run = info(path, config={f"key{number}": number for number in range(150)} | {"name": "", "none": None})
+    with open_sinks({"mlflow": {}}, run, quiet=True) as sinks:
+        sinks.row({**wide, "accuracy": math.nan})
+        sinks.end("finished", {})
+    client = mlflow()
+    (found,) = mlflow_runs(client)
+    assert len(found.data.params) == 151
+    assert found.data.metrics["acc_5"] == 3.0
+    assert all(found.data.metrics[name] == value for name, value in wide.items() if name.startswith("personal"))
+
+
+@pytest.mark.parametrize("name", [pytest.param("tensorboard", marks=needs_tensorboard), "mlflow"])
+def test_one_that_fails_on_the_way_is_left_out(name, tmp_path, pretended, monkeypatch):
+    logger = {"mlflow": {}, **({"tensorboard": {}} if name == "tensorboard" else {})}
+    other = mirrors(logger)[-1]
+    sent = type(other)._send
+
+    def failing(self, row, values):
+        if row["round"] == 2:
+            raise OSError("disk\nfull")
+        sent(self, row, values)
+
+    monkeypatch.setattr(type(other), "_send", failing)
+    log = play(logger, tmp_path / "run")
+    assert log.count("failed and is left out, the run goes on: disk full") == 1
+    assert "round 4/4" in log
+    (run,) = mlflow_runs(pretended())
+    alone = name == "mlflow"
+    assert run.info.status == ("FAILED" if alone else "FINISHED")
+    assert [one.step for one in run.history["round"]] == ([1] if alone else [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("logger", "message"),
+    [
+        ({"tensorboard": {"dir": "x"}}, "logger.tensorboard.dir is unknown; logger=tensorboard has no keys"),
+        ({"csv": {"dir": "x"}}, "logger.csv.dir is unknown; logger=csv has no keys"),
+        ({"mlflow": {"url": "x"}}, "logger.mlflow.url is unknown; known are experiment, uri"),
+        ({"mlflow": {"experiment": None}}, "logger.mlflow.experiment=None must be text"),
+        ({"mlflow": {"uri": 3}}, "logger.mlflow.uri=3 must be text"),
+        ({"mlflow": 3}, "logger.mlflow must be a group of keys, got 3"),
+        ({"name": "none", "project": "x", "csv": {}}, "logger.project is not a key of logger=none"),
+        ({"name": "mlflow"}, "logger.name=mlflow is unknown; choose one of none, wandb, or give logger=csv, mlflow"),
+    ],
+)
+def test_bad_options_are_one_line(logger, message):
+    with pytest.raises(FedpflError) as error:
+        check_logger(logger)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_without_the_package(name, monkeypatch, tmp_path):
+    message = rf"^logger={name} needs the package {name}; pip install 'fedpfl\[{name}\]', or choose another logger$"
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, name, None)
+        with pytest.raises(FedpflError, match=message):
+            check_logger({name: {}})
+    (tmp_path / name).mkdir()  # which Python would take for one
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(FedpflError, match=message):
+        check_logger({name: {}})
+
+
+def test_files_alone_need_nothing():
+    assert mirrors({"csv": {}}) == mirrors({"name": "none"}) == mirrors({"name": "none", "csv": {}}) == []
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """The directory of a run that logged itself to what there is, and how."""
+    folder = tmp_path_factory.mktemp("logged")
+    there = [name for name in ("wandb", "tensorboard") if importlib.util.find_spec(name)]
+    with pytest.MonkeyPatch.context() as patch:
+        without_login(patch, folder)
+        words = [f"logger=[{','.join((*there, 'csv'))}]", *(["logger.mode=offline"] * ("wandb" in there))]
+        result = call("method=fedobp", "name=mine", "rounds=3", "eval.every=2", *TINY[1:-2], *words, cwd=folder)
+    assert result.code == 0, result.err
+    (path,) = (found.parent for found in folder.glob("outputs/*/*/*/*/rounds.csv"))
+    return path
+
+
+@needs_wandb
+def test_wandb_gets_afterwards_what_the_run_would_have_sent(logged, tmp_path, monkeypatch, capsys):
+    without_login(monkeypatch, tmp_path)
+    own = finished_records(logged)
+    words = ["logger=wandb", "logger.mode=offline", f"logger.dir={tmp_path}"]
+    assert export.main([str(logged), *words]) == 0
+    assert capsys.readouterr().out == f"logged 3 rounds of {logged}\n"
+    late = finished_records(tmp_path)
+
+    def told(records):
+        (begun,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+        config = {key: value for key, value in items(begun.config.update).items() if key != "_wandb"}
+        names = (begun.run_id, begun.display_name, begun.run_group, begun.job_type, begun.project, list(begun.tags))
+        pictures = [entry["partition.sha256"] for entry in history(records) if "partition.sha256" in entry]
+        other = ("_timestamp", "_runtime", "_wandb", "partition.")
+        rows = [{k: v for k, v in entry.items() if not k.startswith(other)} for entry in history(records)]
+        rows = [entry for entry in rows if "cohort_before" in entry]
+        summary = {k: v for k, v in summary_of(records).items() if not k.startswith(("_step", "partition", *other))}
+        return config, names, rows, pictures, summary
+
+    assert len(told(own)[2]) == 3
+    assert told(late) == told(own)
+
+
+@needs_tensorboard
+def test_tensorboard_gets_afterwards_what_the_run_would_have_written(logged, capsys):
+    own = events(logged)
+    before = scalars(own), text(own, "configuration"), json.loads(text(own, "summary"))
+    for _ in range(2):  # run twice it is there once
+        assert export.main([str(logged), "logger=tensorboard"]) == 0
+        late = events(logged)
+        assert (scalars(late), text(late, "configuration"), json.loads(text(late, "summary"))) == before
+        assert len(late.Images("partition")) == 1
+    with (logged / "rounds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = scalars(late)
+    for name in rows[0].keys() - {"round"}:
+        wanted = [(int(one["round"]), float(np.float32(float(one[name])))) for one in rows if one[name]]
+        assert found.get(name, []) == wanted
+
+
+def test_mlflow_gets_a_run_once_that_is_logged_twice(logged, mlflow, capsys):
+    for _ in range(2):
+        assert export.main(["logger=mlflow", str(logged), "logger.mlflow.experiment=fedpfl"]) == 0
+    client = mlflow()
+    (run,) = mlflow_runs(client)
+    assert all(len(values) == 1 for entry in mlflow_rows(client, run) for values in entry.values())
+    with (logged / "rounds.csv").open(newline="") as file:
+        sent = [{name: float(cell) for name, cell in one.items() if cell} for one in csv.DictReader(file)]
+    for wanted, found in zip(sent, mlflow_rows(client, run), strict=True):
+        assert {name: found[name][0] for name in wanted} == wanted
+    assert run.info.status == "FINISHED"
+    assert capsys.readouterr().out == f"logged 3 rounds of {logged}\n" * 2
+
+
+@needs_wandb
+def test_the_wandb_server_gets_what_it_lacks(logged, monkeypatch, capsys):
+    import wandb
+
+    monkeypatch.setenv("WANDB_API_KEY", test_wandb.KEY)
+    for held, lacking in ((0, [1, 2, 3]), (2, [2, 3]), (4, [])):  # W&B's next step
+        server = test_wandb.Server(held)
+        server.log = lambda values, step=None, steps=server.steps: steps.append(step) if step else None
+        monkeypatch.setattr(wandb, "init", server.init)
+        monkeypatch.setattr(wandb, "Image", lambda path: None)
+        assert export.main([str(logged), "logger=wandb"]) == 0
+        assert server.steps == lacking
+        assert server.settings["resume"] == "allow"
+        assert server.summary["status"] == "finished"
+
+
+def copied(logged: Path, folder: Path, **changes) -> Path:
+    """A run directory as it was before it ended."""
+    folder.mkdir(parents=True)
+    for name in ("config.yaml", "rounds.csv", "clients.csv", "summary.json"):
+        (folder / name).write_bytes((logged / name).read_bytes())
+    rewrite_summary(folder, **changes)
+    return folder
+
+
+def test_a_killed_run_is_logged_as_far_as_it_came(logged, tmp_path, pretended, capsys):
+    path = copied(logged, tmp_path / "killed", status="running")
+    whole = (path / "rounds.csv").read_text().splitlines(keepends=True)
+    (path / "rounds.csv").write_text("".join(whole[:3]) + "1")  # a row's first byte, as a power cut may leave it
+    assert export.main([str(path), "logger=mlflow"]) == 0
+    (run,) = mlflow_runs(pretended())
+    assert [one.step for one in run.history["round"]] == [1, 2]
+    assert (run.info.status, run.data.tags["status"], run.data.tags["group"]) == ("KILLED", "interrupted", "digits")
+
+
+def test_what_cannot_be_logged_is_told_and_the_others_are(logged, tmp_path, pretended, monkeypatch, capsys):
+    held = copied(logged, tmp_path / "held")
+    own = lock.take(held)
+    try:
+        assert export.main([str(held), str(tmp_path / "no"), str(logged), "logger=mlflow"]) == 2
+    finally:
+        lock.release(own, held.resolve())
+    said = capsys.readouterr()
+    assert said.out == f"logged 3 rounds of {logged}\n"
+    busy, absent = said.err.splitlines()
+    assert "is in use by process" in busy
+    assert "no config.yaml" in absent
+    monkeypatch.setattr(Client, "log_batch", lambda *given, **named: 1 / 0)
+    assert export.main([str(logged), "logger=mlflow"]) == 2
+    assert capsys.readouterr().err == f"fedpfl: {logged} is not logged, MlflowSink failed: division by zero\n"
+    lock.release(lock.take(logged), logged.resolve())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["logger=none"], "logger=none logs nothing beside the run directory; choose others"),
+        (["logger=csv"], "logger=csv logs nothing beside the run directory; choose others"),
+        (["logger=nothing"], "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'nothing'"),
+        (["logger=wandb,csv"], "logger=wandb,csv is a sweep, and this is one run"),
+        (["logger=mlflow", "logger.mlflow.urk=x"], "logger.mlflow.urk is not a key here"),
+    ],
+)
+def test_bad_words_are_one_line(words, message, logged, capsys):
+    assert export.main([str(logged), *words]) == 2
+    assert capsys.readouterr().err.startswith(f"fedpfl: {message}")
+
+
+def test_the_configuration_goes_flat():
+    assert dict(flat({"seed": 1, "method": {"name": "fedobp", "q": 0.9998}, "partition": {"alpha": 0.1}})) == FLAT

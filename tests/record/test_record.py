@@ -1,0 +1,801 @@
+"""Run directories and sinks: what is on the disk after a kill, and what the user is told."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedpfl
+from fedpfl.ground.errors import FedpflError
+from fedpfl.record import (
+    Console,
+    LogFile,
+    RunDirectory,
+    RunInfo,
+    Sinks,
+    check_logger,
+    describe,
+    open_sinks,
+    partition_picture,
+)
+
+COLUMNS = ("round", "seconds", "cohort_before", "cohort_after", "accuracy", "values_down")
+
+
+def opened(path: Path, identity: str = "abc", config: str = "seed: 1\n") -> RunDirectory:
+    return RunDirectory.open(path, config, identity)
+
+
+def row(number: int, accuracy: float | None = None) -> dict:
+    return dict(zip(COLUMNS, (number, 0.1 * number, 50 / 3, 200 / 3, accuracy, 10**12 + number), strict=True))
+
+
+def payload(number: int) -> dict:
+    return {"round": number, "server": {"w": torch.arange(6.0).reshape(2, 3) + number}, "best": {"accuracy": 1 / 3}}
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO((path / "rounds.csv").read_text())))
+
+
+def python(code: str, *arguments: object, **kwargs) -> subprocess.Popen:
+    root = str(Path(fedpfl.__file__).parents[1])
+    environ = {**os.environ, "PYTHONPATH": root}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, **kwargs)
+
+
+# ---- directory, status, lock
+
+
+def test_new_directory_holds_config_and_identity(tmp_path):
+    path = tmp_path / "deep" / "run"
+    with opened(path, config="rounds: 3\nseed: 1\n") as directory:
+        assert directory.status == "new"
+        assert directory.restore() is None
+    assert (path / "config.yaml").read_text() == "rounds: 3\nseed: 1\n"
+    told = json.loads((path / "summary.json").read_text())
+    assert told.pop("digest")
+    assert told == {"identity": "abc", "data": None}
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("running", "interrupted"), ("finished", "finished"), ("diverged", "diverged"), ("failed", "failed")],
+)
+def test_status_of_a_reopened_directory(tmp_path, written, read):
+    with opened(tmp_path) as directory:
+        directory.row(row(1))
+        directory.write_summary(status=written)
+    with opened(tmp_path) as directory:
+        assert directory.status == read
+
+
+def test_summary_merges_and_stays_valid_json(tmp_path):
+    with opened(tmp_path) as directory:
+        best = {"accuracy": np.float32(0.5), "loss": math.nan}
+        directory.write_summary(status="running", best=best, cohort=np.int64(3))
+        directory.write_summary(status="failed", error="boom", identity="other")
+        directory.write_summary(status="running", last=[math.inf, 1])
+        held = directory.summary
+    text = (tmp_path / "summary.json").read_text()
+    assert "NaN" not in text
+    told = json.loads(text)
+    assert told.pop("digest")
+    assert told == held
+    assert held == {
+        "identity": "abc",
+        "data": None,
+        "status": "running",
+        "best": {"accuracy": 0.5, "loss": None},
+        "cohort": 3,
+        "last": [None, 1],
+    }
+
+
+def test_another_identity_is_refused_and_changes_nothing(tmp_path):
+    with opened(tmp_path) as directory:
+        directory.row(row(1))
+        directory.write_summary(status="finished")
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "run.lock"}
+    with pytest.raises(
+        FedpflError, match=r"holds a different run; choose another with hydra\.run\.dir=\.\.\. or remove"
+    ):
+        opened(tmp_path, "xyz", "other: 1\n")
+    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "run.lock"}
+    opened(tmp_path).close()  # the refusal let go of the lock
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    with opened(tmp_path) as directory:
+        directory.row(row(1))
+        directory.checkpoint(payload(1))
+    with opened(tmp_path / "other", "xyz") as directory:
+        (tmp_path / "other" / "state.pt").write_bytes((tmp_path / "state.pt").read_bytes())
+        with pytest.raises(FedpflError, match="holds a different run"):
+            directory.restore()
+
+
+def test_a_finished_run_keeps_its_config(tmp_path):
+    with opened(tmp_path, config="device: cuda\n") as directory:
+        directory.row(row(1))
+        directory.write_summary(status="finished")
+    opened(tmp_path, config="device: cpu\n").close()
+    assert (tmp_path / "config.yaml").read_text() == "device: cuda\n"
+
+
+def test_lock_held_by_another_process(tmp_path):
+    code = (
+        "import sys\nfrom fedpfl.record import RunDirectory\n"
+        "directory = RunDirectory.open(sys.argv[1], 'a: 1', 'abc')\nprint('held', flush=True)\nsys.stdin.read()"
+    )
+    holder = python(code, tmp_path, stdin=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(FedpflError) as error:
+            opened(tmp_path)
+        assert str(tmp_path) in str(error.value)
+        assert f"process {holder.pid};" in str(error.value)
+        assert "\n" not in str(error.value)
+    finally:
+        holder.kill()
+        holder.communicate()
+    opened(tmp_path).close()  # killed -9: the lock went with it
+
+
+def test_lock_held_by_this_process(tmp_path):
+    with opened(tmp_path):
+        with pytest.raises(FedpflError, match=f"in use by process {os.getpid()}"):
+            opened(tmp_path)
+        # The refusal must not have lost the lock, as closing a second file would with POSIX locks.
+        code = "import sys\nfrom fedpfl.record import RunDirectory\nRunDirectory.open(sys.argv[1], '', 'abc')"
+        other = python(code, tmp_path)
+        assert "in use by process" in other.communicate()[1]
+    opened(tmp_path).close()
+
+
+def test_unusable_places_are_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(FedpflError, match="cannot write") as error:
+            opened(place)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_directory(tmp_path):
+    tmp_path.chmod(0o555)
+    with pytest.raises(FedpflError, match="Permission denied"):
+        opened(tmp_path)
+
+
+def test_unreadable_summary_is_named(tmp_path):
+    opened(tmp_path).close()
+    (tmp_path / "summary.json").write_text('{"identity": "ab')
+    with pytest.raises(FedpflError, match=r"summary\.json cannot be read as a run's; choose another .* or remove"):
+        opened(tmp_path)
+
+
+def test_an_error_marks_the_run_failed_and_an_interrupt_does_not(tmp_path):
+    def work(error: BaseException) -> None:
+        with opened(tmp_path) as directory:
+            directory.write_summary(status="running")
+            raise error
+
+    with pytest.raises(ZeroDivisionError):
+        work(ZeroDivisionError("two\nlines"))
+    with opened(tmp_path) as directory:
+        assert directory.status == "failed"
+        assert directory.summary["error"] == "ZeroDivisionError: two lines"
+    with pytest.raises(KeyboardInterrupt):
+        work(KeyboardInterrupt())
+    with opened(tmp_path) as directory:
+        assert directory.status == "interrupted"
+        assert "error" not in directory.summary
+
+
+# ---- rows and checkpoints
+
+
+def test_rows_round_trip_exactly(tmp_path):
+    values = [0.1, 1 / 3, 1e-300, 123456789.123456789, float(np.nextafter(1, 2)), 2.0**53, math.inf]
+    with opened(tmp_path) as directory:
+        for number, value in enumerate(values, 1):
+            directory.row({"round": number, "value": value, "note": 'a "b", c', "nothing": None})
+        directory.row({"round": 8, "value": np.float32(0.1)})
+        directory.row({"value": torch.tensor(7, dtype=torch.int64), "round": np.int64(9)})
+    rows = read_rows(tmp_path)
+    assert [float(entry["value"]) for entry in rows[:7]] == values
+    assert np.float32(float(rows[7]["value"])) == np.float32(0.1)
+    assert rows[8] == {"round": "9", "value": "7", "note": "", "nothing": ""}
+    assert rows[0]["note"] == 'a "b", c'
+
+
+def test_the_first_row_fixes_the_columns(tmp_path):
+    with opened(tmp_path) as directory:
+        directory.row({"round": 1, "accuracy": None})
+        with pytest.raises(
+            FedpflError, match=r"unknown column 'loss': the first row fixed round, accuracy; restart=true"
+        ):
+            directory.row({"round": 2, "loss": 1.0})
+        directory.row({"accuracy": 2.0, "round": 2})
+    assert (tmp_path / "rounds.csv").read_text() == "round,accuracy\n1,\n2,2.0\n"
+
+
+def test_restore_cuts_rows_back_to_the_checkpoint(tmp_path):
+    with opened(tmp_path) as directory:
+        for number in range(1, 4):
+            directory.row(row(number))
+        directory.checkpoint(payload(3))
+        kept = (tmp_path / "rounds.csv").read_bytes()
+        directory.row(row(4))
+        directory.row(row(5))
+    with opened(tmp_path) as directory:
+        restored = directory.restore()
+        assert (tmp_path / "rounds.csv").read_bytes() == kept
+        directory.row(row(4))
+    assert [entry["round"] for entry in read_rows(tmp_path)] == ["1", "2", "3", "4"]
+    assert restored.keys() == payload(3).keys()
+    assert restored["round"] == 3
+    assert torch.equal(restored["server"]["w"], payload(3)["server"]["w"])
+    assert restored["best"] == {"accuracy": 1 / 3}
+
+
+@pytest.mark.parametrize("cut", range(1, 30, 4))
+def test_a_torn_last_line_is_dropped(tmp_path, cut):
+    with opened(tmp_path) as directory:
+        directory.row(row(1))
+        directory.row(row(2))
+        directory.checkpoint(payload(2))
+        kept = (tmp_path / "rounds.csv").read_bytes()
+        directory.row(row(3))
+    file = tmp_path / "rounds.csv"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(kept) + cut])
+    assert len(kept) + cut < len(whole)
+    with opened(tmp_path) as directory:
+        directory.restore()
+        assert file.read_bytes() == kept
+        directory.row(row(3))
+    assert file.read_bytes() == whole
+
+
+def test_garbage_behind_the_checkpoint_is_dropped(tmp_path):
+    with opened(tmp_path) as directory:
+        directory.row(row(1))
+        directory.checkpoint(payload(1))
+    with (tmp_path / "rounds.csv").open("ab") as file:
+        file.write(b"\0\0\0\n\xff\xfe,,,,,\n")
+    with opened(tmp_path) as directory:
+        assert directory.restore()["round"] == 1
+    assert [entry["round"] for entry in read_rows(tmp_path)] == ["1"]
+
+
+def test_without_a_checkpoint_rows_start_over(tmp_path):
+    with opened(tmp_path) as directory:
+        directory.row(row(1))
+    with opened(tmp_path) as directory:
+        with pytest.raises(RuntimeError, match="restore"):
+            directory.row(row(1))
+        assert directory.restore() is None
+        directory.row({"round": 1, "other": 2})
+    assert read_rows(tmp_path) == [{"round": "1", "other": "2"}]
+
+
+@pytest.mark.parametrize("text", [None, "", "round\n1\n", "garbage", "round,seconds\n1,2\n2,x\n3"])
+def test_rows_lost_before_the_checkpoint_are_written_anew_from_it(tmp_path, text):
+    with opened(tmp_path) as directory:
+        directory.row(row(1))
+        directory.row(row(2))
+        directory.write_clients([{"client": 0}])
+        directory.checkpoint(payload(2))
+    before = [(tmp_path / name).read_bytes() for name in ("rounds.csv", "clients.csv")]
+    for name in ("rounds.csv", "clients.csv"):
+        (tmp_path / name).unlink()
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    with opened(tmp_path) as directory:
+        directory.restore()
+    assert [(tmp_path / name).read_bytes() for name in ("rounds.csv", "clients.csv")] == before
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"text"])
+def test_an_unreadable_checkpoint_is_named(tmp_path, content):
+    with opened(tmp_path) as directory:
+        (tmp_path / "state.pt").write_bytes(content)
+        with pytest.raises(FedpflError, match=r"state\.pt is damaged; restart=true removes the run's files"):
+            directory.restore()
+
+
+def test_a_truncated_checkpoint_is_named(tmp_path):
+    with opened(tmp_path) as directory:
+        directory.row(row(1))
+        directory.checkpoint(payload(1))
+        state = tmp_path / "state.pt"
+        state.write_bytes(state.read_bytes()[:-200])
+        with pytest.raises(FedpflError, match="is damaged"):
+            directory.restore()
+
+
+def test_no_code_is_loaded_from_a_checkpoint(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "exploded"),)
+
+    with opened(tmp_path) as directory:
+        torch.save({"round": 1, "x": Bomb()}, tmp_path / "state.pt")
+        with pytest.raises(FedpflError, match="is damaged"):
+            directory.restore()
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_checkpoint_takes_only_what_can_be_loaded(tmp_path):
+    with opened(tmp_path) as directory:
+        with pytest.raises(TypeError, match=r"payload\['best'\]\[1\] of type Path|PosixPath"):
+            directory.checkpoint({"round": 1, "best": [1, Path("x")]})
+        with pytest.raises(TypeError, match="round"):
+            directory.checkpoint({"server": {}})
+        assert not (tmp_path / "state.pt").exists()
+        directory.row({"round": 1})
+        half = torch.ones(2).bfloat16()
+        directory.checkpoint({"round": 1, "numpy": np.float64(0.25), "t": (1, None, True, "s"), 7: {"half": half}})
+        restored = directory.restore()
+    assert torch.equal(restored[7].pop("half"), torch.ones(2).bfloat16())
+    assert restored == {"round": 1, "numpy": 0.25, "t": (1, None, True, "s"), 7: {}}
+
+
+def test_a_view_is_saved_without_what_lies_behind_it(tmp_path):
+    clients = torch.randn(1000, 1000)
+    with opened(tmp_path) as directory:
+        directory.row({"round": 1})
+        directory.checkpoint({"round": 1, "one": clients[3], "turned": clients[:10].T})
+        restored = directory.restore()
+    assert (tmp_path / "state.pt").stat().st_size < 100_000
+    assert torch.equal(restored["one"], clients[3])
+    assert torch.equal(restored["turned"], clients[:10].T)
+
+
+def test_leftovers_of_a_kill_are_cleaned(tmp_path):
+    with opened(tmp_path) as directory:
+        directory.row(row(1))
+        directory.checkpoint(payload(1))
+    (tmp_path / ".state.pt.tmp").write_bytes(b"half")
+    (tmp_path / ".summary.json.tmp").write_bytes(b"half")
+    with opened(tmp_path) as directory:
+        assert directory.restore()["round"] == 1
+    assert not [file.name for file in tmp_path.iterdir() if file.name.endswith(".tmp")]
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with opened(tmp_path) as directory:
+        directory.row(row(1))
+        directory.checkpoint(payload(1))
+        rows = (tmp_path / "rounds.csv").read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(rows) + 20, hard))
+        try:
+            for write in (
+                lambda: directory.row(row(2)),
+                lambda: directory.checkpoint({"round": 2, "big": torch.zeros(1_000_000)}),
+                lambda: directory.checkpoint(payload(2)),
+                lambda: directory.write_clients([{"client": number} for number in range(9999)]),
+                lambda: directory.write_summary(text="x" * 9999),
+            ):
+                with pytest.raises(FedpflError, match=r"^cannot write .*: File too large; ") as error:
+                    write()
+                assert "\n" not in str(error.value)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert (tmp_path / "rounds.csv").read_bytes() == rows  # no half line in front of the next
+        directory.row(row(2))
+    assert not (tmp_path / ".state.pt.tmp").exists()
+    with opened(tmp_path) as directory:
+        assert directory.restore()["round"] == 1
+
+
+KILLED = """
+import sys, torch
+from fedpfl.record import RunDirectory
+with RunDirectory.open(sys.argv[1], "a: 1", "abc") as directory:
+    state = directory.restore() or {"round": 0, "w": torch.zeros(50_000)}
+    directory.write_summary(status="running")
+    for number in range(state["round"] + 1, 100_000):
+        directory.row({"round": number, "value": number / 7, "text": "x" * 300})
+        directory.checkpoint({"round": number, "w": torch.full((50_000,), float(number))})
+        print(number, flush=True)
+"""
+
+
+def test_killed_at_any_moment_it_goes_on(tmp_path):
+    """The real thing: kill -9 while rows and checkpoints are being written, again and again."""
+    reached = 0
+    for attempt in range(3):
+        worker = python(KILLED, tmp_path)
+        seen = int(worker.stdout.readline())
+        assert seen > reached or not attempt
+        time.sleep(0.05 + 0.013 * attempt)
+        worker.send_signal(signal.SIGKILL)
+        told = worker.communicate()[0].split()
+        reached = int(told[-1]) if told else seen
+        with opened(tmp_path) as directory:
+            assert directory.status == "interrupted"
+            state = directory.restore()
+        assert state["round"] >= reached  # what was told done is done
+        assert torch.equal(state["w"], torch.full((50_000,), float(state["round"])))
+        rows = read_rows(tmp_path)
+        assert [int(entry["round"]) for entry in rows] == list(range(1, state["round"] + 1))
+        assert all(float(entry["value"]) == int(entry["round"]) / 7 for entry in rows)
+        reached = state["round"]
+
+
+# ---- clients, partition, environment
+
+
+def test_clients(tmp_path):
+    with opened(tmp_path) as directory:
+        directory.write_clients([{"client": 0, "train": 3, "accuracy": 1 / 3}, {"client": 1, "accuracy": None}])
+        assert (tmp_path / "clients.csv").read_text() == f"client,train,accuracy\n0,3,{1 / 3!r}\n1,,\n"
+        with pytest.raises(ValueError, match="unknown column"):
+            directory.write_clients([{"client": 0}, {"client": 1, "extra": 2}])
+
+
+def test_partition_files(tmp_path):
+    train = [np.array([5, 1]), np.array([], dtype=np.int64), np.array([7])]
+    test = [np.array([2], dtype=np.int32), np.array([3]), np.array([], dtype=np.int64)]
+    counts = np.array([[2, 1], [0, 1], [1, 0]])
+    with opened(tmp_path) as directory:
+        directory.write_partition(train, test, counts, "three clients")
+        with np.load(tmp_path / "partition.npz", allow_pickle=False) as stored:
+            for name, parts in (("train", train), ("test", test)):
+                indices, offsets = stored[f"{name}_indices"], stored[f"{name}_offsets"]
+                assert offsets.tolist() == [0, *np.cumsum([len(part) for part in parts])]
+                assert [part.tolist() for part in np.split(indices, offsets[1:-1])] == [part.tolist() for part in parts]
+            assert np.array_equal(stored["label_counts"], counts)
+        picture = (tmp_path / "partition.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        times = [(tmp_path / name).stat().st_mtime_ns for name in ("partition.npz", "partition.png")]
+        directory.write_partition(train, test, counts, "three clients")
+        assert times == [(tmp_path / name).stat().st_mtime_ns for name in ("partition.npz", "partition.png")]
+        arrays = (tmp_path / "partition.npz").read_bytes()
+        (tmp_path / "partition.png").unlink()
+        (tmp_path / "partition.npz").write_bytes(arrays[:-1])
+        directory.write_partition(train, test, counts, "three clients")
+        assert (tmp_path / "partition.png").read_bytes() == picture
+        assert (tmp_path / "partition.npz").read_bytes() == arrays
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(2, 2), (100, 10), (1000, 200), (1, 1)])
+def test_picture_of_any_size(tmp_path, clients, classes):
+    from matplotlib import image
+
+    counts = np.random.default_rng(0).integers(0, 300, (clients, classes)) * (np.arange(classes) % 3 == 0)
+    partition_picture(counts, tmp_path / "p.png", "Dir(0.1)")
+    pixels = image.imread(tmp_path / "p.png")
+    height, width = pixels.shape[:2]
+    assert 400 < height < 2000
+    assert 600 < width < 2500
+    assert "matplotlib.pyplot" not in sys.modules or clients == 1000  # others may have imported it before
+    # Only greys: nothing is told by colour.
+    assert np.ptp(pixels[..., :3], axis=2).max() < 0.02
+
+
+def test_environment_is_plain_and_names_no_host():
+    import platform
+
+    told = describe()
+    text = json.dumps(told)
+    assert told["fedpfl"] == fedpfl.__version__
+    assert told["torch"] == torch.__version__
+    assert told["cores"] >= 1
+    assert platform.node() not in told.values()
+    assert str(Path.home()) not in text or str(Path.home()) == "/"
+    assert told["commit"] is None or (len(told["commit"]) == 40 and isinstance(told["dirty"], bool))
+
+
+def test_commit_of_tracked_source_only(tmp_path):
+    from fedpfl.record import environment
+
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    assert environment._git(package) == (None, None)
+    git("init", "-q")
+    (tmp_path / "other").write_text("")
+    git("add", "package")
+    assert environment._git(package) == (None, None)  # nothing is committed yet
+    git("rm", "-q", "-r", "--cached", "package")
+    git("add", "other")
+    git("commit", "-q", "--no-verify", "-m", "one")
+    assert environment._git(package) == (None, None)  # someone else's checkout
+    git("add", "package")
+    git("commit", "-q", "--no-verify", "-m", "two")
+    commit, dirty = environment._git(package)
+    assert len(commit) == 40
+    assert dirty is False
+    (package / "__init__.py").write_text("changed = True\n")
+    assert environment._git(package) == (commit, True)
+
+
+def test_import_stays_light():
+    code = (
+        "import sys, fedpfl.record\nprint([m for m in ('matplotlib', 'wandb', 'pandas', 'rich', 'hydra', 'omegaconf') "
+    )
+    code += "if m in sys.modules])\nprint([m for m in sys.modules if m.startswith('fedpfl.')])"
+    out = python(code).communicate()[0].splitlines()
+    assert out[0] == "[]"
+    assert not [
+        name
+        for name in eval(out[1])
+        if not name.startswith(("fedpfl.record", "fedpfl.ground.errors", "fedpfl.ground.lock"))
+    ]
+
+
+# ---- sinks
+
+
+def info(path: Path, **changes) -> RunInfo:
+    values = {
+        "name": "FedOBP-abc-seed1",
+        "group": "digits",
+        "job_type": "fedobp",
+        "tags": ("digits",),
+        "config": {"seed": 1, "method": {"name": "fedobp"}},
+        "path": path,
+        "identity": "abc",
+        "seed": 1,
+        "rounds": 20,
+        "lines": ("data set    digits",),
+    }
+    return RunInfo(**{**values, **changes})
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_console_plain_lines(tmp_path):
+    stream, clock = io.StringIO(), Clock()
+    console = Console(stream=stream, clock=clock)
+    console.begin(info(tmp_path))
+    for number in range(1, 21):
+        clock.now += 2.0
+        console.row({**row(number, 90.0 if number == 10 else None), "ft_accuracy": 91.5 if number == 10 else None})
+    console.note("a [bold]note[/bold]")
+    console.end("finished", {})
+    lines = stream.getvalue().splitlines()
+    # First, then each 5 s or later (rounds of 2 s: every third), evaluated ones (10), and the last.
+    assert [line.split("/")[0] for line in lines if line.startswith("round")] == [
+        f"round {number}" for number in (1, 4, 7, 10, 13, 16, 19, 20)
+    ]
+    assert lines[0] == "data set    digits"
+    assert lines[1] == "round 1/20  cohort 16.67 -> 66.67 %  0.10 s  ETA 0:00:38"
+    tuned = "round 10/20  cohort 16.67 -> 66.67 %  all clients 90.00 % (fine-tuned 91.50 %)  1.00 s  ETA 0:00:20"
+    assert tuned in lines
+    assert lines[-3] == "round 20/20  cohort 16.67 -> 66.67 %  2.00 s"
+    assert lines[-2] == "a [bold]note[/bold]"
+    assert lines[-1] == "finished after round 20 in 0:00:40, all clients 90.00 % (fine-tuned 91.50 %)"
+
+
+def test_console_resumed_counts_only_what_is_left(tmp_path):
+    stream, clock = io.StringIO(), Clock()
+    console = Console(stream=stream, clock=clock)
+    console.begin(info(tmp_path, start_round=10))
+    clock.now += 3.0
+    console.row(row(11))
+    assert "resumed     after round 10 of 20\nround 11/20" in stream.getvalue()
+    assert stream.getvalue().endswith("ETA 0:00:27\n")
+
+
+def test_console_bar_on_a_terminal(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = Terminal()
+    console = Console(stream=stream)
+    console.begin(info(tmp_path))
+    console.row(row(1, 90.0))
+    console.row(row(2))
+    console.note("[in brackets] stays")
+    console.end("finished", {})
+    text = stream.getvalue()
+    assert "\x1b[" in text
+    assert "round 2/20" in text
+    assert "all clients 90.00 %" in text.split("round 2/20")[-1]  # the last known stays in view
+    assert "ETA" in text
+    assert "[in brackets] stays" in text
+
+
+def test_console_quiet(tmp_path, capsys):
+    console = Console(quiet=True)
+    console.begin(info(tmp_path))
+    console.row(row(1, 90.0))
+    console.end("finished", {})
+    assert capsys.readouterr() == ("", "")
+
+
+def test_log_file_appends_over_resumes(tmp_path):
+    for start in (0, 1):
+        log = LogFile()
+        log.begin(info(tmp_path, start_round=start))
+        log.row(row(start + 1, 50.0))
+        log.note("two\nlines")
+        log.end("diverged" if start else "interrupted", {"error": "boom"} if start else {})
+        if not start:
+            with (tmp_path / "run.log").open("a") as file:
+                file.write("torn")
+    lines = (tmp_path / "run.log").read_text().splitlines()
+    stamped = [line.split(" ", 1) for line in lines if line != "torn"]
+    assert all(len(stamp) == len("2026-01-01T00:00:00+00:00") for stamp, _ in stamped)
+    assert [text for _, text in stamped] == [
+        "data set    digits".replace("    ", " "),
+        "round 1/20 cohort 16.67 -> 66.67 % all clients 50.00 % 0.10 s",
+        "two lines",
+        "interrupted",
+        "data set digits",
+        "resumed after round 1 of 20",
+        "round 2/20 cohort 16.67 -> 66.67 % all clients 50.00 % 0.20 s",
+        "two lines",
+        "diverged: boom",
+    ]
+
+
+class Probe:
+    """A sink that writes down its calls and fails where told."""
+
+    def __init__(self, fails: str = "", error: BaseException | None = None):
+        self.calls: list[str] = []
+        self.notes: list[str] = []
+        self._fails, self._error = fails, error or ValueError("no\nnetwork")
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name.split()[0] == self._fails:
+            raise self._error
+
+    def begin(self, run):
+        self._call("begin")
+
+    def row(self, row):
+        self._call(f"row {row['round']}")
+
+    def note(self, text):
+        self.notes.append(text)
+        self._call("note")
+
+    def picture(self, name, path):
+        self._call(f"picture {name}")
+
+    def end(self, status, summary):
+        self._call(f"end {status}")
+
+
+@pytest.mark.parametrize("fails", ["begin", "row", "picture", "end"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_failing_sink_is_dropped_and_ended_once(tmp_path, fails, place):
+    good, bad = Probe(), Probe(fails)
+    with Sinks([bad, good] if place == 0 else [good, bad]) as sinks:
+        sinks.begin(info(tmp_path))
+        sinks.row(row(1))
+        sinks.picture("partition", tmp_path)
+        sinks.row(row(2))
+        sinks.end("finished", {})
+        sinks.end("finished", {})
+    events = [call for call in good.calls if call != "note"]
+    assert events == ["begin", "row 1", "picture partition", "row 2", "end finished"]
+    assert len([call for call in bad.calls if call.startswith("end")]) == 1
+    if fails == "row":
+        assert bad.calls == ["begin", "row 1", "end failed"]
+    if not (fails == "end" and place == 0):  # then the good one had ended
+        assert good.notes == ["Probe failed and is left out, the run goes on: no network"]
+
+
+def test_what_the_package_logs_while_a_run_goes_on_is_a_note():
+    probe, log = Probe(), logging.getLogger("fedpfl.engine.program")
+    with Sinks([probe]) as sinks:
+        log.debug("of no interest")
+        log.info("loop is taken")
+        log.warning("a step could not be %s", "captured")
+        sinks.end("finished", {})
+    log.warning("nobody's run")
+    assert probe.notes == ["loop is taken", "a step could not be captured"]
+
+
+def test_all_sinks_may_fail(tmp_path):
+    with Sinks([Probe("note"), Probe("note"), Probe("row")]) as sinks:
+        sinks.begin(info(tmp_path))
+        sinks.row(row(1))
+        sinks.row(row(2))
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError(), "failed"), (KeyboardInterrupt(), "interrupted")])
+def test_sinks_end_when_the_run_did_not(error, status):
+    probe = Probe()
+
+    def work() -> None:
+        with Sinks([probe]):
+            raise error
+
+    with pytest.raises(type(error)):
+        work()
+    assert probe.calls == [f"end {status}"]
+
+
+def test_the_log_says_how_a_run_failed(tmp_path):
+    log = LogFile()
+
+    def work() -> None:
+        with Sinks([log]) as sinks:
+            sinks.begin(info(tmp_path))
+            raise ValueError("two\nlines")
+
+    with pytest.raises(ValueError, match="two"):
+        work()
+    text = (tmp_path / "run.log").read_text()
+    assert "failed: ValueError: two lines\nTraceback" in text
+    assert text.endswith("ValueError: two\nlines\n")
+
+
+def test_an_interrupt_while_ending_still_ends_the_others():
+    first, second = Probe(), Probe("end", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        Sinks([first, second]).end("finished", {})
+    assert first.calls == second.calls == ["end finished"]
+
+
+def test_open_sinks_writes_the_log(tmp_path, capsys):
+    with open_sinks({"name": "none"}, info(tmp_path)) as sinks:
+        sinks.row(row(1, 50.0))
+        sinks.end("finished", {})
+    assert "round 1/20" in capsys.readouterr().err
+    assert "round 1/20" in (tmp_path / "run.log").read_text()
+    with open_sinks({"name": "none"}, info(tmp_path), quiet=True):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_unknown_logger():
+    with pytest.raises(FedpflError, match=r"logger\.name=tensorboard is unknown; choose one of none, wandb"):
+        check_logger({"name": "tensorboard"})
+
+
+def test_ctrl_c_while_a_checkpoint_is_written_stays_ctrl_c(tmp_path, monkeypatch):
+    def interrupted(payload, file):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("unexpected pos")  # what torch's writer says when it is closed half written
+
+    with opened(tmp_path) as directory:
+        directory.restore()
+        directory.checkpoint({"round": 1})
+        before = (tmp_path / "state.pt").read_bytes()
+        monkeypatch.setattr(torch, "save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            directory.checkpoint({"round": 2})
+        assert (tmp_path / "state.pt").read_bytes() == before

@@ -1,0 +1,515 @@
+"""W&B without a network: the offline file is read back and must hold what the run directory holds."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import statistics
+import struct
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from fedpfl.ground.errors import FedpflError
+from fedpfl.record import RunDirectory, RunInfo, Sinks, check_logger, open_sinks, partition_picture, wandb_sink
+from fedpfl.record.mirror import run_id
+from fedpfl.record.overview import Overview
+from fedpfl.record.wandb_sink import CLOUD, Options, WandbSink, choose_mode, logged_in
+from tests.command import TINY, call
+
+wandb = pytest.importorskip("wandb")
+
+KEY = "0123456789abcdef" * 3
+
+
+def without_login(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """No key, and W&B's own files in `folder`."""
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_DIR"):
+        patch.delenv(name, raising=False)
+    patch.setenv("NETRC", str(folder / "netrc"))
+    for name in ("config", "cache", "data"):
+        patch.setenv(f"WANDB_{name.upper()}_DIR", str(folder / f"wandb-{name}"))
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_logged_in(monkeypatch, tmp_path):
+    without_login(monkeypatch, tmp_path)
+
+
+def info(path: Path, **changes) -> RunInfo:
+    path.mkdir(exist_ok=True)
+    values = {
+        "name": "FedOBP-abc-seed1",
+        "group": "table3",
+        "job_type": "fedobp",
+        "tags": ("digits", "dirichlet"),
+        "config": {"seed": 1, "method": {"name": "fedobp", "q": 0.9998}, "partition": {"alpha": 0.1}},
+        "path": path,
+        "identity": "abc",
+        "seed": 1,
+        "rounds": 4,
+    }
+    return RunInfo(**{**values, **changes})
+
+
+def row(number: int) -> dict:
+    judged = 50.0 + number if number % 2 == 0 else None
+    return {
+        "round": number,
+        "cohort_before": number / 3,
+        "accuracy": judged,
+        "ft_accuracy": None,
+        "personal/conv1": 10 * number,
+        "personal/classifier": 90 * number,
+    }
+
+
+def records(file: Path) -> list:
+    """The records of a `.wandb` file: blocks of 32 KiB; chunks of crc, length, kind; protobuf inside."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, found, parts, at = file.read_bytes(), [], b"", 7
+    assert data[:4] == b":W&B"
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last of several
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            found.append(record)
+            parts = b""
+    return found
+
+
+def items(entries) -> dict:
+    return {entry.key or ".".join(entry.nested_key): json.loads(entry.value_json) for entry in entries}
+
+
+def only_file(folder: Path) -> Path:
+    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    return file
+
+
+def finished_records(folder: Path) -> list:
+    """The records of the only offline run; wandb's service may write the last of them after `finish` returned."""
+    until = time.monotonic() + 15
+    while not exit_codes(found := records(only_file(folder))) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
+
+
+def history(found: list) -> list[dict]:
+    return [items(record.history.item) for record in found if record.WhichOneof("record_type") == "history"]
+
+
+def exit_codes(found: list) -> list[int]:
+    return [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"]
+
+
+def summary_of(found: list) -> dict:
+    summary: dict = {}
+    for record in found:
+        if record.WhichOneof("record_type") == "summary":
+            summary |= items(record.summary.update)
+    return summary
+
+
+def metrics_of(found: list) -> dict:
+    kept = [record.metric for record in found if record.WhichOneof("record_type") == "metric"]
+    return {metric.name or metric.glob_name: metric for metric in kept}
+
+
+def offline_sweep(folder: Path, *arguments: str) -> list[Path]:
+    """Run a tiny sweep of FedOBP with W&B offline; its run directories, by path."""
+    with pytest.MonkeyPatch.context() as patch:
+        without_login(patch, folder)
+        words = ("method=fedobp", "eval.finetune_epochs=1", "logger=wandb", "logger.mode=offline")
+        assert call("--multirun", *TINY, *words, *arguments, cwd=folder).code == 0
+    return sorted(path.parent for path in folder.glob("outputs/*/*/*/*/rounds.csv"))
+
+
+def test_an_offline_run_holds_everything(tmp_path):
+    notes: list[str] = []
+    run = info(tmp_path / "run")
+    partition_picture(np.array([[1, 2], [3, 0]]), run.path / "partition.png", "two clients")
+    sink = WandbSink(Options.of({"name": "wandb", "tags": ["mine"]}), notes.append)
+    sink.begin(run)
+    sink.picture("partition", run.path / "partition.png")
+    for number in range(1, 5):
+        sink.row(row(number))
+    sink.end("finished", {"hours": 0.5, "last": {"accuracy": 54.0}, "status": "finished", "error": None})
+
+    file = only_file(run.path)
+    assert notes == [f"W&B offline; upload with: wandb sync {file.parent}"]
+    found = finished_records(run.path)
+    (begun,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    assert (begun.project, begun.run_group, begun.job_type) == ("fedpfl", "table3", "fedobp")
+    assert (begun.display_name, begun.run_id) == (run.name, run_id(run))
+    assert list(begun.tags) == ["digits", "dirichlet", "mine"]
+    config = items(begun.config.update)
+    assert {key: config[key] for key in run.config} == run.config
+
+    sent = history(found)
+    rows = [entry for entry in sent if "cohort_before" in entry]
+    assert [entry["round"] for entry in rows] == [entry["_step"] for entry in rows] == [1, 2, 3, 4]
+    assert [entry["cohort_before"] for entry in rows] == [number / 3 for number in range(1, 5)]
+    assert [entry.get("accuracy") for entry in rows] == [None, 52.0, None, 54.0]
+    assert all("ft_accuracy" not in entry for entry in rows)
+    assert [entry.get("mask distribution.values") for entry in rows] == [None, [20, 180], None, [40, 360]]
+    assert rows[1]["mask distribution.bins"] == [0, 1, 2]
+
+    (picture,) = [entry["partition.path"] for entry in sent if "partition.path" in entry]
+    stored = file.parent / "files" / picture
+    assert stored.read_bytes() == (run.path / "partition.png").read_bytes()
+
+    metrics = metrics_of(found)
+    assert {"round", "*", "accuracy", "ft_accuracy"} <= set(metrics)
+    assert metrics["*"].step_metric == metrics["accuracy"].step_metric == "round"
+    assert metrics["accuracy"].summary.max
+    assert metrics["accuracy"].summary.last
+
+    summary = summary_of(found)
+    assert (summary["status"], summary["hours"]) == ("finished", 0.5)
+    assert summary["last"] == {"accuracy": 54.0}
+    assert exit_codes(found) == [0]
+
+
+def test_two_runs_in_one_process_stay_apart(tmp_path):
+    """What a sweep does: the basic launcher reuses its process, also after a run that failed."""
+    first, second = info(tmp_path / "a"), info(tmp_path / "b", seed=2)
+    with pytest.raises(ZeroDivisionError), open_sinks({"name": "wandb"}, first, quiet=True) as sinks:
+        sinks.row({**row(1), "cohort_before": 1 / 0})
+    with open_sinks({"name": "wandb"}, second, quiet=True) as sinks:
+        sinks.row(row(1))
+        sinks.row(row(2))
+        sinks.end("finished", {})
+    assert wandb.run is None
+    one, two = finished_records(first.path), finished_records(second.path)
+    assert [len([entry for entry in history(found) if "round" in entry]) for found in (one, two)] == [0, 2]
+    assert (exit_codes(one), exit_codes(two)) == ([1], [0])
+    assert run_id(first) != run_id(second)
+    assert "W&B offline; upload with: wandb sync" in (first.path / "run.log").read_text()
+
+
+def test_an_offline_run_that_was_resumed_is_complete(tmp_path):
+    """A kill takes along what wandb had in memory: the file of the resumed run holds the earlier rounds too."""
+    fresh, resumed = info(tmp_path / "run"), info(tmp_path / "run", start_round=2)
+    with RunDirectory.open(fresh.path, "", "abc") as directory:
+        partition_picture(np.eye(2), fresh.path / "partition.png", "two clients")
+        directory.row({**row(1), "ft_accuracy": 1 / 3})
+        directory.row(row(2))
+        directory.row(row(3))  # behind the checkpoint
+    for run, numbers in ((fresh, (1, 2, 3)), (resumed, (3, 4))):
+        options = Options(dir=str(tmp_path / f"files{run.start_round}"))
+        sink = WandbSink(options, lambda text: None)
+        sink.begin(run)
+        sink.picture("partition", run.path / "partition.png")
+        for number in numbers:
+            sink.row(row(number))
+        sink.end("interrupted" if run is fresh else "finished", {})
+    before, after = (finished_records(tmp_path / name) for name in ("files0", "files2"))
+    ids = [{record.run.run_id for record in found if record.run.run_id} for found in (before, after)]
+    assert ids == [{run_id(fresh)}] * 2
+    rows = [entry for entry in history(after) if "cohort_before" in entry]
+    assert [entry["round"] for entry in rows] == [entry["_step"] for entry in rows] == [1, 2, 3, 4]
+    assert [entry["cohort_before"] for entry in rows] == [number / 3 for number in range(1, 5)]
+    assert [entry.get("ft_accuracy") for entry in rows] == [1 / 3, None, None, None]
+    assert rows[1]["mask distribution.values"] == [20, 180]
+    assert any("partition.path" in entry for entry in history(after))
+
+
+class Server:
+    """What `wandb.init` returns, online."""
+
+    offline, url, dir = False, "https://example.org/run", ""
+
+    def __init__(self, step=0):
+        self.step, self.steps, self.summary, self.settings = step, [], {}, {}
+
+    def init(self, **settings):
+        self.settings = settings
+        return self
+
+    def define_metric(self, name, **how):
+        pass
+
+    def log(self, values, step=None):
+        assert step == values["round"]
+        self.steps.append(step)
+
+    def finish(self, exit_code):
+        pass
+
+
+def test_an_online_run_that_was_resumed_gets_what_the_server_lacks(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    with RunDirectory.open(tmp_path / "run", "", "abc") as directory:
+        for number in (1, 2, 3):
+            directory.row(row(number))
+    for held, sent in ((1, [2, 3, 4, 5, 6]), (3, [4, 5, 6]), (5, [6]), (-1, [1, 2, 3, 4, 5, 6])):
+        server = Server(held + 1)  # W&B's next step
+        monkeypatch.setattr(wandb, "init", server.init)
+        notes: list[str] = []
+        sink = WandbSink(Options(), notes.append)
+        sink.begin(info(tmp_path / "run", start_round=3, rounds=6))
+        if server.step:
+            sink.picture("partition", tmp_path / "missing.png")
+        for number in (4, 5, 6):
+            sink.row(row(number))
+        sink.end("finished", {})
+        assert server.steps == sent
+        assert (server.settings["resume"], server.settings["mode"]) == ("allow", "online")
+        assert notes == ["W&B https://example.org/run"]
+
+
+def test_the_runs_table_is_right_also_for_rounds_that_the_server_has(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    server = Server(3)  # rounds 0 (the picture), 1 and 2
+    monkeypatch.setattr(wandb, "init", server.init)
+    past = [{"round": 1, "seconds": 1.0, "accuracy": 80.0, "bits_down": 4e9, "bits_up": 2e9}]
+    past += [{"round": 2, "seconds": 5.0, "accuracy": 70.0, "bits_down": 4e9, "bits_up": 2e9}]
+    with RunDirectory.open(tmp_path / "run", "", "abc") as directory:
+        for entry in past:
+            directory.row(entry)
+    facts = {"cohort": 5, "identity": "abc-seed1", "error": None, "environment": {"commit": "f00", "gpu": None}}
+    sink = WandbSink(Options(), lambda text: None)
+    sink.begin(info(tmp_path / "run", start_round=2, rounds=3, facts=facts))
+    assert server.summary == {
+        **{"cohort": 5, "identity": "abc-seed1", "environment": facts["environment"], "commit": "f00"},
+        **{"q": 0.9998, "one_minus_q": 0.0002, "alpha": 0.1, "status": "running"},
+    }
+    sink.row({"round": 3, "seconds": 2.0, "accuracy": 75.0, "bits_down": 1e9, "bits_up": 2e9})
+    assert server.steps == [3]
+    table = {
+        **{"last_accuracy": 75.0, "best_accuracy": 80.0, "best_round": 1, "seconds_per_round": 2.0},
+        **{"bits_down_per_client": 0.6e9, "bits_up_per_client": 0.4e9},
+    }
+    assert server.summary.items() >= table.items()
+    sink.end("failed", {"error": "ValueError: x", "traceback": "long", "hours": 2.0})
+    assert server.summary.items() >= {**table, "status": "failed", "error": "ValueError: x", "hours": 2.0}.items()
+    assert "traceback" not in server.summary
+
+
+def test_tags_are_as_short_as_wandb_wants_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    server = Server()
+    monkeypatch.setattr(wandb, "init", server.init)
+    WandbSink(Options(tags=("mine",)), lambda text: None).begin(info(tmp_path / "run", tags=("x" * 70, "digits")))
+    assert server.settings["tags"] == ["x" * 64, "digits", "mine"]
+
+
+def test_overview_by_hand():
+    none = Overview(2)
+    assert (none.fields(), none.traffic_gb) == ({}, None)
+    overview = Overview(2)
+    layers = {"personal/a": 3.0, "personal/b": 4.5, "personal_share": 0.5}
+    judged = {"accuracy": 60.0, "accuracy_pooled": 61.0, "accuracy_worst10": 9.0, "ft_accuracy": None}
+    overview.add({"round": 1, "seconds": 4.0, **judged, "bits_down": 8e9, "bits_up": 0, **layers})
+    overview.add({"round": 2, "seconds": 1.0, "accuracy": None, "bits_down": 16e9, "bits_up": 8e9})
+    overview.add({"round": 3, "seconds": 2.0, **judged, "ft_accuracy": 70.0, "bits_down": 0, "bits_up": 16e9})
+    assert overview.traffic_gb == 6.0
+    assert overview.fields() == {
+        **{"last_accuracy": 60.0, "last_accuracy_pooled": 61.0, "last_accuracy_worst10": 9.0, "last_ft_accuracy": 70.0},
+        **{"best_accuracy": 60.0, "best_round": 1, "personal_entries": 7.5, "seconds_per_round": 2.0},
+        **{"bits_down_per_client": 4e9, "bits_up_per_client": 4e9},
+    }
+    unknown = Overview()
+    unknown.add({"round": 1, "bits_down": 8, "bits_up": 8, "accuracy": math.nan})
+    assert unknown.fields() == {"last_accuracy": pytest.approx(math.nan, nan_ok=True)}
+    assert unknown.traffic_gb == 2e-9
+
+
+def test_a_sweep_mirrors_its_run_directories(tmp_path):
+    runs = offline_sweep(tmp_path, "quantile.q=0.9,0.99")
+    assert len(runs) == 2
+    sent_ids, identities, marks = set(), set(), set()
+    for path in runs:
+        found = finished_records(path)
+        (begun,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+        sent_ids.add(begun.run_id)
+        assert (begun.run_group, begun.job_type) == ("digits", "fedobp")
+        assert list(begun.tags)[:3] == ["digits", "dirichlet", "cnn4"]
+        assert list(begun.tags)[4] == "fp32"
+        assert begun.display_name == f"FedOBP-{path.parent.name}-seed42"
+        config = items(begun.config.update)
+        identities.add(config["identity"])
+        assert config["identity"] == path.parent.name
+        assert (config["method"]["name"], config["partition"]["alpha"]) == ("fedobp", 0.1)
+
+        with (path / "rounds.csv").open(newline="") as file:
+            rows = [{key: float(cell) for key, cell in row.items() if cell} for row in csv.DictReader(file)]
+        sent = [entry for entry in history(found) if "cohort_before" in entry]
+        with (path / "rounds.csv").open(newline="") as file:
+            columns = next(csv.reader(file))
+        assert [{key: entry[key] for key in columns if key in entry} for entry in sent] == rows
+        assert len(rows) == 2
+        extra = {key for entry in sent for key in entry} - set(columns)
+        assert {key for key in extra if not key.startswith(("_", "mask distribution."))} == {"traffic_gb"}
+        bits = [row["bits_down"] + row["bits_up"] for row in rows]
+        assert [entry["traffic_gb"] for entry in sent] == [bits[0] / 8e9, sum(bits) / 8e9]
+
+        metrics = metrics_of(found)
+        assert metrics["round"].options.hidden
+        assert {metrics[key].step_metric for key in columns if key != "round"} == {"round"}
+        assert metrics["accuracy_worst10"].summary.max
+        assert metrics["loss"].summary.min
+        assert not metrics["seconds"].HasField("summary")
+
+        summary = summary_of(found)
+        on_disk = json.loads((path / "summary.json").read_text())
+        table = {
+            **{f"last_{key}": rows[-1][key] for key in ("accuracy", "accuracy_pooled", "ft_accuracy")},
+            **{"best_accuracy": on_disk["best"]["accuracy"], "best_round": on_disk["best"]["round"]},
+            **{f"bits_{way}_per_client": sum(row[f"bits_{way}"] for row in rows) / 4 for way in ("down", "up")},
+            "personal_entries": sum(value for key, value in rows[-1].items() if key.startswith("personal/")),
+            "seconds_per_round": statistics.median(row["seconds"] for row in rows),
+            **{"q": config["method"]["q"], "alpha": 0.1, "traffic_gb": sum(bits) / 8e9},
+            **{key: on_disk[key] for key in ("hours", "status", "identity", "cohort", "parameters")},
+        }
+        assert {key: summary[key] for key in table} == pytest.approx(table)
+        assert summary["accuracy"] == {"last": rows[-1]["accuracy"], "max": max(row["accuracy"] for row in rows)}
+        assert summary.get("commit") == on_disk["environment"]["commit"]
+        marks.add((summary["q"], summary["one_minus_q"]))
+        assert exit_codes(found) == [0]
+    assert len(sent_ids) == len(identities) == 2
+    assert marks == {(0.9, 0.1), (0.99, 0.01)}
+
+
+def test_disabled_writes_nothing(tmp_path):
+    run = info(tmp_path / "run")
+    with Sinks([WandbSink(Options(mode="disabled"), pytest.fail)]) as sinks:
+        sinks.begin(run)
+        sinks.row(row(2))
+        sinks.end("finished", {"hours": 1})
+    assert not list(run.path.glob("wandb/*run-*"))
+
+
+def test_auto_goes_offline_where_the_server_cannot_be_reached(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens at the discard port
+    monkeypatch.setattr(wandb_sink, "PATIENCE", 1.0)
+    notes: list[str] = []
+    run = info(tmp_path / "run")
+    sink = WandbSink(Options(), notes.append)
+    sink.begin(run)
+    sink.row(row(1))
+    sink.end("finished", {})
+    assert notes[0].startswith("W&B cannot be reached, logging offline: ")
+    assert "\n" not in notes[0]
+    assert notes[1].startswith("W&B offline; upload with: wandb sync ")
+    assert [entry["round"] for entry in history(finished_records(run.path))] == [1]
+
+
+def test_who_asks_for_online_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
+    def init(**settings):
+        raise wandb.errors.CommError("no route\nto host")
+
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setattr(wandb, "init", init)
+    with open_sinks({"name": "wandb", "mode": "online"}, info(tmp_path / "other"), quiet=True) as sinks:
+        sinks.row(row(1))
+        sinks.end("finished", {})
+    log = (tmp_path / "other" / "run.log").read_text()
+    assert "WandbSink failed and is left out, the run goes on: no route to host" in log
+    assert "round 1/4" in log
+
+
+def test_the_run_is_finished_even_if_its_summary_fails(tmp_path):
+    class Broken:
+        def __init__(self):
+            self.summary, self.codes = self, []
+
+        def update(self, fields):
+            raise OSError("disk full")
+
+        def finish(self, exit_code):
+            self.codes.append(exit_code)
+
+    sink = WandbSink(Options(), pytest.fail)
+    sink._run = broken = Broken()
+    with pytest.raises(OSError, match="disk full"):
+        sink.end("finished", {})
+    sink.end("failed", {})
+    assert broken.codes == [0]
+
+
+def test_mode_follows_the_login(monkeypatch, tmp_path):
+    assert not logged_in()
+    assert choose_mode("auto") == "offline"
+    (tmp_path / "netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
+    assert logged_in()
+    assert choose_mode("auto") == "online"
+    assert choose_mode("offline") == "offline"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert choose_mode("auto") == "disabled"
+    assert choose_mode("online") == "online"
+    monkeypatch.setenv("WANDB_MODE", "online")
+    (tmp_path / "netrc").write_text(f"machine example.org login user password {KEY}\n")
+    assert choose_mode("auto") == "offline"
+    monkeypatch.setenv("WANDB_BASE_URL", "https://example.org")
+    assert choose_mode("auto") == "online"
+    (tmp_path / "netrc").write_text("machine")
+    assert not logged_in()
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    assert logged_in()
+
+
+def test_keys_are_found_where_wandb_login_puts_them(monkeypatch, tmp_path):
+    assert urlsplit(wandb.Settings().base_url).netloc in CLOUD
+    for host in CLOUD:
+        (tmp_path / "netrc").write_text(f"machine {host} login user password {KEY}\n")
+        assert logged_in()
+    (tmp_path / "netrc").write_text(f"machine wandb.example.org:8080 login user password {KEY}\n")
+    assert not logged_in()
+    settings = tmp_path / "wandb-config" / "settings"
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text("[default]\nbase_url = http://wandb.example.org:8080\n")  # by `wandb login --host`
+    assert logged_in()
+    monkeypatch.setenv("WANDB_BASE_URL", "https://api.wandb.ai")
+    assert not logged_in()
+    monkeypatch.delenv("WANDB_BASE_URL")
+    settings.write_text("base_url")
+    assert not logged_in()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mode": "on"}, "logger.mode=on is unknown; choose one of auto, online, offline, disabled"),
+        ({"mode": "online"}, "logger.mode=online but W&B is not logged in"),
+        ({"project": None}, "logger.project=None must be text"),
+        ({"group": 3}, "logger.group=3 must be text"),
+        ({"tags": "one"}, "logger.tags=one must be a list of words"),
+        ({"tags": [1]}, "logger.tags=[1] must be a list of words"),
+        ({"tags": ["x" * 65]}, f"logger.tags=['{'x' * 65}']: a tag of W&B has at most 64 characters"),
+        ({"projekt": "x"}, "logger.projekt is unknown; known are project, entity"),
+    ],
+)
+def test_bad_options_are_one_line(change, message):
+    with pytest.raises(FedpflError) as error:
+        check_logger({"name": "wandb", **change})
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_without_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(FedpflError, match="logger=wandb needs the package wandb; pip install wandb"):
+        check_logger({"name": "wandb"})
+
+
+def test_the_shipped_config_is_the_default():
+    yaml = pytest.importorskip("yaml")
+    folder = Path(__file__).parents[2] / "conf" / "logger"
+    assert Options.of(yaml.safe_load((folder / "wandb.yaml").read_text())) == Options()
+    check_logger(yaml.safe_load((folder / "none.yaml").read_text()))

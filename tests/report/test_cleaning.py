@@ -1,0 +1,382 @@
+"""What `clean` removes, and above all what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpfl.record import rundir
+from fedpfl.report import cleaning, load
+from fedpfl.report.__main__ import main
+from tests.command import TINY, snapshot, start
+from tests.report.test_listing import HOUR, age, amend, hold
+from tests.report.test_report import write_run
+
+ALL = ["--status", ",".join(cleaning.REMOVABLE)]
+
+
+def run(folder: Path, status: str = "failed", **options: Any) -> Path:
+    """A run as it is left behind, an hour old, with a checkpoint."""
+    write_run(folder, status=status, reached=2, **options)
+    (folder / "run.lock").write_text("1\n")
+    (folder / "state.pt").write_bytes(bytes(1000))
+    (folder / "run.log").touch()
+    return age(folder, HOUR)
+
+
+def there(root: Path) -> list[str]:
+    """Every directory below."""
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir())
+
+
+def clean(root: Path, *options: str) -> int:
+    return main(["clean", str(root), *options])
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, answer: Any) -> list[str]:
+    """Make standard input a terminal that answers; returns the questions."""
+    asked: list[str] = []
+
+    def reply(question: str) -> str:
+        asked.append(question)
+        return answer() if callable(answer) else answer
+
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    monkeypatch.setattr("builtins.input", reply)
+    return asked
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "outputs"
+    for number, status in enumerate(("finished", "failed", "diverged", "running")):
+        run(root / status / f"seed{number}", status, seed=number)
+    (run(root / "broken" / "seed9") / "config.yaml").unlink()
+    return root
+
+
+def test_failed_diverged_and_broken_runs_go(root: Path, capsys: pytest.CaptureFixture) -> None:
+    before = snapshot(root / "finished")
+    assert clean(root, "--yes") == 0
+    assert there(root) == ["finished", "finished/seed0", "running", "running/seed3"]
+    assert snapshot(root / "finished") == before
+    out, err = capsys.readouterr()
+    assert err == "left 1 run, interrupted: to be resumed, or removed with --status interrupted\n"
+    lines = out.splitlines()
+    told = sorted(line.split()[0] for line in lines if line.strip().startswith(("broken", "diverged", "failed")))
+    assert told == ["broken", "diverged", "failed"]
+    assert "diverged 2/4" in out
+    assert "checkpoint" in out
+    assert lines[-1].startswith("removed 3 directories (")
+
+
+def test_interrupted_runs_go_only_by_name(root: Path) -> None:
+    assert clean(root, "--yes", "--status", "interrupted") == 0
+    assert not (root / "running").exists()
+    assert (root / "failed/seed1").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "gone"), [("", False), ("no", False), ("Y es", False), ("y", True), (" YES ", True)]
+)
+def test_only_yes_removes(root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, gone: bool) -> None:
+    size = sum(file.stat().st_size for name in ("failed", "diverged", "broken") for file in (root / name).rglob("*.*"))
+    asked = on_terminal(monkeypatch, answer)
+    assert clean(root) == 0
+    assert (root / "failed").exists() != gone
+    assert asked == [f"Remove 3 directories ({size / 1000:.1f} kB)? [y/N] "]
+
+
+@pytest.mark.parametrize("error", [EOFError, KeyboardInterrupt])
+def test_no_answer_is_no(root: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
+    def silent() -> str:
+        raise error
+
+    on_terminal(monkeypatch, silent)
+    assert clean(root) == 0
+    assert (root / "failed/seed1").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "removed nothing: there is no terminal to ask on; add --yes to remove what is listed"),
+        (["--yes", "--status", "failed,finished"], "clean removes only runs that are failed, diverged, broken, inter"),
+        (["--yes", "--status", "running"], "clean removes only runs that are failed, diverged, broken, interrupted"),
+    ],
+)
+def test_mistakes_remove_nothing(root: Path, options: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    before = there(root)
+    assert clean(root, *options) == 2
+    assert there(root) == before
+    assert message in capsys.readouterr().err
+
+
+def strange(folder: Path) -> None:
+    (folder / "notes.txt").touch()
+
+
+def strange_folder(folder: Path) -> None:
+    (folder / "figures").mkdir()
+
+
+def strange_wandb(folder: Path) -> None:
+    (folder / "wandb").mkdir()
+    (folder / "wandb" / "thesis.tex").touch()
+
+
+def strange_events(folder: Path) -> None:
+    (folder / "tensorboard").mkdir()
+    (folder / "tensorboard" / "notes.txt").touch()
+
+
+def linked_file(folder: Path) -> None:
+    (folder / "state.pt").rename(folder.parent / "elsewhere.pt")
+    (folder / "state.pt").symlink_to(folder.parent / "elsewhere.pt")
+
+
+def linked_folder(folder: Path) -> None:
+    (folder.parent / "kept").mkdir()
+    (folder / "wandb").symlink_to(folder.parent / "kept")
+
+
+def pipe(folder: Path) -> None:
+    (folder / "rounds.csv").unlink()
+    os.mkfifo(folder / "rounds.csv")
+    age(folder, HOUR)
+
+
+def finished_but_broken(folder: Path) -> None:
+    amend(folder, status="finished")
+    (folder / "config.yaml").unlink()
+
+
+def foreign(folder: Path) -> None:
+    (folder / "summary.json").write_text('{"status": "failed"}')
+
+
+def without_summary(folder: Path) -> None:
+    (folder / "summary.json").unlink()
+
+
+def just_written(folder: Path) -> None:
+    (folder / "config.yaml").unlink()
+    os.utime(folder / "run.lock")
+
+
+LEFT = {
+    "it holds notes.txt, which no run wrote": strange,
+    "it holds figures, which no run wrote": strange_folder,
+    "it holds wandb, which no run wrote": strange_wandb,
+    "it holds tensorboard, which no run wrote": strange_events,
+    "it holds state.pt, which no run wrote": linked_file,
+    "it holds wandb, which no run wrote ": linked_folder,
+    "it holds rounds.csv, which no run wrote": pipe,
+    "its summary.json says finished, though it is broken: no config.yaml": finished_but_broken,
+    "nothing says that fedpfl wrote it": foreign,
+    "nothing says that fedpfl wrote it: its summary.json holds no identity": without_summary,
+    "written a moment ago, ": just_written,
+}
+
+
+@pytest.mark.parametrize("reason", LEFT)
+def test_left_and_named(tmp_path: Path, reason: str, capsys: pytest.CaptureFixture) -> None:
+    path = run(tmp_path / "a" / "seed0")
+    run(tmp_path / "b" / "seed0")
+    LEFT[reason](path)
+    before = there(tmp_path / "a"), sorted(file.name for file in path.iterdir())
+    assert clean(tmp_path, "--yes", *ALL) == 0
+    assert (there(tmp_path / "a"), sorted(file.name for file in path.iterdir())) == before
+    assert not (tmp_path / "b").exists()
+    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: {re.escape(reason.strip())}", capsys.readouterr().err)
+
+
+def test_a_foreign_folder_is_never_removed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "summary.json").write_text('{"status": "failed"}')
+    (folder / "config.yaml").write_text("mine: 1\n")
+    age(folder, HOUR)
+    assert clean(tmp_path, "--yes", *ALL) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "summary.json"]
+    assert "nothing to remove" in capsys.readouterr().out
+
+
+def test_what_changes_while_it_asks_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    path, resumed = run(tmp_path / "a"), run(tmp_path / "b", seed=1)
+    run(tmp_path / "c", seed=2)
+
+    def late() -> str:
+        (path / "notes.txt").touch()
+        os.utime(path / "notes.txt", (0, 0))
+        (resumed / "rounds.csv").touch()
+        return "y"
+
+    on_terminal(monkeypatch, late)
+    assert clean(tmp_path) == 1
+    assert there(tmp_path) == ["a", "b"]
+    out, err = capsys.readouterr()
+    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: it holds notes.txt, which no run wrote", err)
+    assert re.search(rf"left {resumed}, [a-z]+( \d+/\d+)?: it has changed meanwhile", err)
+    assert "removed 1 of 3 directories" in out
+    assert (path / "state.pt").exists()
+
+
+def test_a_run_that_is_held_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    path = run(tmp_path / "a")
+    holders: list[subprocess.Popen[str]] = []
+
+    def resumed() -> str:
+        holders.append(hold(path))
+        return "y"
+
+    on_terminal(monkeypatch, resumed)
+    assert clean(tmp_path) == 1
+    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: a run is being written there", capsys.readouterr().err)
+    assert clean(tmp_path, "--yes") == 0  # seen as running from the beginning
+    holders[0].communicate("")
+    assert (path / "state.pt").exists()
+
+
+def test_no_run_starts_while_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run(tmp_path / "seed0")
+    attempt = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    errors: list[str] = []
+    unlink = Path.unlink
+
+    def meanwhile(file: Path, missing_ok: bool = False) -> None:
+        tried = subprocess.run([sys.executable, "-c", attempt, str(path / "run.lock")], capture_output=True, text=True)
+        errors.append(tried.stderr.splitlines()[-1].split(":")[0])
+        unlink(file, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", meanwhile)
+    assert clean(tmp_path, "--yes") == 0
+    assert set(errors) == {"BlockingIOError"}
+    assert there(tmp_path) == []
+
+
+@pytest.mark.parametrize("after", range(1, 8))
+def test_a_killed_clean_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    path = run(tmp_path / "k" / "seed0")
+    unlink, done = Path.unlink, []
+
+    class Killed(BaseException):
+        pass
+
+    def torn(file: Path, missing_ok: bool = False) -> None:
+        if len(done) == after:
+            raise Killed
+        done.append(file)
+        unlink(file, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", torn)
+        if after < len([*path.iterdir()]):
+            with pytest.raises(Killed):
+                clean(tmp_path, "--yes")
+            age(path, HOUR)
+    assert clean(tmp_path, "--yes") == 0
+    assert there(tmp_path) == (["k", "k/seed0"] if after == 6 else [])  # only run.lock is left, which says nothing
+
+
+def test_a_runs_files_are_known() -> None:
+    assert {*rundir._REPLACED, "run.log", "run.lock"} == set(cleaning.FILES)
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    outside = run(tmp_path / "outside" / "seed0")
+    root = tmp_path / "outputs"
+    path = run(root / "mine" / "seed0")
+    (path / "wandb").mkdir()
+    (path / "wandb" / "latest-run").symlink_to(outside)
+    (path / "tensorboard").mkdir()
+    (path / "tensorboard" / "events.out.tfevents.1.vm.2.0").touch()
+    (root / "folder").symlink_to(tmp_path / "outside")
+    (root / "mine" / "seed1").symlink_to(outside)
+    (path / ".state.pt.tmp").touch()
+    (path / ".clients.x1y2").touch()
+    age(path, HOUR)
+    before = snapshot(outside)
+    assert clean(root, "--yes", *ALL) == 0
+    assert snapshot(outside) == before
+    assert sorted(path.name for path in root.rglob("*")) == ["folder", "mine", "seed1"]
+
+
+def test_empty_parents_go_up_to_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "outputs"
+    run(root / "fmnist" / "fedavg" / "k1" / "seed0")
+    run(root / "fmnist" / "fedper" / "k2" / "seed0", "finished")
+    run(root / "mnist" / "fedavg" / "k3" / "seed0")
+    (root / "mnist" / "multirun.yaml").touch()
+    assert clean(root, "--yes") == 0
+    assert there(root) == ["fmnist", "fmnist/fedper", "fmnist/fedper/k2", "fmnist/fedper/k2/seed0", "mnist"]
+    (tmp_path / "link").symlink_to(root)
+    run(root / "fmnist" / "fedavg" / "seed0")
+    assert main(["clean", str(tmp_path / "link"), str(root / "fmnist" / "fedavg"), "--yes"]) == 0
+    assert (root / "fmnist" / "fedavg").exists()  # a root stays
+    path = run(root / "k" / "seed0")
+    assert clean(path, "--yes") == 0
+    assert (root / "k").exists()
+
+
+def test_without_a_lock_the_age_decides(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = run(tmp_path / "run")
+    (path / "run.lock").unlink()
+    age(path, 60)
+    assert clean(tmp_path, "--yes", *ALL) == 0
+    assert "written a moment ago" in capsys.readouterr().err
+    age(path, HOUR)
+    assert clean(tmp_path, "--yes", *ALL) == 0
+    assert not path.exists()
+
+
+def test_what_the_file_system_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    path = run(tmp_path / "seed0")
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert clean(tmp_path, "--yes") == 1
+    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: cannot be removed: Permission denied", capsys.readouterr().err)
+    assert path.exists()
+
+
+@pytest.mark.slow
+def test_a_living_run_is_left_and_a_killed_one_is_interrupted(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "live"
+    process = start("rounds=100000", *TINY[1:], f"hydra.run.dir={path}", cwd=tmp_path)
+    try:
+        until = time.monotonic() + 100
+        while not (path / "rounds.csv").exists() or not (found := load.look(path)).words.startswith("running "):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert found.words.endswith("/100000")
+        age(path, HOUR)  # however long its rounds take
+        assert load.look(path).status == "running"
+        assert clean(tmp_path, "--yes", *ALL) == 0
+        assert process.poll() is None
+        assert json.loads((path / "summary.json").read_text())["status"] == "running"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    capsys.readouterr()
+    age(path, 0)  # it may not have written since
+    assert load.look(path).status == "interrupted"
+    assert clean(tmp_path, "--yes", *ALL) == 0
+    assert re.search(rf"left {path}, [a-z]+( \d+/\d+)?: written a moment ago", capsys.readouterr().err)
+    age(path, HOUR)
+    assert clean(tmp_path, "--yes") == 0
+    assert path.exists()
+    assert clean(tmp_path, "--yes", *ALL) == 0
+    assert there(tmp_path) == []

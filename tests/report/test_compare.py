@@ -1,0 +1,420 @@
+"""Two configurations side by side, from synthetic run directories, against values computed by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpfl.report.__main__ import main
+from fedpfl.report.compare import Measure, compare, paired_test, sides
+from fedpfl.report.table import Table, render
+from tests.report.test_report import PNG, write_run
+
+OBP = {"name": "fedobp", "q": 0.9}
+
+
+def seeds(folder: Path, accuracies: dict[int, float], **changes: Any) -> Path:
+    for seed, accuracy in accuracies.items():
+        write_run(folder / f"seed{seed}", {2: accuracy - 10, 4: accuracy}, seed=seed, **changes)
+    return folder
+
+
+def between(a: Path, b: Path, **options: Any) -> list[Table]:
+    return compare(*sides([a, b]), **options)
+
+
+def rows(compared: list[Table], section: str) -> list[dict[str, Any]]:
+    """The exact numbers of a section, without what is empty."""
+    every = [row for table in compared for row in table.frame.to_dict("records") if row["section"] == section]
+    return [{key: value for key, value in row.items() if value == value} for row in every]
+
+
+def final(compared: list[Table], name: str) -> dict[str, Any]:
+    (found,) = (row for row in rows(compared, "final") if row["what"] == name)
+    return found
+
+
+def notes(compared: list[Table]) -> list[str]:
+    assert not any(table.notes for table in compared[:-1])
+    return list(compared[-1].notes)
+
+
+def clients_of(compared: list[Table]) -> list[tuple[Any, ...]]:
+    return [tuple(row[key] for key in ("at", "what", "a", "equal", "b")) for row in rows(compared, "clients")]
+
+
+def amend(folder: Path, **fields: Any) -> Path:
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return folder
+
+
+@pytest.fixture
+def ab(tmp_path: Path) -> tuple[Path, Path]:
+    """FedAvg and FedOBP over seeds 0, 1, 2: B is better by 1, 2 and 3 points."""
+    a = seeds(tmp_path / "a", {0: 70.0, 1: 72.0, 2: 74.0})
+    return a, seeds(tmp_path / "b", {0: 71.0, 1: 74.0, 2: 77.0}, method=OBP)
+
+
+def test_final_numbers(ab: tuple[Path, Path]) -> None:
+    accuracy = final(between(*ab), "accuracy")
+    assert accuracy == {
+        **{"section": "final", "what": "accuracy", "a": 72.0, "a_seed_std": 2.0, "a_seeds": "0 1 2"},
+        **{"b": 74.0, "b_seed_std": 3.0, "b_seeds": "0 1 2", "difference": 2.0, "pairs": 3, "paired": 2.0},
+        "paired_error": pytest.approx(1 / 3**0.5),
+        # t = 2 sqrt 3 with two degrees of freedom, whose distribution is 1/2 + t / (2 sqrt(2 + t^2)).
+        "p": pytest.approx(1 - 12**0.5 / 14**0.5),
+    }
+
+
+TESTED = {f"{kind}{name}" for kind in ("", "ft_") for name in ("accuracy", "accuracy_pooled", "accuracy_std")}
+TESTED |= {"accuracy_worst10", "loss"}
+
+
+def test_only_accuracies_and_losses_are_tested(ab: tuple[Path, Path]) -> None:
+    assert {row["what"] for row in rows(between(*ab), "final") if "p" in row} <= TESTED
+    assert "p" in final(between(*ab), "accuracy_pooled")
+
+
+def test_every_number_is_there(ab: tuple[Path, Path]) -> None:
+    for folder, hours in ((ab[0], 2.0), (ab[1], 3.5)):
+        for run in folder.iterdir():
+            amend(run, hours=hours)
+    told = {row["what"]: (row["a"], row["b"], row["what"] in TESTED) for row in rows(between(*ab), "final")}
+    assert told == {
+        "accuracy": (72.0, 74.0, True),
+        "accuracy_pooled": (73.0, 75.0, True),
+        "accuracy_std": (5.0, 5.0, True),
+        "accuracy_worst10": (52.0, 54.0, True),
+        "loss": (0.5, 0.5, True),
+        "ft_accuracy": (74.0, 76.0, True),
+        "ft_accuracy_pooled": (75.0, 77.0, True),
+        "values_down": (700.0, 700.0, False),  # (10 000 + 3 * 6 000) / 4 rounds / 10 clients
+        "values_up": (1000.0, 1000.0, False),
+        "bits_down": (22_400.0, 22_400.0, False),
+        "bits_up": (32_000.0, 32_000.0, False),
+        "seconds": (2.0, 2.0, False),  # the median of 1, 9, 2, 2
+        "hours": (2.0, 3.5, False),
+    }
+
+
+def test_those_judged_apart_are_compared_too(ab: tuple[Path, Path]) -> None:
+    for folder, better in zip(ab, (0, 4), strict=True):
+        for run in folder.iterdir():
+            told = pd.read_csv(run / "rounds.csv")
+            judged = told["accuracy"].notna()
+            for number, name in enumerate(("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy_worst10")):
+                told.loc[judged, name] = 60.0 + 10 * number + better
+            told.to_csv(run / "rounds.csv", index=False)
+    compared = between(*ab, metric="unseen_accuracy")
+    for number, name in enumerate(("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy_worst10")):
+        numbers = final(compared, name)
+        assert (numbers["a"], numbers["difference"]) == (60 + 10 * number, 4)
+    shown = "\n".join(render(table) for table in compared)
+    assert "On held-out samples" in shown
+    assert "worst 10%, %, fine-tuned" in shown
+    assert [row["difference"] for row in rows(compared, "curve")] == [4, 4]
+
+
+def test_only_common_seeds_are_paired(tmp_path: Path) -> None:
+    a = seeds(tmp_path / "a", {0: 70.0, 1: 72.0, 2: 74.0})
+    b = seeds(tmp_path / "b", {1: 75.0, 2: 76.0, 3: 95.0}, method=OBP)
+    compared = between(a, b)
+    accuracy = final(compared, "accuracy")
+    assert (accuracy["paired"], accuracy["paired_error"]) == (2.5, pytest.approx(0.5))  # of 3 and 2
+    assert accuracy["difference"] == 10.0  # 82 - 72, over all seeds
+    assert "p" not in accuracy
+    assert "Only in A: seeds 0." in notes(compared)
+    assert "Only in B: seeds 3." in notes(compared)
+    assert any(note.startswith("2 pairs of seeds are too few for the paired t-test") for note in notes(compared))
+    lines = [line.split() for line in render(compared).splitlines()]
+    assert ["A", "B", "B", "-", "A", "paired", "±", "error"] in lines
+    assert ["pooled,", "%", "73.00(2.00)", "83.00(11.27)", "+10.00", "+2.50", "0.50"] in lines
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 2 / 64),  # one of 2^6 signs, and its mirror image
+        ([0.1, -0.2, 0.3, 0.4, 0.5, 0.6], 6 / 64),  # rank sums of at most 2: {}, {1}, {2}
+        ([0.1, 0.2, 0.3, 0.4, 0.5], None),
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.0], None),  # five pairs that differ
+        ([0.0] * 8, None),
+    ],
+)
+def test_wilcoxon(differences: list[float], p: float | None) -> None:
+    found = paired_test(differences, "wilcoxon")
+    assert math.isnan(found) if p is None else found == pytest.approx(p)
+
+
+@pytest.mark.parametrize("pairs", [[1.0], [1.0, 2.0], [0.3, 0.3, 0.3], [0.0, 0.0, 0.0]])
+def test_t_needs_three_pairs_and_a_spread(pairs: list[float]) -> None:
+    assert math.isnan(paired_test([0.1 + one - 0.1 for one in pairs], "t"))
+
+
+@pytest.mark.parametrize(
+    ("count", "test", "words"),
+    [
+        (1, "t", "One seed is in both: one pair has no standard error"),
+        (1, "wilcoxon", "One seed is in both: one pair has no standard error"),
+        (3, "t", "p: the paired t-test, which takes the differences as normal, of the 3 pairs of seeds, two-sided"),
+        (3, "wilcoxon", "3 pairs of seeds are too few for Wilcoxon's signed-rank test: with 3 its p cannot fall "),
+        (
+            5,
+            "wilcoxon",
+            "5 pairs of seeds are too few for Wilcoxon's signed-rank test: with 5 its p cannot fall below 0.06",
+        ),
+        (6, "wilcoxon", "p: Wilcoxon's signed-rank test of the 6 pairs of seeds, two-sided, not corrected"),
+    ],
+)
+def test_too_few_seeds_are_named(tmp_path: Path, count: int, test: str, words: str) -> None:
+    a = seeds(tmp_path / "a", dict.fromkeys(range(count), 70.0))
+    b = seeds(tmp_path / "b", {seed: 71.0 + seed for seed in range(count)}, method=OBP)
+    compared = between(a, b, test=test)
+    assert [note for note in notes(compared) if note.startswith(words)]
+    assert ("  p\n" in render(compared, "terminal")) == words.startswith("p:")
+
+
+def test_no_common_seed(tmp_path: Path) -> None:
+    compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {1: 70.0, 2: 72.0}, method=OBP))
+    assert "No seed is in both, so nothing can be paired, and no test is made." in notes(compared)
+    assert final(compared, "accuracy")["difference"] == 1.0
+    assert clients_of(compared) == []
+
+
+some = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=9)
+
+
+@given(some)
+def test_b_beside_a_is_a_beside_b_mirrored(pairs: list[tuple[float, float]]) -> None:
+    a, b = dict(enumerate(one for one, _ in pairs)), dict(enumerate(other for _, other in pairs))
+    there, back = Measure("accuracy", "", a, b).record(), Measure("accuracy", "", b, a).record()
+    assert there["difference"] == -back["difference"]
+    assert there["paired"] == pytest.approx(there["difference"], abs=1e-9)  # all seeds are in both
+    assert there["paired"] == -back["paired"]
+    assert there["paired_error"] == back["paired_error"]
+    assert there["a_seed_std"] == pytest.approx(statistics.stdev(a.values()), abs=1e-9)
+    gained = [b[seed] - a[seed] for seed in a]
+    assert there["paired_error"] == pytest.approx(statistics.stdev(gained) / len(pairs) ** 0.5, abs=1e-9)
+
+
+def test_what_differs_in_the_configuration(tmp_path: Path) -> None:
+    a = seeds(tmp_path / "a", {0: 70.0, 1: 70.0}, local={"lr": 0.01, "momentum": 0}, validation=0.0)
+    b = seeds(
+        tmp_path / "b",
+        {0: 70.0},
+        method=OBP,
+        local={"lr": 0.05, "momentum": 0.0},
+        device="cuda",
+        logger={"name": "wandb"},
+    )
+    told = [(row["what"], row["a"], row["b"], not row["note"]) for row in rows(between(a, b), "setting")]
+    assert told[:3] == [
+        ("local.lr", "0.01", "0.05", True),
+        ("method.name", "fedavg", "fedobp", True),
+        ("method.q", "(not set)", "0.9", True),
+    ]
+    assert sorted(told[3:]) == [
+        ("device", "cpu", "cuda", False),
+        ("logger.name", "none", "wandb", False),
+        ("validation", "0.0", "(not set)", False),  # came later; all runs before had this value
+    ]
+
+
+def test_seeds_that_ran_elsewhere_are_all_told(tmp_path: Path) -> None:
+    a = seeds(tmp_path / "a", {0: 70.0})
+    write_run(tmp_path / "a" / "seed1", seed=1, device="cuda")
+    b = seeds(tmp_path / "b", {0: 70.0}, method=OBP)
+    amend(a / "seed0", environment={"torch": "2.11", "gpu": None, "cores": 2})
+    amend(a / "seed1", environment={"torch": "2.11", "gpu": "H200", "cores": 2})
+    amend(b / "seed0", environment={"torch": "2.12", "gpu": None, "cores": 2})
+    compared = between(a, b)
+    assert [(row["what"], row["a"], row["b"]) for row in rows(compared, "environment")] == [
+        ("torch", "2.11", "2.12"),
+        ("gpu", "None / H200", "None"),
+    ]
+    assert ("device", "cpu / cuda", "cpu") in [(row["what"], row["a"], row["b"]) for row in rows(compared, "setting")]
+
+
+def test_the_same_configuration_run_twice(tmp_path: Path) -> None:
+    compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {0: 70.5}))
+    assert rows(compared, "setting") == []
+    assert final(compared, "accuracy")["paired"] == 0.5
+    assert [row.get("a", row.get("b")) for row in rows(compared, "run")] == [str(tmp_path / f"{x}/seed0") for x in "ab"]
+
+
+def test_curves_at_common_evaluations(tmp_path: Path) -> None:
+    every = {number: 10.0 * number for number in range(1, 13)}
+    write_run(tmp_path / "a", every, reached=12, rounds=12)
+    write_run(tmp_path / "b", dict.fromkeys(range(2, 12), 1.0), reached=12, rounds=12, method=OBP)
+    curve = rows(between(tmp_path / "a", tmp_path / "b"), "curve")
+    # Common are 2..11: of ten places the first, 2.25, 4.5, 6.75 and the last.
+    assert [row["at"] for row in curve] == [2, 4, 6, 9, 11]
+    assert [(row["a"], row["b"], row["difference"]) for row in curve][:2] == [(20, 1, -19), (40, 1, -39)]
+
+
+def test_few_evaluations_are_not_repeated(ab: tuple[Path, Path]) -> None:
+    curve = rows(between(*ab, metric="ft_accuracy"), "curve")
+    assert {row["at"]: row["b"] for row in curve} == {2: 66.0, 4: 76.0}
+
+
+def test_a_metric_that_one_lacks_has_no_curve(ab: tuple[Path, Path]) -> None:
+    path = ab[0] / "seed1" / "rounds.csv"
+    path.write_text(path.read_text().replace("ft_accuracy,", "other,"))
+    compared = between(*ab, metric="ft_accuracy")
+    assert rows(compared, "curve") == []
+    assert "a" not in final(compared, "ft_accuracy")  # nor is it a mean of the others
+    assert "Over rounds" not in render(compared)
+
+
+def clients(folder: Path, *rows: str, columns: str = "client,train,test,label_0,label_1,accuracy,ft_accuracy") -> None:
+    (folder / "clients.csv").write_text("\n".join([columns, *rows]) + "\n")
+
+
+def test_clients_that_are_better(ab: tuple[Path, Path]) -> None:
+    clients(ab[0] / "seed0", "0,3,3,6,0,50,60", "1,3,3,0,6,100,100", "2,9,0,9,0,nan,nan", "3,3,3,6,0,33.3,70")
+    clients(ab[1] / "seed0", "0,3,3,6,0,75,40", "1,3,3,0,6,100,100", "2,9,0,9,0,nan,nan", "3,3,3,6,0,66.7,90")
+    compared = between(*ab)
+    found = [row for row in clients_of(compared) if row[0] == "0"]
+    # FedAvg after fine-tuning, FedOBP before: 60 and 75, 100 and 100, 70 and 66.7
+    assert found == [("0", "accuracy", 0, 1, 2), ("0", "ft_accuracy", 1, 1, 1), ("0", "judged", 1, 1, 1)]
+    harmed = [[row.get(key) for key in ("harmed", "loss", "change")] for row in rows(compared, "clients")[:3]]
+    assert harmed[0] == [0, None, 0]
+    assert harmed[1] == pytest.approx([100 / 3, 20, -20])
+    assert harmed[2] == pytest.approx([100 / 3, 3.3, -3.3])
+
+
+def test_clients_that_never_take_part_do_not_count(ab: tuple[Path, Path]) -> None:
+    for folder in ab:
+        clients(folder / "seed0", "0,3,3,6,0,50,60", "1,3,3,0,6,70,80")
+    path, told = ab[1] / "seed0" / "clients.csv", ("unseen", 0, 1)
+    path.write_text("".join(f"{line},{last}\n" for line, last in zip(path.read_text().split(), told, strict=True)))
+    assert [row[2:] for row in clients_of(between(*ab)) if row[0] == "0"] == [(0, 1, 0), (0, 1, 0), (1, 0, 0)]
+
+
+@pytest.mark.parametrize("other", ["0,3,3,5,1,75,40", "0,4,2,6,0,75,40"])
+def test_other_clients_are_not_compared(ab: tuple[Path, Path], other: str) -> None:
+    clients(ab[0] / "seed0", "0,3,3,6,0,50,60")
+    clients(ab[1] / "seed0", other)
+    compared = between(*ab)
+    assert {row[0] for row in clients_of(compared)} == {"1", "2"}
+    assert "Clients of seed 0 are not compared: their label counts differ, so the partitions do." in notes(compared)
+
+
+def test_without_the_file_clients_are_not_compared(ab: tuple[Path, Path]) -> None:
+    (ab[1] / "seed2" / "clients.csv").unlink()
+    compared = between(*ab)
+    assert {row[0] for row in clients_of(compared)} == {"0", "1"}
+    assert any(note.startswith("Clients of seed 2 are not compared: ") for note in notes(compared))
+
+
+def test_two_runs_of_other_seeds_may_have_the_same_clients(tmp_path: Path) -> None:
+    compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {1: 72.0}, method=OBP))
+    assert [(row[0], row[3]) for row in clients_of(compared)] == [("0 | 1", 1), ("0 | 1", 1), ("0 | 1", 0)]
+
+
+def test_unfinished_runs_are_named(tmp_path: Path) -> None:
+    a = seeds(tmp_path / "a", {0: 70.0})
+    b = write_run(tmp_path / "b", {2: 60.0}, status="running", reached=3, method=OBP)
+    compared = between(a, b)
+    assert "B is not simply finished: running 3/4." in notes(compared)
+    assert "The final numbers are of different rounds: A of 4, B of 2." in notes(compared)
+    assert [row["at"] for row in rows(compared, "curve")] == [2]
+
+
+def test_finished_seeds_speak_for_the_others(tmp_path: Path) -> None:
+    a = seeds(tmp_path / "a", {0: 70.0})
+    write_run(tmp_path / "a" / "seed1", {2: 1.0}, status="failed", reached=2, seed=1)
+    compared = between(a, seeds(tmp_path / "b", {0: 71.0, 1: 72.0}, method=OBP))
+    assert (final(compared, "accuracy")["a"], final(compared, "accuracy")["a_seeds"]) == (70.0, "0")
+    assert "A is not simply finished: 1 finished, 1 failed left out." in notes(compared)
+
+
+def test_other_tasks_are_named(tmp_path: Path) -> None:
+    compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {0: 70.0}, dataset={"name": "mnist"}))
+    assert "A and B are different tasks (data set or partition): their difference is not a method's." in notes(compared)
+
+
+@pytest.mark.parametrize("name", ["a", "a/seed0"])
+def test_a_side_is_a_run_or_the_folder_of_its_seeds(ab: tuple[Path, Path], name: str) -> None:
+    group, _ = sides([ab[0].parent / name, ab[1]])
+    assert [run.seed for run in group.runs] == ([0, 1, 2] if name == "a" else [0])
+
+
+def test_more_than_one_configuration_is_one_clear_line(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> None:
+    root = ab[0].parent
+    assert main(["compare", str(root), str(ab[1])]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {root} holds 2 configurations, name one of them: FedAvg on FMNIST, Dir(0.1) ({root / 'a'}); "
+        f"FedOBP on FMNIST, Dir(0.1) ({root / 'b'})\n"
+    )
+
+
+def test_mistakes_are_one_line(ab: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "empty").mkdir()
+    a, b = map(str, ab)
+    for words, message in (
+        ([a, str(tmp_path / "empty")], "no readable run below"),
+        ([a, "nowhere"], "no such directory: nowhere"),
+        ([a, f"{a}/seed1"], "hold the same runs"),
+        ([a, b, "--out", "curve.svg"], "--out curve.svg: must end in .png or .pdf"),
+    ):
+        assert main(["compare", *words]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_terminal(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> None:
+    assert main(["compare", *map(str, ab)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["method.name", "fedavg", "fedobp"] in lines
+    accuracies = [line[-5:] for line in lines if line[:3] == ["mean", "over", "clients,"]]
+    assert accuracies == [
+        ["72.00(2.00)", "74.00(3.00)", "+2.00", "0.58", "0.074"],
+        ["74.00(2.00)", "76.00(3.00)", "+2.00", "0.58", "0.074"],
+    ]
+    assert ["2", "62.00(2.00)", "64.00(3.00)", "+2.00", "0.58"] in lines
+    assert ["bits", "up", "32k", "32k", "0", "0"] in lines
+    assert ["0", "before", "0", "1", "0", "0.00", "0.00"] in lines
+    assert ["all", "before", "0", "3", "0", "0.00(0.00)", "0.00(0.00)"] in lines
+    assert ["2", "FedAvg", "alone", "fine-tuned", "1", "0", "0", "100.00", "2.00", "-2.00"] in lines
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_window_is_not_exceeded(ab: tuple[Path, Path], width: int) -> None:
+    lines = render(between(*ab), "terminal", width).splitlines()
+    assert max(len(line) for line in lines if str(ab[0].parent) not in line) <= width
+    assert f"    {ab[0]}" in lines
+
+
+def test_csv_is_exact(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> None:
+    assert main(["compare", *map(str, ab), "--format", "csv"]) == 0
+    found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    (accuracy,) = (row for row in found if (row["section"], row["what"]) == ("final", "accuracy"))
+    assert [accuracy[key] for key in ("a", "a_seed_std", "b", "difference", "pairs", "paired")] == [
+        *("72.0", "2.0", "74.0", "2.0", "3.0", "2.0")
+    ]
+    assert float(accuracy["paired_error"]) == pytest.approx(1 / 3**0.5, abs=1e-15)
+    assert float(accuracy["p"]) == pytest.approx(1 - (12 / 14) ** 0.5, abs=1e-12)
+    assert {row["section"] for row in found} == {"run", "setting", "final", "curve", "clients", "note"}
+
+
+@pytest.mark.parametrize("suffix", [".png", ".pdf"])
+def test_the_figure(ab: tuple[Path, Path], tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture) -> None:
+    target = tmp_path / "figures" / f"curve{suffix}"
+    assert main(["compare", *map(str, ab), "--out", str(target), "--metric", "loss"]) == 0
+    assert f"wrote {target}" in capsys.readouterr().err
+    assert target.read_bytes().startswith(PNG if suffix == ".png" else b"%PDF")
+    assert [path.name for path in target.parent.iterdir()] == [target.name]

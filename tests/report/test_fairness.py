@@ -1,0 +1,195 @@
+"""Who is helped and who is harmed, from synthetic run directories, against values computed by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpfl.ground.errors import FedpflError
+from fedpfl.report.__main__ import main
+from fedpfl.report.fairness import fairness_table, harm
+from fedpfl.report.html import write
+from fedpfl.report.load import runs
+from fedpfl.report.table import Table
+from tests.report.test_html import Page
+from tests.report.test_report import write_run
+
+FEDPER, LOCAL = {"name": "fedper"}, {"name": "local_only"}
+
+
+def run(folder: Path, accuracy: list[float], ft: list[float] | None = None, data: str = "", **changes: Any) -> Path:
+    """A run whose clients 0, 1, ... have these accuracies, and ten test samples each unless `test` says otherwise."""
+    more = {key: changes.pop(key) for key in ("test", "unseen") if key in changes}
+    write_run(folder, **changes)
+    frame = pd.DataFrame({"client": range(len(accuracy)), "train": 30, "test": 10, "label_0": 40, "accuracy": accuracy})
+    if ft:
+        frame["ft_accuracy"] = ft
+    frame.assign(**more).to_csv(folder / "clients.csv", index=False)
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | ({"data": data} if data else {})))
+    return folder
+
+
+def table_of(root: Path) -> Table:
+    return fairness_table(runs(root))
+
+
+def row_of(table: Table, method: str) -> dict[str, Any]:
+    (row,) = table.frame[table.frame["method"] == method].to_dict("records")
+    return row
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Ten clients; FedPer harms 0, 1 and 2 against FedAvg+FT, and 9 against Local-Only; 5 to 8 keep what they have."""
+    tuned = [50.0, 60, 70, 80, 90, 10, 20, 30, 40, 50]
+    run(tmp_path / "fedavg/seed0", [0.0] * 10, tuned)
+    run(tmp_path / "fedper/seed0", [40.0, 40, 67, 81, 92, 10, 20, 30, 40, 80], [99.0] * 10, method=FEDPER)
+    run(tmp_path / "local/seed0", [0.0] * 9 + [88.5], [1.0] * 10, method=LOCAL)
+    return tmp_path
+
+
+def test_harm_by_hand(root: Path) -> None:
+    row = row_of(table_of(root), "FedPer")
+    assert row["harmed_fedavg"] == 30
+    assert row["loss_fedavg"] == pytest.approx((10 + 20 + 3) / 3)
+    assert row["change_fedavg"] == -20  # the worst of ten
+    assert (row["harmed_local_only"], row["loss_local_only"], row["change_local_only"]) == (10, 8.5, -8.5)
+    assert row["accuracy"] == 50
+    assert row["accuracy_std"] == pytest.approx(statistics.pstdev([40, 40, 67, 81, 92, 10, 20, 30, 40, 80]))
+    assert row["accuracy_worst10"] == 10
+    assert math.isnan(row["harmed_fedavg_seed_std"])
+
+
+def test_the_baselines_are_rows_too(root: Path) -> None:
+    table = table_of(root)
+    tuned, local = row_of(table, "FedAvg+FT"), row_of(table, "Local-Only")
+    assert (tuned["accuracy"], tuned["harmed_local_only"], tuned["loss_local_only"]) == (50, 10, 38.5)
+    assert (local["harmed_fedavg"], local["change_fedavg"]) == (90, -90)
+    assert math.isnan(tuned["harmed_fedavg"])
+    assert math.isnan(local["harmed_local_only"])
+    assert "FedAvg after fine-tuning (ft_accuracy)" in table.caption
+    assert table.notes == ()
+
+
+def test_means_over_seeds(root: Path) -> None:
+    run(root / "fedavg/seed1", [0.0] * 10, [50.0] * 10, seed=1)
+    run(root / "fedper/seed1", [40.0] * 5 + [60.0] * 5, method=FEDPER, seed=1)
+    run(root / "fedavg/seed2", [0.0] * 10, [50.0] * 10, seed=2)
+    run(root / "fedper/seed2", [60.0] * 10, method=FEDPER, seed=2)
+    run(root / "fedper/seed3", [1.0] * 10, method=FEDPER, seed=3)
+    table = table_of(root)
+    row = row_of(table, "FedPer")
+    assert row["harmed_fedavg"] == pytest.approx((30 + 50 + 0) / 3)
+    assert row["harmed_fedavg_seed_std"] == pytest.approx(statistics.stdev([30, 50, 0]))
+    assert row["loss_fedavg"] == pytest.approx((11 + 10) / 2), "of the seeds that have harmed clients"
+    assert row["change_fedavg"] == pytest.approx((-20 - 10 + 10) / 3)
+    assert (row["seed_list"], row["seed_list_fedavg"], row["seed_list_local_only"]) == ("0 1 2 3", "0 1 2", "0")
+    assert "No FedAvg+FT of the same data, split and seed: FedPer on FMNIST, Dir(0.1) (seed 3)." in table.notes
+
+
+@pytest.mark.parametrize(
+    "change", [{"test": 9}, {"dataset": {"name": "mnist"}}, {"partition": {"alpha": 0.5}}, {"seed": 7}, {"data": "b"}]
+)
+def test_only_the_same_split_and_seed_is_a_baseline(tmp_path: Path, change: dict[str, Any]) -> None:
+    run(tmp_path / "fedper/seed0", [50.0], method=FEDPER, data="a")
+    run(tmp_path / "fedavg/seed0", [60.0], [60.0], **{"data": "a"} | change)
+    with pytest.raises(FedpflError, match="no run here has FedAvg"):
+        table_of(tmp_path)
+
+
+def test_clients_that_never_take_part_or_have_no_test_samples_do_not_count(tmp_path: Path) -> None:
+    kinds = {"unseen": [0, 0, 1, 0], "test": [10, 10, 10, 0]}
+    run(tmp_path / "fedavg/seed0", [0.0] * 4, [50.0, 50, 99, math.nan], **kinds)
+    run(tmp_path / "fedper/seed0", [40.0, 60, 0, math.nan], method=FEDPER, **kinds)
+    row = row_of(table_of(tmp_path), "FedPer")
+    assert (row["accuracy"], row["harmed_fedavg"], row["change_fedavg"]) == (50, 50, -10)
+
+
+def test_who_never_takes_part_in_one_of_both_does_not_count(tmp_path: Path) -> None:
+    run(tmp_path / "fedavg/seed0", [0.0] * 2, [50.0, 50], unseen=[0, 1])
+    run(tmp_path / "fedper/seed0", [60.0, 0], method=FEDPER)
+    assert row_of(table_of(tmp_path), "FedPer")["harmed_fedavg"] == 0
+
+
+def test_a_client_without_an_accuracy_leaves_its_run_out(root: Path) -> None:
+    run(root / "fedavg/seed1", [0.0], [50.0], seed=1)
+    bad = run(root / "fedper/seed1", [math.nan], method=FEDPER, seed=1)
+    table = table_of(root)
+    assert row_of(table, "FedPer")["seed_list"] == "0"
+    assert f"Not compared: {bad}: clients.csv has no accuracy of 1 clients." in table.notes
+
+
+def test_the_nearest_baseline_is_taken_and_what_differs_told(root: Path) -> None:
+    run(root / "far/seed0", [0.0] * 10, [100.0] * 10, local={"lr": 0.5, "epochs": 1})
+    assert row_of(table_of(root), "FedPer")["harmed_fedavg"] == 30
+    run(root / "near/seed0", [0.0] * 10, [100.0] * 10, method={"name": "fedavg", "mode": 1})
+    table = table_of(root)
+    assert math.isnan(row_of(table, "FedPer")["harmed_fedavg"])
+    assert any(note.startswith("Several FedAvg+FT fit, choose one by filters: ") for note in table.notes)
+    told = fairness_table(runs(root / "far", root / "fedper"))
+    assert row_of(told, "FedPer (epochs=5, lr=0.01)")["harmed_fedavg"] == 100
+    words = "FedAvg+FT was run with another local.epochs, local.lr than FedPer (epochs=5, lr=0.01) on FMNIST, Dir(0.1)."
+    assert words in told.notes
+
+
+@given(st.lists(st.integers(-100, 100), min_size=1, max_size=40))
+def test_harm_agrees_with_a_loop(changes: list[int]) -> None:
+    lost = [-change for change in changes if change < 0]
+    found = harm(pd.Series(changes, dtype=float))
+    assert found.harmed == pytest.approx(100 * len(lost) / len(changes))
+    assert found.loss == pytest.approx(sum(lost) / len(lost)) if lost else math.isnan(found.loss)
+    least = sorted(changes)[: max(1, len(changes) // 10)]
+    assert found.change == pytest.approx(sum(least) / len(least))
+
+
+def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tables", str(root), "--fairness"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    words = [
+        "FedPer",
+        "50.00",
+        "10.00",
+        f"{statistics.pstdev([40, 40, 67, 81, 92, 10, 20, 30, 40, 80]):.2f}",
+        "30.00",
+        "11.00",
+        "-20.00",
+        "10.00",
+        "8.50",
+        "-8.50",
+        "4",
+        "1",
+    ]
+    assert [*words, "finished"] in lines
+    assert main(["tables", str(root), "--fairness", "--out", str(tmp_path / "out")]) == 0
+    assert {"fairness.csv", "fairness.md", "fairness.tex"} < {path.name for path in (tmp_path / "out").iterdir()}
+    capsys.readouterr()
+    assert main(["tables", str(root), "--fairness", "--select", "best-checkpoint"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        "error: --fairness is of the last evaluation, which clients.csv holds; leave out --select\n",
+    )
+    assert main(["tables", str(root), "method=fedper", "--fairness"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_page(root: Path) -> None:
+    page = Page(write([root], root / "report")[0])
+    found = page.group("FedPer")["fairness"]["FedAvg+FT"]
+    assert (found["name"], found["count"], found["harmed"]) == ("FedPer", 10, 30)
+    assert found["dots"][:2] == [[0, 5, 10, 10], [0, 6, 20, 20]]
+    assert [0, 1, 60, 40] in found["dots"]
+    assert set(page.group("FedAvg")["fairness"]) == {"Local-Only"}
+    assert page.group("FedAvg")["fairness"]["Local-Only"]["name"] == "FedAvg+FT"
+    assert page.row("fairness", "FedPer")[4:7] == ["30.00", "11.00", "-20.00"]
+    (root / "fedavg/seed0/clients.csv").unlink()
+    (root / "local/seed0/clients.csv").unlink()
+    assert "fairness" not in Page(write([root], root / "report")[0]).cells

@@ -1,0 +1,360 @@
+"""What a run directory is at this moment, and the list of runs, against values known by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpfl.ground import lock
+from fedpfl.report import listing, load
+from fedpfl.report.__main__ import main
+from fedpfl.report.listing import Entry
+from fedpfl.report.load import State
+from fedpfl.report.table import render
+from tests.conftest import ROOT
+from tests.report.test_report import BROKEN, write_run
+
+HOUR = 3600.0
+HOLD = """
+import fcntl, os, sys
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.lockf(file, fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def age(folder: Path, seconds: float) -> Path:
+    """Make all files as old as this."""
+    then = time.time() - seconds
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a living run renames them
+            os.utime(path, (then, then))
+    return folder
+
+
+def hold(folder: Path) -> subprocess.Popen[str]:
+    """A process that holds the directory's lock until its input ends."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(folder / "run.lock")], **pipes)
+    assert holder.stdout.readline() == "\n"
+    return holder
+
+
+def amend(folder: Path, **fields: Any) -> Path:
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return folder
+
+
+def names(found: list[Entry]) -> list[str]:
+    return [entry.state.path.name for entry in found]
+
+
+def look(*roots: Path) -> list[Entry]:
+    return listing.entries(map(load.look, load.directories(*roots)))
+
+
+@pytest.mark.parametrize(
+    ("told", "held", "quiet", "status"),
+    [
+        ("finished", True, False, "finished"),
+        ("finished", False, True, "finished"),
+        ("running", True, True, "running"),  # a round may take longer than any patience
+        ("running", False, False, "interrupted"),  # killed a moment ago
+        ("running", None, False, "running"),
+        ("running", None, True, "interrupted"),
+        (None, True, False, "running"),
+        (None, False, False, "interrupted"),
+        ("failed", False, True, "failed"),
+        ("failed", None, False, "failed"),
+        ("failed", True, False, "running"),  # being resumed
+        ("diverged", False, True, "diverged"),
+    ],
+)
+def test_verdict(told: str | None, held: bool | None, quiet: bool, status: str) -> None:
+    assert lock.verdict(told, held, quiet) == status
+
+
+def test_without_a_lock_the_age_decides(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", status="running", reached=3)
+    assert lock.living(run) is None
+    assert load.look(run).words == "running 3/4"
+    assert load.look(age(run, HOUR)).words == "interrupted 3/4"
+
+
+def test_long_rounds_are_waited_for(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", status="running", reached=3)
+    (run / "rounds.csv").write_text((run / "rounds.csv").read_text().replace("3,2.0,", "3,1500.0,"))
+    assert load.look(age(run, HOUR)).status == "running"  # three rounds are 75 minutes
+    assert load.look(age(run, 1.3 * HOUR)).status == "interrupted"
+
+
+def test_the_lock_decides_at_once(tmp_path: Path) -> None:
+    run = age(write_run(tmp_path / "run", status="running", reached=3), 9 * HOUR)
+    holder = hold(run)
+    try:
+        age(run, 9 * HOUR)
+        assert lock.living(run) is True
+        assert load.look(run).status == "running"
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert lock.living(run) is False
+    assert load.look(run).status == "interrupted"
+
+
+def test_looking_at_a_lock_gives_it_back(tmp_path: Path) -> None:
+    (tmp_path / "run.lock").write_text("1\n")
+    assert lock.living(tmp_path) is False
+    holder = hold(tmp_path)  # would wait for us
+    assert lock.living(tmp_path) is True
+    holder.communicate("")
+
+
+def test_looking_leaves_this_processs_own_lock_alone(tmp_path: Path) -> None:
+    """Closing any file that is opened for `run.lock` would let go of it."""
+    run = age(write_run(tmp_path / "run", status="running", reached=3), 9 * HOUR)
+    held = lock.take(run)
+    try:
+        assert load.look(run).status == "running"
+        code = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        other = subprocess.run([sys.executable, "-c", code, str(run / "run.lock")], capture_output=True)
+        assert b"BlockingIOError" in other.stderr
+    finally:
+        lock.release(held, run.resolve())
+    assert load.look(run).status == "interrupted"
+
+
+def test_a_directory_that_is_just_begun_is_running(tmp_path: Path) -> None:
+    holder = hold(tmp_path)
+    assert load.look(tmp_path).status == "running"
+    holder.communicate("")
+    found = load.look(tmp_path)
+    assert (found.status, found.reason) == ("broken", "no config.yaml; the run never started or is half written")
+
+
+@pytest.mark.parametrize("status", ["failed", "diverged"])
+def test_the_reason_is_told(tmp_path: Path, status: str) -> None:
+    run = amend(write_run(tmp_path / "run", status=status, reached=2), error="OSError: no\nroom")
+    found = load.look(run)
+    assert (found.words, found.reason) == (f"{status} 2/4", "OSError: no room")
+
+
+def test_a_run_without_rounds_is_not_broken(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", status="failed")
+    (run / "rounds.csv").unlink()
+    assert load.look(run).words == "failed 0/4"
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_broken_directories_are_listed_with_the_reason(tmp_path: Path, message: str) -> None:
+    write_run(tmp_path / "whole")
+    BROKEN[message](write_run(tmp_path / "broken", seed=9))
+    whole, broken = look(tmp_path)
+    assert (whole.state.status, broken.state.status) == ("finished", "broken")
+    assert broken.state.path == tmp_path / "broken"
+    # Without the rows only one that says it is finished is broken.
+    assert message in broken.state.reason or "rounds.csv holds no round" in broken.state.reason
+    assert str(tmp_path) not in broken.state.reason
+    assert "\n" not in broken.state.reason
+
+
+def test_an_unknown_status_is_broken(tmp_path: Path) -> None:
+    found = load.look(write_run(tmp_path / "run", status="sleeping"))
+    assert (found.status, found.reason) == ("broken", "summary.json holds an unknown status, 'sleeping'")
+
+
+def test_what_a_line_says(tmp_path: Path) -> None:
+    place = tmp_path / "table3" / "fedavg" / "0123456789" / "seed7"
+    write_run(place, status="running", reached=3, seed=7)
+    age(place, 2 * HOUR + 60)
+    (found,) = look(tmp_path)
+    record = dict(found.record)
+    changed = record.pop("changed")
+    assert record == {
+        "status": "interrupted",
+        "round": 3,
+        "rounds": 4,
+        "experiment": "table3",
+        "name": None,
+        "method": "fedavg",
+        "label": "FedAvg",
+        "dataset": "FMNIST",
+        "partition": "Dir(0.1)",
+        "seed": 7,
+        "evaluated": 2,
+        "accuracy": 80.0,
+        "ft_accuracy": 82.0,
+        "hours": 12 / 3600,  # 1, 9 and 2 seconds
+        "bits": 51_200.0,  # (192 000 + 320 000) / 10 clients
+        "path": str(place),
+        "reason": None,
+    }
+    assert time.time() - time.mktime(time.strptime(changed[:19], "%Y-%m-%dT%H:%M:%S")) == pytest.approx(7260, abs=20)
+    shown = listing.table([found])
+    assert [cell.text(column) for cell, column in zip(shown.rows[0], shown.columns, strict=True)] == [
+        *("interrupted 3/4", "table3", "FedAvg", "FMNIST", "Dir(0.1)", "7"),
+        *("80.00", "82.00", "2 h", "0.00333", "51.2k", str(place)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "experiment"),
+    [
+        ("table3/fedavg/k/seed0", "table3"),
+        ("fmnist/fedavg/k/seed0", ""),  # of no experiment: the data set's folder
+        ("table3/fedavg/k/mine", ""),
+        ("table3/fedper/k/seed0", ""),
+    ],
+)
+def test_the_experiment_is_where_runs_put_themselves(tmp_path: Path, place: str, experiment: str) -> None:
+    write_run(tmp_path / place)
+    assert [entry.record["experiment"] or "" for entry in look(tmp_path)] == [experiment]
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    obp = {"name": "fedobp", "q": 0.99993, "norm": "global", "score": "obp"}
+    write_run(tmp_path / "obp", {4: 95.0}, method=obp)
+    write_run(tmp_path / "layer", {4: 96.0}, method=obp | {"norm": "layer"})
+    write_run(tmp_path / "avg1", {4: 87.0}, seed=1)
+    write_run(tmp_path / "avg0", {}, status="failed")
+    write_run(tmp_path / "mnist", {4: 99.0}, dataset={"name": "mnist"})
+    (write_run(tmp_path / "broken") / "config.yaml").unlink()
+    for number, name in enumerate(("obp", "layer", "avg1", "avg0", "mnist", "broken")):
+        age(tmp_path / name, HOUR * number)
+    return tmp_path
+
+
+def test_the_order_is_that_of_tables(several: Path) -> None:
+    found = listing.ordered(look(several))
+    assert names(found) == ["avg0", "avg1", "obp", "layer", "mnist", "broken"]
+    assert [entry.record["label"] or "" for entry in found] == [
+        *("FedAvg", "FedAvg", "FedOBP (norm=global)", "FedOBP (norm=layer)", "FedAvg", "")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "order"),
+    [
+        ("accuracy", ["mnist", "layer", "obp", "avg1", "avg0", "broken"]),
+        ("age", ["obp", "layer", "avg1", "avg0", "mnist", "broken"]),
+        ("status", ["avg0", "broken", "avg1", "obp", "layer", "mnist"]),
+        ("seed", ["avg0", "obp", "layer", "mnist", "avg1", "broken"]),
+    ],
+)
+def test_sorted(several: Path, key: str, order: list[str]) -> None:
+    assert names(listing.ordered(look(several), key)) == order
+
+
+KEYS = ("accuracy", "ft_accuracy", "hours", "bits", "seed")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(load.STATUSES), st.none() | st.floats(0, 100), st.floats(0, 1e9)), max_size=20),
+    st.sampled_from(sorted(listing.SORTS)),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_sorting_loses_nothing_and_puts_the_unknown_last(rows, key: str, reverse: bool, chance: random.Random) -> None:
+    every = [
+        Entry(State(Path(str(at)), status, changed), dict.fromkeys(KEYS, value) | {"path": str(at)}, at)
+        for at, (status, value, changed) in enumerate(rows)
+    ]
+    mixed = every[:]
+    chance.shuffle(mixed)
+    found = listing.ordered(mixed, key, reverse)
+    assert sorted(entry.order for entry in found) == list(range(len(every)))
+    values = [entry.value(key) for entry in found]
+    known = [one for one in values if one is not None]
+    assert values[: len(known)] == known
+    assert known == sorted(known, reverse=(key in listing._LARGEST_FIRST) != reverse)
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        (["--status", "failed,broken"], ["avg0", "broken"]),
+        (["method=FedOBP"], ["obp", "layer"]),
+        (["method=fedobp,fedavg", "dataset=mnist"], ["mnist"]),
+        (["dataset=FMNIST", "--status", "finished"], ["avg1", "obp", "layer"]),
+        (["--status", "diverged"], []),
+        (["--sort", "accuracy", "--reverse", "--status", "finished"], ["avg1", "obp", "layer", "mnist"]),
+    ],
+)
+def test_chosen(several: Path, capsys: pytest.CaptureFixture, options: list[str], left: list[str]) -> None:
+    assert main(["ls", str(several), "--format", "json", *options]) == 0
+    assert [Path(row["path"]).name for row in json.loads(capsys.readouterr().out)] == left
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--status", "done"], "--status done: no such status; choose of: finished, running, interrupted"),
+        (["method=fedopb"], "method=fedopb: no such run here; there are: fedavg, fedobp; did you mean fedobp?"),
+        (["dataset=cifar"], "dataset=cifar: no such run here; there are: fmnist, mnist\n"),
+        (["nowhere"], "no such directory: nowhere"),
+    ],
+)
+def test_mistakes_are_one_line(several: Path, capsys: pytest.CaptureFixture, options: list[str], message: str) -> None:
+    assert main(["ls", str(several), *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+
+
+def test_no_runs_at_all(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["ls", str(tmp_path)]) == 2
+    assert "no runs found below" in capsys.readouterr().err
+
+
+def test_csv_has_a_line_for_each(several: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(render(listing.table(look(several)), "csv"))))
+    assert len(rows) == 6
+    assert (rows[1]["accuracy"], rows[1]["bits"]) == ("87.0", "51200.0")
+    assert (rows[0]["accuracy"], rows[-1]["method"]) == ("", "")
+
+
+def test_a_pipe_gets_one_whole_line_for_each(several: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["ls", str(several)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("  ")[0] == "status"
+    assert [line.rsplit("/", 1)[-1] for line in lines[2:8]] == ["avg0", "avg1", "obp", "layer", "mnist", "broken"]
+    assert f"{several / 'broken'}: no config.yaml; the run never started or is half written" in lines
+    assert lines[-1].startswith("6 runs: 1 failed, 1 broken, 4 finished. Accuracy: mean over clients")
+
+
+@pytest.mark.parametrize("width", [60, 80, 110, 130])
+def test_a_window_is_not_exceeded(several: Path, width: int) -> None:
+    text = render(listing.table(look(several)), "terminal", width)
+    lines = [line for line in text.splitlines() if str(several) not in line]
+    assert max(map(len, lines)) <= width
+    for name in ("avg0", "avg1", "obp", "layer", "mnist", "broken"):
+        assert f"    {several / name}" in text.splitlines()
+    left_out = " ".join(text.split()).partition("Left out of ")[2].partition(". A wider")[0]
+    assert left_out == (f"{width} columns: fine-tuned, age, hours, bits" if width < 100 else "")
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment}
+    listed = subprocess.Popen([sys.executable, "-m", "fedpfl.report", "ls", str(tmp_path)], **pipes)
+    listed.stdout.close()
+    assert (listed.stderr.read(), listed.wait(60)) == (b"", 0)
+    listed.stderr.close()

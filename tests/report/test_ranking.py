@@ -1,0 +1,210 @@
+"""Ranks over data sets: Demšar's example (JMLR 7, 2006, Table 6), plain loops, hand-computed corrections."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpfl.ground.errors import FedpflError
+from fedpfl.report.__main__ import main
+from fedpfl.report.load import runs
+from fedpfl.report.ranking import cliques, complete, diagram, holm, rank_tables, ranked
+from tests.report.test_report import PNG, write_run
+
+DEMSAR = pd.DataFrame(
+    {
+        "C4.5": [763, 599, 954, 628, 882, 936, 661, 583, 775, 1000, 940, 619, 972, 957],
+        "C4.5+m": [768, 591, 971, 661, 888, 931, 668, 583, 838, 1000, 962, 666, 981, 978],
+        # Voting, the last but one, is 975 in both of the last columns, and ranked as if the third were lower there.
+        "C4.5+cf": [771, 590, 968, 654, 886, 916, 609, 563, 866, 1000, 965, 614, 975, 946],
+        "C4.5+m+cf": [798, 569, 967, 657, 898, 931, 685, 625, 875, 1000, 962, 669, 974.9, 970],
+    }
+)
+NAMES = ("fedavg", "fedper", "fedobp", "local_only")
+
+
+def sweep(root: Path, values: dict[str, list[float | None]], **changes: Any) -> Path:
+    """A run of each method for each of its values, on data sets `set0`, `set1`, ...; None: no run."""
+    for method, accuracies in values.items():
+        for place, value in enumerate(accuracies):
+            if value is not None:
+                folder = root / method / f"set{place}" / f"seed{changes.get('seed', 0)}"
+                write_run(folder, {4: value}, method={"name": method}, dataset={"name": f"set{place}"}, **changes)
+    return root
+
+
+def plain_ranks(row: list[float]) -> list[float]:
+    return [sum(other > own for other in row) + (sum(other == own for other in row) + 1) / 2 for own in row]
+
+
+def test_demsars_example() -> None:
+    found = ranked(DEMSAR)
+    means = found.places.mean()
+    assert [*means.index] == ["C4.5+m+cf", "C4.5+m", "C4.5+cf", "C4.5"]
+    assert [round(mean, 3) for mean in means] == [1.964, 2.000, 2.893, 3.143]
+    # The paper leaves ties uncorrected: three pairs and one quadruple of the 14 rows of four.
+    assert found.statistic * (1 - (3 * 6 + 60) / (14 * 4 * 15)) == pytest.approx(9.28, abs=0.005)
+    assert found.p < 0.05
+    # Its Table 2, of the first two: twice equal, twice worse.
+    (pair,) = (row for row in found.pairs.itertuples() if {row.a, row.b} == {"C4.5", "C4.5+m"})
+    assert (pair.a, pair.a_better, pair.b_better) == ("C4.5+m", 10, 2)
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=2, max_size=8))
+def test_ranks_agree_with_a_loop(table: list[list[int]]) -> None:
+    found = ranked(pd.DataFrame(table, columns=["a", "b", "c"], dtype=float))
+    ranks = [plain_ranks(row) for row in table]
+    assert found.places[["a", "b", "c"]].to_numpy().tolist() == ranks
+    assert found.places.mean().is_monotonic_increasing
+    # Friedman (1937), with the sums of squares in place of a correction for ties
+    sums = [sum(row[k] - 2 for row in ranks) ** 2 for k in range(3)]
+    spread = sum((rank - 2) ** 2 for row in ranks for rank in row)
+    if spread == 0:
+        assert math.isnan(found.statistic)
+    else:
+        assert found.statistic == pytest.approx(2 * sum(sums) / spread)
+        assert found.p == pytest.approx(math.exp(-found.statistic / 2))  # chi-square of two degrees of freedom
+
+
+def exact_p(changes: list[float]) -> float:
+    """Wilcoxon's two-sided p by all signs; no ties."""
+    order = sorted(map(abs, changes))
+    own = sum(order.index(abs(one)) + 1 for one in changes if one > 0)
+    sums = [
+        sum(place + 1 for place, sign in enumerate(signs) if sign)
+        for signs in itertools.product((0, 1), repeat=len(order))
+    ]
+    tail = min(sum(total <= own for total in sums), sum(total >= own for total in sums))
+    return min(1.0, 2 * tail / len(sums))
+
+
+def test_pairs_by_all_signs() -> None:
+    base = [50.0, 60, 70, 40, 55, 65, 45]
+    gains = {"b": [1.0, 2, 3, -4, 5, 6, 7], "c": [1.0, 2, 3, 4, 5, 6, 7.5]}
+    found = ranked(
+        pd.DataFrame(
+            {"a": base} | {name: [x + y for x, y in zip(base, own, strict=True)] for name, own in gains.items()}
+        )
+    )
+    told = {frozenset((row.a, row.b)): row for row in found.pairs.itertuples()}
+    for name, own in gains.items():
+        assert told[frozenset(("a", name))].p == pytest.approx(exact_p(own))
+    assert math.isnan(told[frozenset("bc")].p), "they differ in two blocks only"
+    assert told[frozenset("ac")].p_holm == pytest.approx(3 * 2 / 2**7)
+    assert told[frozenset("ab")].p_holm == pytest.approx(2 * exact_p(gains["b"]))
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.4]) == pytest.approx([0.8, 0.8])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    found = holm([math.nan, 0.02, 0.01])  # the pair that was not tested counts
+    assert found[1:] == pytest.approx([0.04, 0.03])
+    assert math.isnan(found[0])
+
+
+@pytest.mark.parametrize(
+    ("differ", "bars"),
+    [
+        ([], [(0, 3)]),
+        (["ad"], [(0, 2), (1, 3)]),
+        (["ab", "ac", "ad"], [(1, 3)]),
+        (["ab", "ac", "ad", "bc", "bd", "cd"], []),
+        (["ac", "ad", "bd"], [(0, 1), (1, 2), (2, 3)]),
+        (["bc"], [(0, 1), (2, 3)]),
+    ],
+)
+def test_bars_join_what_is_not_told_apart(differ: list[str], bars: list[tuple[int, int]]) -> None:
+    found = ranked(pd.DataFrame([[4.0, 3, 2, 1]] * 3, columns=[*"abcd"]))
+    values = [0.049 if row.a + row.b in differ else 0.05 for row in found.pairs.itertuples()]
+    assert cliques(found._replace(pairs=found.pairs.assign(p_holm=values))) == bars
+    assert cliques(found) == [(0, 3)], "three blocks tell nothing apart"
+
+
+def test_what_has_the_most_gaps_goes_first() -> None:
+    full = {"a": 1.0, "b": 2.0, "c": 3.0}
+    kept, told = complete({"x": full | {"d": 4.0}, "y": full, "z": full, "w": {"a": 1.0}})
+    assert kept.to_dict("index") == {"x": full, "y": full, "z": full}
+    assert told == ["Left out, as runs are missing: the methods d.", "Left out, as runs are missing: the blocks w."]
+    kept, told = complete({"x": full, "y": full, "z": {"a": 1.0, "b": 2.0}})
+    assert [*kept.index] == ["x", "y"], "of equal gaps the block goes"
+
+
+def test_seeds_are_averaged_first(tmp_path: Path) -> None:
+    sweep(tmp_path, {"fedavg": [50, 50], "fedper": [60, 40], "local_only": [55, 58]})
+    sweep(tmp_path, {"fedper": [80, 60]}, seed=1)
+    tables, result = rank_tables(runs(tmp_path))
+    # FedAvg is fine-tuned two points better.
+    assert result.accuracy.loc["set0, Dir(0.1)"].to_dict() == {"FedPer": 70, "Local-Only": 55, "FedAvg+FT": 52}
+    assert result.places.mean().to_dict() == {"Local-Only": 1.5, "FedPer": 2, "FedAvg+FT": 2.5}
+    assert "FedAvg is judged after fine-tuning." in tables[0].caption
+    assert any(
+        note.startswith("2 blocks are too few for Wilcoxon's test, whose p cannot fall below 0.5")
+        for note in tables[1].notes
+    )
+    plain = rank_tables(runs(tmp_path), "ft_accuracy")[1]
+    assert plain.accuracy.loc["set0, Dir(0.1)"].to_dict() == {"FedPer": 72, "Local-Only": 57, "FedAvg": 52}
+
+
+def test_several_configurations_of_a_method_are_ranked_each(tmp_path: Path) -> None:
+    sweep(tmp_path, {"fedavg": [50, 50], "fedper": [60, 40], "local_only": [55, 58]})
+    for place, q in itertools.product((0, 1), (0.5, 0.9)):
+        told = {"method": {"name": "fedobp", "q": q}, "dataset": {"name": f"set{place}"}}
+        write_run(tmp_path / f"obp/{place}/{q}", {4: 90.0 + q}, **told)
+    write_run(tmp_path / "obp/one", {4: 1.0}, method={"name": "fedobp", "q": 0.7}, dataset={"name": "set0"})
+    tables, result = rank_tables(runs(tmp_path))
+    assert set(result.places) == {"FedAvg+FT", "FedPer", "Local-Only", "FedOBP (q=0.5)", "FedOBP (q=0.9)"}
+    assert "Left out, as runs are missing: the methods FedOBP (q=0.7)." in tables[1].notes
+
+
+def test_one_configuration_each_is_the_method_whatever_its_quantile(tmp_path: Path) -> None:
+    sweep(tmp_path, {"fedavg": [50, 50], "fedper": [60, 40]})
+    for place, q in ((0, 0.5), (1, 0.9)):
+        told = {"method": {"name": "fedobp", "q": q}, "dataset": {"name": f"set{place}"}}
+        write_run(tmp_path / f"obp/{place}", {4: 90.0}, **told)
+    assert next(iter(rank_tables(runs(tmp_path))[1].places)) == "FedOBP"
+
+
+def test_too_little_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep(tmp_path / "two", {"fedavg": [50, 50], "fedper": [60, 40]})
+    sweep(tmp_path / "one", {"fedavg": [50, 50], "fedper": [60, None], "fedrep": [60, None]})
+    for name, told in (
+        ("two", "2 methods in 2 blocks"),
+        ("one", "3 methods in 1 blocks. Left out, as runs are missing"),
+    ):
+        assert main(["ranks", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert told in err
+        assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(FedpflError, match="three methods"):
+        ranked(DEMSAR.iloc[:1])
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {name: [60.0 + 5 * k + 0.1 * place * (k + 1) for place in range(7)] for k, name in enumerate(NAMES)}
+    root = sweep(tmp_path / "outputs", values)
+    assert main(["ranks", str(root), "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["average", "rank", "1.00", "2.00", "3.00", "4.00"] in lines
+    # chi-square 12 * 7 / (4 * 5) * (2.25 + 0.25 + 0.25 + 2.25)
+    assert "Friedman's test: chi-square 21.00 with 3 degrees of freedom, p <0.001." in out
+    assert ["FedOBP", "FedPer", "7", "0", "0.016", "0.094"] in lines  # 6 pairs, all at 2 / 2^7
+    assert "With 7 blocks and 6 pairs of methods no p corrected by Holm can fall below 0.0938" in out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"ranks.png", "ranks.pdf"}
+    assert (tmp_path / "out/ranks.png").read_bytes().startswith(PNG)
+
+
+def test_the_diagram_of_many_methods(tmp_path: Path) -> None:
+    frame = pd.DataFrame({f"$method_{k}": [90.0 - k - 0.1 * k * place for place in range(9)] for k in range(12)})
+    (target,) = diagram(ranked(frame), tmp_path / "ranks.png")
+    assert target.read_bytes().startswith(PNG)

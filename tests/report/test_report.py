@@ -1,0 +1,545 @@
+"""Tables and figures from synthetic run directories, against values computed by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedpfl.ground.errors import FedpflError
+from fedpfl.papers.published import of_run
+from fedpfl.report import groups, runs
+from fedpfl.report.__main__ import main
+from fedpfl.report.load import read
+from fedpfl.report.table import render
+from fedpfl.report.tables import accuracy_table, curve_table
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "seed": 0,
+        "rounds": 4,
+        "clients": 100,
+        "participation": 0.1,
+        "local": {"epochs": 5, "batch_size": 32, "lr": 0.01, "momentum": 0.7, "weight_decay": 0.0},
+        "eval": {"every": 2, "finetune_epochs": 5},
+        "dataset": {"name": "fmnist"},
+        "partition": {"name": "dirichlet", "alpha": 0.1},
+        "model": {"name": "cnn4"},
+        "method": {"name": "fedavg"},
+        "engine": {"backend": "loop", "workers": 0, "precision": "fp32"},
+        "logger": {"name": "none"},
+        "device": "cpu",
+    }
+    for key, value in changes.items():
+        values[key] = values[key] | value if isinstance(values.get(key), dict) else value
+    return values
+
+
+def write_run(
+    folder: Path, accuracy: dict[int, float] | None = None, status: str = "finished", reached: int = 4, **changes: Any
+) -> Path:
+    """Four rounds of ten clients; `accuracy` maps evaluated rounds to percent, pooled is one more, fine-tuned two."""
+    accuracy = {2: 80.0, 4: 70.0} if accuracy is None else accuracy
+    folder.mkdir(parents=True)
+    values = config(**changes)
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    (folder / "summary.json").write_text(
+        json.dumps({"identity": f"0123456789-seed{values['seed']}", "status": status, "cohort": 10, "parameters": 1000})
+    )
+    rows = []
+    for number in range(1, reached + 1):
+        row: dict[str, Any] = {"round": number, "seconds": [1.0, 9.0, 2.0, 2.0][(number - 1) % 4]}
+        row |= {"cohort_before": 50.0 + number, "cohort_after": 60.0 + number}
+        got = accuracy.get(number)
+        row |= {
+            "accuracy": got,
+            "accuracy_pooled": got and got + 1,
+            "accuracy_std": got and 5.0,
+            "accuracy_worst10": got and got - 20,
+            "loss": got and 0.5,
+            "ft_accuracy": got and got + 2,
+            "ft_accuracy_pooled": got and got + 3,
+        }
+        # Round 1 sends everything down; 10 clients of 1000 values.
+        row |= {"values_down": 10_000 if number == 1 else 6_000, "values_up": 10_000}
+        row |= {"bits_down": 32 * row["values_down"], "bits_up": 320_000}
+        rows.append(row)
+    with open(folder / "rounds.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    (folder / "clients.csv").write_text("client,train,test,label_0,accuracy,ft_accuracy\n0,30,10,40,70.0,72.0\n")
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two seeds of FedOBP and one of FedAvg."""
+    obp = {"name": "fedobp", "q": 0.99993, "norm": "global", "score": "obp"}
+    write_run(tmp_path / "a" / "fedobp" / "k1" / "seed0", {2: 96.0, 4: 94.0}, method=obp)
+    write_run(tmp_path / "a" / "fedobp" / "k1" / "seed1", {2: 91.0, 4: 96.0}, method=obp, seed=1)
+    write_run(tmp_path / "a" / "fedavg" / "k2" / "seed0", {2: 80.0, 4: 87.0})
+    return tmp_path
+
+
+def silent(line: str) -> None:
+    raise AssertionError(f"unexpected warning: {line}")
+
+
+def row_of(table: Any, method: str) -> dict[str, Any]:
+    rows = table.frame[table.frame["method"] == method].to_dict("records")
+    assert len(rows) == 1
+    return rows[0]
+
+
+def test_runs_are_read(root: Path) -> None:
+    found = runs(root, warn=silent)
+    assert [run.path.relative_to(root / "a").as_posix() for run in found] == [
+        "fedavg/k2/seed0",
+        "fedobp/k1/seed0",
+        "fedobp/k1/seed1",
+    ]
+    run = found[2]
+    assert (run.dataset, run.partition, run.method) == ("FMNIST", "Dir(0.1)", "FedOBP (q=0.99993)")
+    assert (run.seed, run.status, run.cohort, run.planned) == (1, "finished", 10, 4)
+    assert list(run.evaluations["round"]) == [2, 4]
+    assert run.clients["train"].tolist() == [30]
+
+
+def test_overlapping_roots_count_once(root: Path) -> None:
+    assert len(runs(root, root / "a", warn=silent)) == 3
+
+
+def test_other_folders_are_no_runs(root: Path) -> None:
+    for folder in (".hydra", "wandb/run-1/files"):
+        (root / "a" / folder).mkdir(parents=True)
+        (root / "a" / folder / "config.yaml").write_text("nothing: here")
+    assert len(runs(root, warn=silent)) == 3
+
+
+@pytest.mark.parametrize(
+    ("partition", "label"),
+    [
+        ({"name": "dirichlet", "alpha": 0.5, "min_samples": 10}, "Dir(0.5)"),
+        ({"name": "published", "alpha": 0.1, "max_attempts": 100}, "Dir(0.1) published"),
+        ({"name": "iid", "alpha": None}, "IID"),
+        ({"name": "shards", "alpha": None, "classes_per_client": 2, "test_fraction": 0.25}, "Shards(2)"),
+    ],
+)
+def test_partition_labels(tmp_path: Path, partition: dict[str, Any], label: str) -> None:
+    assert read(write_run(tmp_path / "run", partition=partition)).partition == label
+
+
+@pytest.mark.parametrize(
+    ("values", "label"),
+    [
+        ({"name": "fedobp", "q": 0.999705, "score": "obp", "ema": 0.0}, "FedOBP (q=0.999705)"),
+        (
+            {"name": "fedobp", "q": 0.99992, "score": "obp_as_published", "ema": 0.3},
+            "FedOBP (q=0.99992, score=obp_as_published, ema=0.3)",
+        ),
+        ({"name": "fedobp", "q": 0.9, "classifier_only": True}, "FedOBP (q=0.9, classifier only)"),
+        ({"name": "ditto", "lam": 1.0, "personal_epochs": None}, "Ditto"),
+        ({"name": "mine", "strength": 2}, "mine"),
+    ],
+)
+def test_method_labels(tmp_path: Path, values: dict[str, Any], label: str) -> None:
+    # The group is composed for every method; only the value in `method` counts.
+    assert read(write_run(tmp_path / "run", method=values, quantile={"q": "paper", "table": {}})).method == label
+
+
+@pytest.mark.parametrize(
+    ("values", "label"),
+    [
+        ({"name": "cifar10", "mean": [0.4914, 0.4822, 0.4465]}, "CIFAR10"),
+        ({"name": "organamnist", "mean": [118.7546]}, "OrganAMNIST as published"),
+        ({"name": "npz", "path": "somewhere/scans.npz", "mean": None}, "scans"),
+    ],
+)
+def test_data_set_labels(tmp_path: Path, values: dict[str, Any], label: str) -> None:
+    assert read(write_run(tmp_path / "run", dataset=values)).dataset == label
+
+
+def test_last_evaluation_mean_and_std_over_seeds(root: Path) -> None:
+    row = row_of(accuracy_table(runs(root), warn=silent), "FedOBP")
+    assert row["accuracy"] == 95.0  # of 94 and 96
+    assert row["accuracy_seed_std"] == pytest.approx(2**0.5)
+    assert row["accuracy_pooled"] == 96.0
+    assert row["accuracy_worst10"] == 75.0
+    assert row["ft_accuracy"] == 97.0
+    assert row["ft_accuracy_pooled"] == 98.0
+    assert (row["round"], row["seeds"], row["seed_list"], row["status"]) == ("4", 2, "0 1", "finished")
+
+
+def test_one_seed_has_no_spread(root: Path) -> None:
+    table = accuracy_table(runs(root), warn=silent)
+    row = row_of(table, "FedAvg")
+    assert row["accuracy"] == 87.0
+    assert row["accuracy_seed_std"] != row["accuracy_seed_std"]
+    assert "<u>87.00</u> |" in render(table, "markdown")
+
+
+def test_best_checkpoint_only_when_asked_for(root: Path) -> None:
+    row = row_of(accuracy_table(runs(root), "best-checkpoint", warn=silent), "FedOBP")
+    assert row["accuracy"] == 96.0  # of 96 (round 2) and 96 (round 4)
+    assert row["accuracy_seed_std"] == 0.0
+    assert row["round"] == "2–4"
+    row = row_of(accuracy_table(runs(root), "best-checkpoint", every=4, warn=silent), "FedOBP")
+    assert (row["accuracy"], row["round"]) == (95.0, "4")
+    with pytest.raises(FedpflError, match="choose one of: last, best-checkpoint"):
+        accuracy_table(runs(root), "max")
+
+
+def test_traffic_is_per_client_and_round_and_seconds_are_the_median(root: Path) -> None:
+    row = row_of(accuracy_table(runs(root), warn=silent), "FedAvg")
+    assert row["values_down"] == 700.0  # (10000 + 3 * 6000) / 4 rounds / 10 clients
+    assert row["values_up"] == 1000.0
+    assert row["bits_down"] == 22_400.0
+    assert row["bits_up"] == 32_000.0
+    assert row["seconds"] == 2.0  # of 1, 9, 2, 2
+
+
+def test_published_value_and_difference(root: Path) -> None:
+    table = accuracy_table(runs(root), warn=silent)
+    row = row_of(table, "FedOBP")
+    assert (row["published"], row["published_seed_std"]) == (96.89, 0.03)
+    assert row["difference"] == pytest.approx(95.0 - 96.89)
+    assert row["difference_pooled"] == pytest.approx(96.0 - 96.89)
+    assert row_of(table, "FedAvg")["published"] == 87.29
+    assert table.notes[0] == "Set-up that differs from the published one: rounds 4 (published 400)."
+    assert "authors' logs pooled" in table.caption
+
+
+@pytest.mark.parametrize(
+    ("changes", "value"),
+    [
+        ({"dataset": {"name": "organamnist"}, "method": {"name": "fedper"}}, "MEDMNISTA"),
+        ({"partition": {"name": "published", "alpha": 0.1}}, "FMNIST"),
+        ({"method": {"name": "local_only"}}, "FMNIST"),
+        ({"method": {"name": "lg_fedavg"}}, "FMNIST"),
+        ({"method": {"name": "ditto"}}, None),
+        ({"partition": {"alpha": 0.3}}, None),
+        ({"partition": {"name": "iid", "alpha": 0.1}}, None),
+        ({"dataset": {"name": "digits"}}, None),
+    ],
+)
+def test_published_values_match_by_method_data_set_and_setting(
+    tmp_path: Path, changes: dict[str, Any], value: str | None
+) -> None:
+    (group,) = groups([read(write_run(tmp_path / "run", **changes))])
+    known = of_run(group.runs[0])
+    assert (known is None) == (value is None)
+    if known:
+        table = "III" if value == "CIFAR10" else "IV"
+        assert known.source.endswith(f"Table {table}")
+
+
+def test_departures_from_the_published_setup_are_told_briefly(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", rounds=400)
+    for number in range(1, 7):
+        method = {"name": "fedobp", "q": number / 10, "norm": "layer"}
+        write_run(tmp_path / str(number), rounds=400, method=method)
+    note = accuracy_table(runs(tmp_path), warn=silent).notes[0]
+    assert note.startswith(
+        "Set-up that differs from the published one: q 0.1, 0.2, 0.3 and 3 more (published 0.99993) for"
+    )
+    assert "norm layer (published global) for FedOBP (q=0.1), FedOBP (q=0.2), FedOBP (q=0.3) and 3 more." in note
+
+
+def test_no_published_columns_where_nothing_is_published(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", dataset={"name": "digits"})
+    table = accuracy_table(runs(tmp_path), warn=silent)
+    assert "published" not in render(table, "markdown").lower()
+    assert not table.notes
+
+
+def test_configurations_that_look_alike_are_told_apart(tmp_path: Path) -> None:
+    for number, norm in enumerate(("global", "layer")):
+        for seed in (0, 1):
+            write_run(
+                tmp_path / f"{number}{seed}",
+                method={"name": "fedobp", "q": 0.5, "norm": norm, "score": "obp"},
+                seed=seed,
+            )
+    write_run(tmp_path / "lr", local={"lr": 0.1})
+    write_run(tmp_path / "base")
+    labels = [(group.method, len(group.runs)) for group in groups(runs(tmp_path, warn=silent))]
+    assert labels == [
+        ("FedAvg", 1),
+        ("FedAvg (lr=0.1)", 1),
+        ("FedOBP (norm=global)", 2),
+        ("FedOBP (norm=layer)", 2),
+    ]
+
+
+def test_logger_device_and_data_folder_make_no_difference(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    elsewhere = {
+        "device": "cuda",
+        "data_dir": "elsewhere",
+        "engine": {"backend": "batched"},
+        "dataset": {"download": True},
+    }
+    write_run(tmp_path / "b", seed=1, logger={"name": "wandb"}, **elsewhere)
+    (group,) = groups(runs(tmp_path, warn=silent))
+    assert [run.seed for run in group.runs] == [0, 1]
+
+
+def test_a_copy_of_a_run_counts_once(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", {2: 60.0}, status="running", reached=3)
+    write_run(tmp_path / "b", {2: 60.0, 4: 65.0})
+    lines: list[str] = []
+    (run,) = runs(tmp_path, warn=lines.append)
+    assert run.path.name == "b"
+    assert lines == [f"skipped {tmp_path / 'a'}: same configuration and seed as {tmp_path / 'b'}"]
+
+
+def test_unfinished_runs_are_never_averaged_with_finished_ones(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", {4: 70.0})
+    write_run(tmp_path / "1", {2: 10.0}, status="running", reached=3, seed=1)
+    write_run(tmp_path / "2", {2: 1.0}, status="diverged", reached=2, seed=2)
+    row = row_of(accuracy_table(runs(tmp_path), warn=silent), "FedAvg")
+    assert (row["accuracy"], row["seeds"]) == (70.0, 1)
+    assert row["status"] == "1 finished, 1 running, 1 diverged left out"
+
+
+def test_a_running_run_says_how_far_it_is(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", {2: 70.0}, status="running", reached=3)
+    row = row_of(accuracy_table(runs(tmp_path), warn=silent), "FedAvg")
+    assert (row["status"], row["round"], row["accuracy"]) == ("running 3/4", "2", 70.0)
+
+
+def test_a_run_without_evaluation_leaves_empty_cells(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", {}, status="running", reached=1)
+    lines: list[str] = []
+    table = accuracy_table(runs(tmp_path), warn=lines.append)
+    assert lines == ["FedAvg on FMNIST, Dir(0.1): no evaluation of all clients to judge"]
+    for form in ("terminal", "markdown", "csv", "latex"):
+        text = render(table, form)
+        assert "FedAvg" in text
+        assert "| nan" not in text
+
+
+def test_a_cell_is_empty_where_a_seed_lacks_the_value(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", {2: 60.0, 4: 70.0})
+    path = write_run(tmp_path / "1", {2: 60.0, 4: 70.0}, seed=1) / "rounds.csv"
+    path.write_text(path.read_text().replace("72.0,73.0", ","))  # not fine-tuned after the last round
+    row = row_of(accuracy_table(runs(tmp_path), warn=silent), "FedAvg")
+    assert row["accuracy"] == 70.0
+    assert row["ft_accuracy"] != row["ft_accuracy"]
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "rounds.csv"
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+
+
+BROKEN = {
+    "no summary.json": lambda folder: (folder / "summary.json").unlink(),
+    "no config.yaml": lambda folder: (folder / "config.yaml").unlink(),
+    "no rounds.csv": lambda folder: (folder / "rounds.csv").unlink(),
+    "config.yaml is not valid YAML (line 2)": lambda folder: (folder / "config.yaml").write_text("a: 1\nb: }"),
+    "summary.json is not valid JSON": lambda folder: (folder / "summary.json").write_text('{"status": '),
+    "must hold keys and values": lambda folder: (folder / "config.yaml").write_text("- 1"),
+    "lacks dataset.name": lambda folder: (folder / "config.yaml").write_text("seed: 1"),
+    "no usable value: KeyError: 'seed'": lambda folder: (folder / "config.yaml").write_text(
+        (folder / "config.yaml").read_text().replace("seed:", "weed:")
+    ),
+    "rounds.csv lacks the column accuracy": lambda folder: (folder / "rounds.csv").write_text("round\n1\n"),
+    "rounds.csv cannot be read": lambda folder: (folder / "rounds.csv").write_text(""),
+    "UnicodeDecodeError": lambda folder: (folder / "config.yaml").write_bytes(b"\xff\xfe\x00"),
+    "no round recorded yet": truncate,
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_broken_directories_are_reported_in_one_line_and_skipped(root: Path, message: str) -> None:
+    broken = write_run(root / "broken", seed=9)
+    BROKEN[message](broken)
+    lines: list[str] = []
+    assert len(runs(root, warn=lines.append)) == 3
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert str(broken) in lines[0]
+    assert "\n" not in lines[0]
+
+
+def test_a_half_written_last_line_is_left_out(root: Path) -> None:
+    path = root / "a/fedavg/k2/seed0/rounds.csv"
+    path.write_text(path.read_text() + "5,1.0,99.9")
+    assert read(path.parent).rounds["round"].tolist() == [1, 2, 3, 4]
+
+
+def test_a_round_written_twice_counts_as_last_written(root: Path) -> None:
+    path = root / "a/fedavg/k2/seed0/rounds.csv"
+    last = path.read_text().splitlines()[-1]
+    path.write_text(path.read_text() + last.replace("87.0", "88.0") + "\n")
+    rounds = read(path.parent).rounds
+    assert rounds["round"].tolist() == [1, 2, 3, 4]
+    assert rounds["accuracy"].iloc[-1] == 88.0
+
+
+def test_what_the_table_shows(root: Path) -> None:
+    lines = render(accuracy_table(runs(root)), "markdown").splitlines()
+    assert lines[0].startswith("| data set | partition | method | before mean | before pooled | before worst 10% |")
+    shown = r"| FMNIST | Dir(0.1) | FedAvg | <u>87.00</u> | <u>88.00</u> | <u>67.00</u> | <u>89.00</u> | <u>90.00</u> |"
+    assert lines[2].startswith(f"{shown} 87.29(0.45) | -0.29 |")
+    assert "| FedOBP | **95.00(1.41)** | **96.00(1.41)** |" in lines[3]
+    assert "| 700 | 1k | 22.4k | 32k | 2 | 4 | 2 | finished |" in lines[3]
+    assert lines[5].startswith("Test accuracy in percent over all clients at the last evaluation of each run")
+    assert "over different seeds: 0 (FedAvg); 0, 1 (FedOBP)" in lines[5]
+
+
+def test_unfinished_runs_do_not_compete(tmp_path: Path) -> None:
+    for number, (accuracy, status) in enumerate([(90.0, "finished"), (95.0, "running"), (80.0, "finished")]):
+        write_run(tmp_path / str(number), {4: accuracy}, status, method={"name": f"m{number}"})
+    marks = {row[2].value: row[3].mark for row in accuracy_table(runs(tmp_path)).rows}
+    assert marks == {"m0": "best", "m1": "", "m2": "second"}
+
+
+def test_csv_holds_exact_numbers(root: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(render(accuracy_table(runs(root)), "csv"))))
+    assert [row["method"] for row in rows] == ["FedAvg", "FedOBP"]
+    assert float(rows[1]["accuracy_seed_std"]) == pytest.approx(2**0.5, abs=1e-12)
+    assert (rows[0]["accuracy_seed_std"], rows[0]["values_down"], rows[1]["seed_list"]) == ("", "700.0", "0 1")
+
+
+def test_choice_on_test_data_is_said_once(root: Path) -> None:
+    def told(select: str) -> int:
+        return " ".join(accuracy_table(runs(root), select, warn=lambda _: None).prose("markdown")).count("on test data")
+
+    assert [told(select) for select in ("last", "best-checkpoint", "validation")] == [0, 1, 0]
+
+
+@pytest.fixture
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("reference") / "curves.csv"
+    lines = ["method,round,accuracy_before,accuracy_after"]
+    lines += [f"fedavg,{number},{50 + number + (-1) ** number},{59 + number}" for number in range(1, 5)]
+    lines += [f"fedobp_as_published_q0.9,{number},{number},{number}" for number in range(1, 5)]
+    lines += ["fedper,1,2,3"]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_distance_from_published_curves(root: Path, reference: Path) -> None:
+    table = curve_table(runs(root), reference, spans=((1, 2), (3, 100)))
+    rows = table.frame[table.frame["method"] == "FedAvg"].to_dict("records")
+    assert [(row["first"], row["last"]) for row in rows] == [(1, 2), (3, 4)]
+    for row in rows:
+        assert row["before_absolute"] == 1.0
+        assert row["before_signed"] == 0.0
+        assert row["after_absolute"] == row["after_signed"] == 1.0
+    assert set(table.frame["reference"]) == {"fedavg", "fedobp_as_published_q0.9"}
+    assert "| FedAvg | 0 | fedavg | 1 | 2 | 1.00 | +0.00 | 1.00 | +1.00 |" in render(table, "markdown")
+
+
+def test_a_wrong_reference_is_named(root: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("method,round\n")
+    with pytest.raises(FedpflError, match="lacks the column accuracy_before"):
+        curve_table(runs(root), wrong)
+    with pytest.raises(FedpflError, match="cannot be read"):
+        curve_table(runs(root), tmp_path / "absent.csv")
+
+
+def test_figures_are_written(root: Path, reference: Path, tmp_path: Path) -> None:
+    from fedpfl.report.figures import accuracy_figure, curves
+
+    write_run(root / "b", dataset={"name": "digits"})
+    found = runs(root)
+    written = accuracy_figure(found, tmp_path / "out" / "accuracy_0.1")
+    written += curves(found[:-1], reference, tmp_path / "out" / "curves")
+    assert [path.name for path in written] == ["accuracy_0.1.png", "accuracy_0.1.pdf", "curves.png", "curves.pdf"]
+    for path in written:
+        data = path.read_bytes()
+        assert len(data) > 5000
+        assert data.startswith(PNG if path.suffix == ".png" else b"%PDF")
+    again = accuracy_figure(found, tmp_path / "again" / "accuracy_0.1")
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written[:2]]
+
+
+def test_figures_refuse_what_cannot_be_drawn(root: Path, reference: Path, tmp_path: Path) -> None:
+    from fedpfl.report.figures import curves
+
+    write_run(root / "b", dataset={"name": "digits"})
+    with pytest.raises(FedpflError, match="one data set and partition"):
+        curves(runs(root), reference, tmp_path / "x")
+
+
+def test_command_prints_the_table_and_writes_the_figure(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(root)]) == 0
+    shown = capsys.readouterr()
+    assert "FedOBP" in shown.out
+    for suffix in ("png", "pdf"):
+        assert (root / "figures" / f"accuracy_fmnist_dir_0.1.{suffix}").stat().st_size > 5000
+    assert main(["tables", str(root), "--format", "csv"]) == 0
+    assert capsys.readouterr().out.startswith("dataset,partition,method,accuracy,")
+
+
+def test_command_writes_every_format(root: Path, reference: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["tables", str(root), "--out", str(out), "--select", "best-checkpoint", "--every", "2"]
+    assert main([*words, "--reference", str(reference)]) == 0
+    names = {f"{name}{suffix}" for name in ("accuracy", "curves") for suffix in (".md", ".csv", ".tex")}
+    assert {path.name for path in out.iterdir()} == names
+
+
+@pytest.mark.parametrize("words", [["tables"], ["figures"], []])
+def test_no_runs_is_one_line_and_exit_code_2(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, message in ((tmp_path, "no runs found below"), (tmp_path / "absent", "no such directory")):
+        assert main([*words, str(folder)]) == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert shown.err.startswith(f"error: {message}")
+        assert shown.err.count("\n") == 1
+
+
+def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--format", "word"], ["--select", "max"], ["--every", "0"]):
+        with pytest.raises(SystemExit) as refused:
+            main(["tables", *words])
+        assert refused.value.code == 2
+    assert "choose from" in capsys.readouterr().err
+
+
+def test_report_needs_no_torch_and_loads_matplotlib_late() -> None:
+    code = (
+        "import sys, fedpfl.report, fedpfl.report.tables, fedpfl.report.figures, fedpfl.report.__main__;"
+        "print([name for name in ('torch', 'matplotlib', 'hydra') if name in sys.modules],"
+        "sorted(name for name in sys.modules if name.startswith('fedpfl.') and 'report' not in name))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[] ['fedpfl.ground.errors', 'fedpfl.ground.identity', 'fedpfl.ground.lock']"
+
+
+def test_the_speed_of_many_runs_is_measured() -> None:
+    home = Path(__file__).parents[2]
+    options = ("--experiment=table5_quick", "--seeds=3", "--rounds=20", "--broken=3")
+    command = [sys.executable, home / "scripts/report_speed.py", *options]
+    env = os.environ | {"PYTHONPATH": str(home)}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
+    assert re.match(r"\d+\.\d s for \d+ directories of 20 rounds; 3 are broken and skipped\nload", shown)
+
+
+def test_many_runs_are_read_fast(tmp_path: Path) -> None:
+    for number in range(200):
+        write_run(tmp_path / str(number), seed=number)
+    start = time.perf_counter()
+    accuracy_table(runs(tmp_path))
+    assert time.perf_counter() - start < 10  # about 1 s; the bound leaves room for a busy machine

@@ -1,0 +1,267 @@
+"""Rounds chosen by validation accuracy, and clients that never take part, in tables, page and comparison, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fedpfl.ground.errors import FedpflError
+from fedpfl.papers import costs
+from fedpfl.papers.filling import fill
+from fedpfl.papers.tables import Rule, _domain
+from fedpfl.report import groups, runs
+from fedpfl.report.__main__ import main
+from fedpfl.report.html import write
+from fedpfl.report.load import read
+from fedpfl.report.table import render
+from fedpfl.report.tables import accuracy_table, chosen_round
+from tests.report.test_compare import between, clients_of, final, notes
+from tests.report.test_html import Page, write_clients
+from tests.report.test_report import row_of, silent, write_run
+
+TEST = {1: 60.0, 2: 80.0, 3: 75.0, 4: 70.0}
+NEW = {"val_accuracy", "unseen_accuracy", "unseen_accuracy_worst10", "unseen_ft_accuracy", "gap"}
+
+
+def hold_out(run: Path, validation: dict[int, float] | None = None, unseen: dict[int, float] | None = None) -> Path:
+    """Add columns by round: newcomers' mean, 30 less for their worst decile, one more after fine-tuning."""
+    frame = pd.read_csv(run / "rounds.csv")
+    if validation is not None:
+        frame["val_accuracy"] = frame["round"].map(validation)
+    if unseen is not None:
+        frame["unseen_accuracy"] = frame["round"].map(unseen)
+        frame["unseen_accuracy_worst10"] = frame["unseen_accuracy"] - 30
+        frame["unseen_ft_accuracy"] = frame["unseen_accuracy"] + 1
+    frame.to_csv(run / "rounds.csv", index=False)
+    return run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """FedAvg's two seeds are best at rounds 3 (of 3 and 4, which are equal) and 1 on held-out samples, FedPer has none.
+
+    Newcomers: seed 0 has 50 to 53, seed 1 two more.
+    """
+    for seed, validation in enumerate(({1: 70.0, 2: 71.0, 3: 90.0, 4: 90.0}, {1: 66.0, 2: 65.0, 3: 64.0, 4: 63.0})):
+        unseen = {number: 49.0 + number + 2 * seed for number in TEST}
+        hold_out(write_run(tmp_path / f"fedavg{seed}", TEST, seed=seed), validation, unseen)
+    write_run(tmp_path / "fedper", TEST, method={"name": "fedper"})
+    return tmp_path
+
+
+def test_a_round_is_chosen_by_validation_accuracy() -> None:
+    rows = pd.DataFrame({"round": [1, 2, 3, 4], "val_accuracy": [1.0, None, 9.0, 9.0]})
+    assert chosen_round(rows)["round"] == 3
+    assert chosen_round(rows[rows["round"] == 2]).empty
+    assert chosen_round(rows[["round"]]).empty
+    assert chosen_round(rows[rows["round"] > 4]).empty
+
+
+def test_runs_are_judged_at_their_best_validation_round(root: Path) -> None:
+    told: list[str] = []
+    table = accuracy_table(runs(root), "validation", warn=told.append)
+    row = row_of(table, "FedAvg")
+    assert row["accuracy"] == 67.5  # of 75 in round 3 and 60 in round 1; the best on test data is 80, in round 2
+    assert row["accuracy_seed_std"] == pytest.approx(112.5**0.5)
+    assert (row["val_accuracy"], row["ft_accuracy"], row["round"]) == (78.0, 69.5, "1–3")
+    assert "at each run's first evaluation of the best validation accuracy (column round)" in table.caption
+    other = row_of(table, "FedPer")
+    assert all(
+        other[key] != other[key] for key in ("round", "accuracy", "ft_accuracy", "val_accuracy", "unseen_accuracy")
+    )
+    assert other["values_up"] == 1000.0
+    title = "FedPer on FMNIST, Dir(0.1)"
+    why = "Empty, as no samples are held out to choose a round by (validation=0.1 does)"
+    assert f"{why}: {title}." in table.notes
+    assert told == [f"{title}: no evaluation with held-out samples to judge"]
+
+
+def test_seeds_of_which_one_lacks_validation_have_no_mean(root: Path) -> None:
+    hold_out(root / "fedavg1", dict.fromkeys(TEST, float("nan")))
+    row = row_of(accuracy_table(runs(root), "validation", warn=lambda _: None), "FedAvg")
+    assert row["accuracy"] != row["accuracy"]
+    assert row["seeds"] == 2
+
+
+def test_unfinished_runs_are_chosen_as_far_as_all_came(tmp_path: Path) -> None:
+    rising = {1: 1.0, 2: 2.0, 3: 3.0}
+    hold_out(write_run(tmp_path / "0", TEST, "running", 3), rising)
+    hold_out(write_run(tmp_path / "1", TEST, "running", 2, seed=1), rising)
+    assert row_of(accuracy_table(runs(tmp_path), "validation", warn=silent), "FedAvg")["round"] == "2"
+
+
+def test_newcomers_and_the_participation_gap(root: Path) -> None:
+    table = accuracy_table(runs(root), warn=silent)
+    row = row_of(table, "FedAvg")
+    assert (row["val_accuracy"], row["unseen_accuracy"], row["unseen_accuracy_seed_std"]) == (76.5, 54.0, 2**0.5)
+    assert (row["unseen_accuracy_worst10"], row["unseen_ft_accuracy"]) == (24.0, 55.0)
+    assert (row["gap"], row["gap_seed_std"]) == (16.0, pytest.approx(2**0.5))  # 70 - 53 and 70 - 55
+    text = render(table, "markdown")
+    assert "| validation | unseen mean | unseen worst 10% | unseen fine-tuned | unseen gap | published" in text
+    assert "| 76.50(19.09) | 54.00(1.41) | 24.00(1.41) | 55.00(1.41) | +16.00 |" in text
+    assert "the participation gap, mean before minus unseen mean, in points" in table.caption
+    assert list(table.frame).index("val_accuracy") == list(table.frame).index("ft_accuracy_pooled_seed_std") + 1
+
+
+def test_without_such_columns_tables_are_as_they_were(root: Path) -> None:
+    table = accuracy_table(runs(root, where=["method=fedper"]), warn=silent)
+    assert not NEW & {*table.frame}
+    assert not {"validation", "unseen"} & {word for column in table.columns for word in (column.heading, column.group)}
+    assert "alidation" not in table.caption
+    assert "nseen" not in " ".join(table.prose("markdown"))
+    hold_out(root / "fedper", validation=TEST)
+    assert {*accuracy_table(runs(root, where=["method=fedper"])).frame} & NEW == {"val_accuracy"}
+
+
+def test_newcomers_of_local_only_have_no_model_before_fine_tuning(root: Path) -> None:
+    run = hold_out(write_run(root / "local", TEST, method={"name": "local_only"}), unseen=dict.fromkeys(TEST, 40.0))
+    hold_out(root / "fedper", unseen=dict.fromkeys(TEST, float("nan")))  # no newcomer of its has test samples
+    frame = pd.read_csv(run / "rounds.csv").assign(values_down=0, unseen_accuracy=None, unseen_accuracy_worst10=None)
+    frame.to_csv(run / "rounds.csv", index=False)
+    table = accuracy_table(runs(root), warn=silent)
+    row = row_of(table, "Local-Only")
+    assert row["unseen_ft_accuracy"] == 41.0
+    assert row["unseen_accuracy"] != row["unseen_accuracy"]
+    assert row["gap"] != row["gap"]
+    (note,) = (note for note in table.notes if "unseen" in note)
+    assert note.startswith("Empty under unseen before fine-tuning, as nothing is sent to clients")
+    assert note.endswith(": Local-Only on FMNIST, Dir(0.1).")
+
+
+def test_papers_tables_choose_by_validation_too(root: Path) -> None:
+    def filled(rule: Rule) -> tuple[list[float], str]:
+        table = fill("table4", groups(runs(root)), rule, ["fmnist"])
+        frame = table.frame[table.frame["setting"].str.contains("0.1") & table.frame["row"].isin(["FedAvg", "FedPer"])]
+        return list(frame["own"]), "\n".join((*table.prose("markdown"), *table.commands))
+
+    (fedavg, fedper), text = filled(Rule(select="validation", every=100))
+    assert fedavg == 67.5
+    assert fedper != fedper
+    assert "at each run's first evaluation of the best validation accuracy" in text
+    assert "no samples are held out to choose a round by (validation=0.1 does): FedPer on FMNIST" in text
+    assert text.count("on test data") == 0
+    (fedavg, fedper), text = filled(Rule(select="best-checkpoint"))
+    assert (fedavg, fedper) == (80.0, 80.0)
+    assert text.count("on test data") == 1
+
+
+def test_figures_refuse_what_cannot_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for q in (0.9, 0.99):
+        hold_out(write_run(tmp_path / str(q), TEST, method={"name": "fedobp", "q": q, "norm": "none"}), TEST)
+    words = ["paper", "q_sweep", str(tmp_path), "--select", "validation", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    (tmp_path / "out/q_sweep.png").unlink()
+    hold_out(tmp_path / "0.9", dict.fromkeys(TEST, float("nan")))
+    assert main(words) == 2
+    line = "error: FedOBP (q=0.9) on FMNIST, Dir(0.1): no samples are held out to choose a round by"
+    assert line in capsys.readouterr().err
+    assert not (tmp_path / "out/q_sweep.png").exists()
+
+
+def test_the_command_chooses_by_validation(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tables", str(root), "method=fedavg", "--select", "validation", "--format", "csv"]) == 0
+    assert ",67.5," in capsys.readouterr().out
+
+
+def write_split(
+    run: Path, accuracy: list[float], unseen: set[int] | None = None, train: list[int] | None = None
+) -> Path:
+    write_clients(run, accuracy, train)
+    if unseen is not None:
+        frame = pd.read_csv(run / "clients.csv")
+        frame.assign(unseen=[int(number in unseen) for number in frame["client"]]).to_csv(
+            run / "clients.csv", index=False
+        )
+    return run
+
+
+def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
+    run = read(write_split(write_run(tmp_path / "run"), [50.0, 60.0, 70.0, float("nan")], {1, 3}))
+    assert run.participating["client"].tolist() == [0, 2]
+    assert len(run.clients) == 4
+    write_split(run.path, [50.0, 60.0, 70.0, 80.0])
+    assert len(read(run.path).participating) == 4
+    write_split(run.path, [50.0, 60.0], {0}).joinpath("clients.csv").write_text("client,unseen\n0,\n1,0\n")
+    with pytest.raises(FedpflError, match=r"clients\.csv does not say of every client whether it is unseen, by 0 or 1"):
+        _ = read(run.path).participating
+
+
+def test_the_page_shows_newcomers_apart(root: Path) -> None:
+    for seed in (0, 1):
+        write_split(root / f"fedavg{seed}", [50.0, 60.0, 70.0, float("nan")], {1, 3})
+    (path,) = write([root], root / "report", "validation", warn=lambda _: None)
+    page = Page(path)
+    assert page.group("FedAvg")["clients"]["count"] == 4  # two of each seed
+    assert {dot[1] for dot in page.group("FedAvg")["clients"]["dots"]} == {0, 2}
+    assert "have no accuracy" not in page.text
+    assert "Clients that never take part are left out." in page.text
+    assert [len(part["counts"]) for part in page.data["partitions"]] == [4, 1]
+    assert page.group("FedAvg")["accuracy"] == 67.5
+    assert "accuracy" not in page.group("FedPer")
+    assert page.group("FedAvg")["curves"]["unseen_accuracy"][:2] == [[1, 2, 3, 4], [51, 52, 53, 54]]
+    assert page.group("FedAvg")["curves"]["val_accuracy"][1][0] == 68
+    assert {"val_accuracy", "unseen_accuracy", "unseen_ft_accuracy"} <= page.data["metrics"].keys()
+    assert not page.group("FedPer")["curves"].keys() & NEW
+    assert "+15.50" in page.row("accuracy", "FedAvg")  # 75 - 52 and 60 - 52 are 23 and 8
+
+
+def test_the_index_says_how_rounds_were_chosen(root: Path) -> None:
+    write_run(root / "other" / "fedavg", TEST)
+    for select, words in {"validation": "by validation accuracy.", "best-checkpoint": "on test data"}.items():
+        page = Page(write([root], root / "report", select, warn=lambda _: None)[-1])
+        assert page.text.count(f"Rounds were chosen {words}") == 1
+        assert ("no validation accuracy" in page.text) == (select == "validation")
+
+
+def test_configurations_are_compared_at_their_best_validation_round(root: Path, tmp_path: Path) -> None:
+    first, second = (tmp_path / side for side in "ab")
+    hold_out(write_run(first / "0", TEST), {1: 1.0, 2: 2.0, 3: 4.0, 4: 3.0})
+    hold_out(write_run(second / "0", TEST, method={"name": "fedper"}), {1: 1.0, 2: 1.0, 3: 0.0, 4: 0.0})
+    compared = between(first, second, select="validation")
+    assert {key: final(compared, "accuracy")[key] for key in ("a", "b", "difference")} == {
+        **{"a": 75.0, "b": 60.0, "difference": -15.0}
+    }
+    assert final(compared, "ft_accuracy")["a"] == 77.0
+    assert "The final numbers are of different rounds: A of 3, B of 1." in notes(compared)
+    assert any("best validation accuracy, clients at the last" in note for note in notes(compared))
+    assert any(table.title == "Before fine-tuning, at the best validation accuracy" for table in compared)
+    assert final(between(first, second), "accuracy")["difference"] == 0.0
+    with pytest.raises(FedpflError, match=r"FedPer on FMNIST.*: no samples are held out to choose a round by"):
+        between(first, root / "fedper", select="validation")
+
+
+def test_comparison_leaves_newcomers_out(tmp_path: Path) -> None:
+    a, b = (write_run(tmp_path / side, method={"name": name}) for side, name in (("a", "fedavg"), ("b", "fedper")))
+    write_split(a, [50.0, 60.0, 70.0, 80.0, 90.0], {1})
+    write_split(b, [51.0, 0.0, 0.0, 80.0, 0.0], {2})
+    compared = between(a, b)
+    assert clients_of(compared)[0] == ("0", "accuracy", 1, 1, 1)
+    assert notes(compared).count("Clients that never take part in A or in B are not compared.") == 1
+    write_split(a, [50.0, 60.0, 70.0, 80.0, 90.0])
+    write_split(b, [51.0, 0.0, 0.0, 80.0, 0.0])
+    assert clients_of(between(a, b))[0][2:] == (3, 1, 1)
+    assert not [note for note in notes(between(a, b)) if "never" in note]
+
+
+def test_domains_are_of_the_clients_that_take_part(tmp_path: Path) -> None:
+    run = read(write_split(write_run(tmp_path / "run"), [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0], {1, 2, 4, 5}))
+    row = run.evaluations.iloc[-1]
+    means = [_domain(place, run, row, Rule()) for place in range(4)]
+    assert means[0] == 10.0
+    assert means[1] == 40.0
+    assert means[2] != means[2]
+    assert means[3] == 75.0
+
+
+def test_hours_are_of_the_clients_that_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"clients": 4, "method": {"name": "heterofl", "assign": "blocks", "widths": [1.0, 0.5]}}
+    path = write_run(tmp_path / "run", **changes)
+    pd.read_csv(path / "rounds.csv").assign(participants=1).to_csv(path / "rounds.csv", index=False)
+    run = read(write_split(path, [50.0] * 4, {0, 1}, train=[100, 100, 30, 30]))
+    made = pd.DataFrame({"entries": [0.0, 0.0], "operations": [2e9, 1e9]}, index=[1.0, 0.5])
+    monkeypatch.setattr(costs, "known", lambda run: made)
+    # Clients 2 and 3 are the first and second, of width 1 and 0.5: 5 epochs of 30 samples, 3 passes, of 2 s or 1 s.
+    assert costs.hours(run, costs.Device(1e9, 1e7)) == pytest.approx(4 * 5 * 30 * 3 * (2 + 1) / 2 / 3600)

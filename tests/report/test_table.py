@@ -1,0 +1,278 @@
+"""Tables made by hand: how numbers are written, which are marked, and what each form of output makes of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpfl.ground.errors import FedpflError
+from fedpfl.report.table import FORMATS, Cell, Column, Table, as_html, mark, number, over_seeds, render
+from fedpfl.report.text import clip, csv_cell, plain
+
+EVIL = "a|b_c*d<i>&$x%\\{\x1b[31m\n`=1"
+
+
+def made(name: str = "FedAvg", **changes: object) -> Table:
+    """Two blocks of one and two rows; the third column is empty."""
+    columns = (Column("data set"), Column("method"), Column("nothing"), Column("mean", "percent", "before"))
+    columns += (Column("Δ", "difference", "before"), Column("down", "short"), Column("place", "long"))
+    rows = [
+        [Cell("A"), Cell(name), Cell(), Cell(87.0), Cell(-0.001), Cell(22_400.0, 1310.0), Cell("out/a")],
+        [Cell("B"), Cell("FedPer"), Cell(), Cell(95.0, 1.414, mark="best"), Cell(1.0), Cell(math.nan), Cell("out/b")],
+        [
+            Cell("B"),
+            Cell("Ditto"),
+            Cell(),
+            Cell(9.5, flag="°†", mark="second", below="96.89 -0.56"),
+            *map(Cell, (None,) * 3),
+        ],
+    ]
+    settings = {"caption": "What_it is.", "notes": (f"A note: {name}",), "by": 1, "commands": ("make it",)} | changes
+    frame = pd.DataFrame({"method": [name], "mean": [1 / 3], "difference": [-1.5], "empty": [math.nan]})
+    return Table("", columns, rows, frame, below="published", **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("percent", 96.888, "96.89"),
+        ("difference", -0.001, "+0.00"),
+        ("difference", -0.56, "-0.56"),
+        *(("short", value, text) for value, text in ((0, "0"), (-1500, "-1.5k"), (51_200, "51.2k"), (999.99, "1k"))),
+        *(("short", value, text) for value, text in ((999_960, "1M"), (37_249_664, "37.25M"), (2.5e12, "2.5T"))),
+        *(("change", value, text) for value, text in ((0, "0"), (-1500, "-1.5k"), (3, "+3"))),
+        *(("size", value, text) for value, text in ((0, "0 B"), (999, "999 B"), (12_345_678, "12.35 MB"))),
+        *(("age", value, text) for value, text in ((-3, "0 s"), (59.9, "59 s"), (7199, "1 h"), (172_800, "2 d"))),
+        *(("p", value, text) for value, text in ((0.0001, "<0.001"), (0.0742, "0.074"))),
+        *(("number", value, text) for value, text in ((1.2345, "1.23"), (12_345.6, "12,346"))),
+        *(("whole", 400.0, "400"), ("entries", 41_000.0, "41,000"), ("exact", 0.99993, "0.99993")),
+        ("percent", math.nan, ""),
+    ],
+)  # fmt: skip
+def test_numbers(kind: str, value: float, text: str) -> None:
+    assert number(kind, value) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "finished", "marks"),
+    [
+        ([90.0, 95.0, 93.0], "fff", " bs"),
+        ([95.001, 95.004, 93.0], "fff", "bb "),  # 95.00 twice: two bests and no second
+        ([90.0, 95.0, 93.001, 93.004], "ffff", " bss"),
+        ([90.0, 95.0, 93.0], "frf", "s b"),
+        ([90.0, 95.0, math.nan], "rrr", "sb "),
+        ([90.0, 95.0], "fr", "  "),
+        ([90.0], "f", " "),
+    ],
+)
+def test_best_and_second(values: list[float], finished: str, marks: str) -> None:
+    cells = [Cell(value) for value in values]
+    mark(cells, [state == "f" for state in finished])
+    assert [cell.mark for cell in cells] == [{"b": "best", "s": "second", " ": ""}[letter] for letter in marks]
+
+
+def test_means_over_seeds() -> None:
+    assert over_seeds([94.0, 96.0]) == (95.0, pytest.approx(2**0.5))
+    assert over_seeds([94.0])[0] == 94.0
+    assert all(map(math.isnan, (over_seeds([94.0])[1], *over_seeds([]), *over_seeds([94.0, math.nan]))))
+
+
+def test_terminal() -> None:
+    lines = render(made()).splitlines()
+    assert lines[0] == "A"
+    assert [line.split() for line in lines[1:5] if "─" not in line] == [
+        ["before", "before"],
+        ["method", "mean", "Δ", "down", "place"],
+        ["FedAvg", "87.00", "+0.00", "22.4k(1.3k)", "out/a"],
+    ]
+    assert lines[6] == "B"
+    assert [line.split() for line in lines[10:13]] == [
+        ["FedPer", "95.00(1.41)*", "+1.00", "out/b"],
+        ["Ditto", "9.50°†+"],
+        ["96.89", "-0.56"],
+    ]
+    assert lines[14:] == [
+        *("What_it is. * best, + second of its block, finished runs first.", "A note: FedAvg"),
+        *("Missing cells are filled by:", "  make it"),
+    ]
+    assert "nothing" not in render(made())
+
+
+def test_a_narrow_terminal_leaves_out_what_matters_least_first() -> None:
+    spare = {"method": 0, "mean": 0, "pooled": 2, "down": 3, "up": 3, "round": 1}
+    columns = tuple(Column(name, "whole" if name != "method" else "text", spare=own) for name, own in spare.items())
+    table = Table(
+        "", columns, [[Cell("FedAvg"), *(Cell(float(place)) for place in range(5))]], pd.DataFrame({"a": [1]})
+    )
+    order = ["up", "down", "pooled", "round"]
+    for count in range(5):
+        left = [name for name in spare if name not in order[:count]]
+        width = sum(len(name) for name in left) + 2 * (len(left) - 1)
+        lines = render(table, "terminal", width).splitlines()
+        assert lines[0].split() == left
+        gone = ", ".join(name for name in spare if name not in left)
+        told = " ".join(" ".join(lines).partition("Left out of")[2].split())
+        assert told.startswith(f"{width} columns: {gone}. A wider window shows them") if gone else not told
+    for form in FORMATS:  # files and pipes
+        assert "Left out" not in render(table, form)
+
+
+@pytest.mark.parametrize("width", [24, 40, 60])
+def test_a_narrow_terminal_is_not_exceeded(width: int) -> None:
+    columns = (Column("status"), Column("name"), *(Column(f"n{k}", "short", spare=k > 1) for k in range(5)))
+    rows = [[Cell("finished"), Cell("a name of many words"), *map(Cell, (1e3, 2e4, 3e5, 4.0, 5.0))]]
+    rows[0].append(Cell("/a/very/long/path/that/is/never/cut"))
+    table = Table("title", (*columns, Column("path", "long")), rows, pd.DataFrame(), "A caption of several words " * 3)
+    lines = render(table, "terminal", width).splitlines()
+    assert "    /a/very/long/path/that/is/never/cut" in lines
+    assert max(len(line) for line in lines if "/a/very" not in line) <= width
+    assert ("Left out of" in render(table, "terminal", width)) == (width < 60)
+    assert "5" in render(table, "terminal", 200)
+
+
+texts = st.text("ab cd-e", max_size=30)
+short_words = st.lists(st.text("abcd-e", max_size=8), max_size=4).map(" ".join)  # or the columns part into blocks
+
+
+@given(st.lists(st.tuples(texts, short_words, st.integers(0, 10**6)), min_size=1, max_size=8), st.integers(36, 90))
+def test_folding_keeps_every_word_and_the_width(rows: list[tuple[str, str, int]], width: int) -> None:
+    columns = (Column("first"), Column("second"), Column("number", "whole"))
+    table = Table("", columns, [[*map(Cell, row)] for row in rows], pd.DataFrame())
+    lines = render(table, "terminal", width).splitlines()
+    assert max(map(len, lines)) <= width
+    told = "".join(f"{one}{other}{count}" for one, other, count in rows).replace(" ", "")
+    start = next(at for at, line in enumerate(lines) if "─" in line)
+    assert sorted("".join(lines[start + 1 :]).replace(" ", "")) == sorted(told)
+
+
+def test_markdown() -> None:
+    assert render(made(), "markdown").splitlines() == [
+        "| data set | method | before mean | before Δ | down | place |",
+        "|---|---|---:|---:|---:|---|",
+        "| A | FedAvg | 87.00 | +0.00 | 22.4k(1.3k) | out/a |",
+        "| B | FedPer | **95.00(1.41)** | +1.00 |  | out/b |",
+        "| B | Ditto | <u>9.50°†</u><br>96.89 -0.56 |  |  |  |",
+        *("", r"What\_it is. Bold: best; underlined: second of its block, finished runs first.", "", "A note: FedAvg"),
+        *("", "Missing cells are filled by:", "", "```", "make it", "```"),
+    ]
+
+
+def test_latex() -> None:
+    lines = render(made(), "latex").splitlines()
+    assert lines[:3] == [r"% \usepackage{booktabs,graphicx}", "% missing: make it", r"\begin{table*}"]
+    assert lines[3].startswith(
+        r"\caption{What\_it is. Bold: best; underlined: second of its block, finished runs first."
+    )
+    assert lines[5:] == [
+        *(r"\begin{tabular}{llrrrl}", r"\toprule"),
+        r" &  & \multicolumn{2}{c}{before} &  &  \\",
+        r"\cmidrule(lr){3-4}",
+        r"data set & method & mean & $\Delta$ & down & place \\",
+        *(r"\midrule", r"A & FedAvg & 87.00 & +0.00 & 22.4k(1.3k) & out/a \\"),
+        *(r"\midrule", r"B & FedPer & \textbf{95.00(1.41)} & +1.00 &  & out/b \\"),
+        r"B & Ditto & \underline{9.50$^\circ$$^\dagger$} &  &  &  \\",
+        r"{\scriptsize published} &  & {\scriptsize 96.89 -0.56} &  &  &  \\",
+        *(r"\bottomrule", r"\end{tabular}}", r"\end{table*}"),
+    ]
+    text = render(made(EVIL), "latex")
+    assert r"a\textbar{}b\_c*d\textless{}i\textgreater{}\&\$x\%\textbackslash{}\{" in text
+    assert text.replace(r"\{", "").replace(r"\}", "").count("{") == text.replace(r"\}", "").replace(r"\{", "").count(
+        "}"
+    )
+
+
+class Cells(HTMLParser):
+    """Rows of cells as a browser reads them."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.inside = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside &= tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.rows[-1][-1] += data
+
+
+def test_html() -> None:
+    text = as_html(made(EVIL))
+    page = Cells(text)
+    shown = EVIL.replace("\x1b", r"\x1b").replace("\n", " ")
+    assert page.rows[1] == ["method", "mean", "Δ", "down", "place"]
+    assert page.rows[2] == [shown, "87.00", "+0.00", "22.4k(1.3k)", "out/a"]
+    assert page.rows[6] == ["Ditto", "9.50°† 96.89 -0.56", "", "", ""]
+    assert {tag for tag, _ in page.tags} <= {
+        *("div", "table", "caption", "thead", "tbody", "tr", "th", "td", "button", "b", "u", "small")
+    }
+    assert '<td data-value="95.0" class="number"><b>95.00(1.41)</b></td>' in text
+    columns = (Column("name"), Column("rounds", "whole"))
+    linked = Table("t", columns, [[Cell("x", link='a"b', state="failed"), Cell("3/4", order=3)]], pd.DataFrame())
+    assert '<a href="a&quot;b"><span class="status failed">x</span></a>' in as_html(linked)
+    assert 'data-value="3.0" class="number">3/4' in as_html(linked)
+
+
+def test_csv() -> None:
+    (row,) = csv.DictReader(io.StringIO(render(made(EVIL), "csv")))
+    assert row == {
+        "method": EVIL.replace("\x1b", r"\x1b").replace("\n", " "),
+        **{"mean": repr(1 / 3), "difference": "-1.5", "empty": ""},
+    }
+    frames = [Table("", (), [], pd.DataFrame({"section": [name], name: [1]})) for name in ("a", "b")]
+    assert render(frames, "csv") == "section,a,b\na,1.0,\nb,,1.0\n"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_form_passes_on_what_a_terminal_obeys(form: str) -> None:
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", render(made(EVIL), form))
+    assert r"\x1b" in render(made(EVIL), form) or form == "latex"
+
+
+def test_several_tables_have_titles() -> None:
+    two = [Table(name, (Column("x"),), [[Cell("y")]], pd.DataFrame()) for name in ("One", "Two_")]
+    assert render(two) == "One\nx\n─\ny\n\nTwo_\nx\n─\ny\n"
+    assert render(two, "markdown").startswith("### One\n\n| x |\n|---|\n| y |\n\n### Two\\_\n")
+    with pytest.raises(FedpflError, match="unknown format 'html'; choose one of: terminal, markdown"):
+        render(two, "html")
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=1+1", "'=1+1"),
+        ("-2+3", "'-2+3"),
+        ("@x", "'@x"),
+        ("-1.5", "-1.5"),
+        (-1.5, -1.5),
+        ("+3", "+3"),
+        (" =1", "' =1"),
+    ],
+)
+def test_formulas_are_quoted_and_numbers_stay(value: object, cell: object) -> None:
+    assert csv_cell(value) == cell
+
+
+def test_text_is_made_harmless_and_short() -> None:
+    assert plain("a\x1b]0;x\x07\u202eb\ud800\n\tc") == r"a\x1b]0;x\x07\u202eb\ud800  c"
+    assert plain("Größe ±°†Δ – 数据") == "Größe ±°†Δ – 数据"
+    assert clip("x" * 3000, 11) == "xxxxx…xxxxx"

@@ -1,0 +1,414 @@
+"""`fedpfl.run` and `fedpfl.load`: the command line's runs from Python, and what is left of them."""
+
+import ast
+import json
+import logging
+import os
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.singleton import Singleton
+from hydra.version import VersionBase
+
+import fedpfl
+from fedpfl import engine, export
+from fedpfl.config import overrides
+from fedpfl.methods import METHODS
+from fedpfl.record import rundir
+from tests.command import TINY, _drawn_once, call, play, rewrite_summary, state, summary, table
+from tests.conftest import ROOT, assert_same
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import notebook
+
+SMALL = (*TINY, "model=lenet5")
+COMPOSITE = {"apfl": ("w", "v", "alpha"), "fedrod": ("w", "q"), "heterofl": ("model", "labels"), "fedrolex": ("model",)}
+"""Methods whose personal model is more than the network's entries, and of what it consists."""
+SERVERS = {  # how the server's state holds the network
+    "fedobp": lambda server: server,
+    "scaffold": lambda server: server["model"],
+    "fedbabu": lambda server: {**server["body"], **server["head"]},
+    "floco": lambda server: server["shared"],
+}
+FIRST = {*SERVERS, "apfl", "heterofl", "per_fedavg"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run directory; tests read it, or change a copy."""
+    path = tmp_path_factory.mktemp("library") / "run"
+    play(path, *SMALL, "method=fedobp")
+    return path
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def accuracies(run: fedpfl.Trained) -> list[float]:
+    """Of each client, by its own predictions on its own test samples; their loss is the last round's."""
+    found, loss, total = [], 0.0, 0
+    for client in range(len(run)):
+        x, y = run.samples(client)
+        logits = run.predict(client, x.numpy())
+        found.append(100 * int((logits.argmax(1) == y).sum()) / len(y))
+        loss, total = loss + float(F.cross_entropy(logits, y, reduction="sum")), total + len(y)
+    assert loss / total == pytest.approx(run.rounds["loss"].iloc[-1], rel=1e-6)
+    return found
+
+
+@pytest.mark.parametrize(
+    "method", [name if name in FIRST else pytest.param(name, marks=pytest.mark.full) for name in METHODS]
+)
+def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
+    adapted = ["method.adapt_steps=1"] if method == "per_fedavg" else []
+    play(tmp_path, *SMALL, f"method={method}", "local.batch_size=8", *adapted)
+    run = fedpfl.load(tmp_path)
+    assert accuracies(run) == run.clients["accuracy"].tolist()
+    personal, network = run.personal(1), run.network()
+    if method in COMPOSITE:
+        assert {name.partition(".")[0] for name in personal} >= set(COMPOSITE[method])
+    else:  # the plain network with these entries is the personal model
+        network.load_state_dict(personal)
+        x = run.samples(1)[0]
+        with torch.no_grad():
+            plain = network((x / 255 - 0.3053) / 0.3247)
+        torch.testing.assert_close(plain, run.predict(1, x))
+    if method in SERVERS:
+        server = SERVERS[method](state(tmp_path)["server"])
+        assert_same(run.global_model(), {name: server[name] for name in network.state_dict() if name in server})
+
+
+def test_a_model_has_the_statistics_that_it_is_judged_with(tmp_path):
+    """Ditto predicts with the private model's statistics, which stay with the client; the server has the other's."""
+    play(tmp_path, *TINY, "method=ditto", "model=resnet8")
+    run = fedpfl.load(tmp_path)
+    assert accuracies(run) == run.clients["accuracy"].tolist()
+    who = int(state(tmp_path)["rows"][0]["who"][0])
+    saved, own, shared = state(tmp_path), run.personal(who), run.global_model()
+    for name in ("norm.running_mean", "norm.num_batches_tracked"):
+        torch.testing.assert_close(own[name], saved["rows"][0]["buffers"]["v"][name][0], rtol=0, atol=0)
+        torch.testing.assert_close(shared[name], saved["server_buffers"]["w"][name], rtol=0, atol=0)
+    run.network().load_state_dict(own)
+    run.network().load_state_dict(shared)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", ["fedobp", "fedpurin"])
+def test_models_are_the_same_on_a_gpu(method, tmp_path):
+    play(tmp_path, *SMALL, f"method={method}", "device=cpu")
+    here, there = fedpfl.load(tmp_path, device="cpu"), fedpfl.load(tmp_path, device="cuda")
+    assert_same(here.mask(1), there.mask(1))
+    assert_same(here.personal(1), there.personal(1))
+    x = here.samples(1)[0]
+    torch.testing.assert_close(here.predict(1, x), there.predict(1, x), atol=1e-3, rtol=1e-3)
+
+
+def test_the_mask_is_where_the_personal_model_is_not_the_global_one(folder):
+    """FedOBP's rule: theta_i where the mask holds, theta_g elsewhere."""
+    run = fedpfl.load(folder)
+    shared, some = run.global_model(), 0
+    for client in range(len(run)):
+        personal, mask = run.personal(client), run.mask(client)
+        for name, own in mask.items():
+            assert own.dtype == torch.bool
+            assert torch.equal(personal[name][~own], shared[name][~own])
+            some += int((personal[name] != shared[name])[own].sum())
+    assert some
+
+
+def test_a_mask_that_is_kept(tmp_path):
+    play(tmp_path, *SMALL, "method=fedselect")
+    run, (block, *_) = fedpfl.load(tmp_path), state(tmp_path)["rows"]
+    for row, client in enumerate(block["who"]):
+        assert_same(run.mask(client), {name: own[row] for name, own in block["client"]["mask"].items()})
+
+
+def test_a_run_from_python_is_the_command_lines(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    words = (*(word for word in SMALL if not word.startswith(("rounds", "local"))), "method=fedper")
+    run = fedpfl.run(*words, rounds=2, local={"epochs": 1})
+    assert capfd.readouterr().err.splitlines()[-1].startswith("finished after round 2")
+    assert run.path.parts[:3] == ("outputs", "digits", "fedper")
+    assert (run.status, run.round, len(run.rounds), len(run.clients)) == ("finished", 2, 2, 4)
+    again = call(*words, "rounds=2", "local.epochs=1", cwd=tmp_path)  # it knows the run as its own
+    assert again.out.startswith("already finished")
+    by_config = fedpfl.run(run.config)
+    assert by_config.path == run.path
+    assert capfd.readouterr().out.startswith("already finished")
+    fedpfl.run(run.config, directory="other", progress=False)
+    assert capfd.readouterr() == ("", "")
+    assert table(Path("other/rounds.csv")) == table(run.path / "rounds.csv")
+    fedpfl.run(run.config, directory="other", progress=False)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch):
+    played = []
+
+    def interrupted(*about, **more):
+        if played:
+            raise KeyboardInterrupt
+        played.append(None)
+        return play_round(*about, **more)
+
+    play_round = engine.play
+    monkeypatch.setattr(engine, "play", interrupted)
+    words = {"directory": tmp_path / "run", "progress": False, "method": "fedobp"}
+    with pytest.raises(KeyboardInterrupt):
+        fedpfl.run(*SMALL, **words)
+    half = fedpfl.load(tmp_path / "run")
+    assert (half.status, half.round, len(half.rounds)) == ("interrupted", 1, 1)
+    assert len(half.predict(0, half.samples(0)[0])) == len(half.samples(0)[1])
+    monkeypatch.undo()
+    whole = fedpfl.run(*SMALL, **words)
+    assert table(whole.path / "rounds.csv") == table(folder / "rounds.csv")
+    assert_same(whole.personal(2), fedpfl.load(folder).personal(2))
+
+
+def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
+    """A program with a Hydra, threads and logs of its own."""
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "conf"
+    own.mkdir()
+    torch.set_num_threads(2)
+    try:
+        with initialize_config_dir(str(own), version_base="1.2", job_name="mine"):
+            before = [dict(Singleton._instances), GlobalHydra.instance().hydra, VersionBase.instance().getbase()]
+            logs = [(log.handlers[:], log.level, log.propagate) for log in map(logging.getLogger, (None, "fedpfl"))]
+            others = torch.get_num_threads(), torch.get_rng_state().tolist(), list(warnings.filters), dict(os.environ)
+            fedpfl.run(*SMALL, "method=local_only", progress=False)
+            assert before[0].items() <= Singleton._instances.items()
+            assert before[1:] == [GlobalHydra.instance().hydra, VersionBase.instance().getbase()]
+            after = [(log.handlers[:], log.level, log.propagate) for log in map(logging.getLogger, (None, "fedpfl"))]
+            assert logs == after
+            assert others[1:] == (torch.get_rng_state().tolist(), list(warnings.filters), dict(os.environ))
+            assert others[0] == torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys", "line"),
+    [
+        (("method=fedavgg",), {}, "method must be .* did you mean fedavg"),
+        (("local.lrr=1",), {}, "local.lrr is not a key here; did you mean local.lr"),
+        ((), {"rounds": 0}, "rounds must be 1 or more"),
+        ((), {"rounds": "5"}, "rounds must be a whole number, got '5'"),
+        ((), {"local": {"lr": float("nan")}}, "local.lr must be a finite number"),
+        (("method=fedavg,fedper",), {}, "method=fedavg,fedper is a sweep, .* give method one value"),
+        (("experiment=demo",), {}, "method=.* is a sweep, .* give method one value"),
+        (("-m",), {}, "-m is an option of the command line"),
+        (("rounds",), {}, "cannot be read as key=value"),
+        (({"rounds": 1}, "seed=1"), {}, "stands alone"),
+        (({"rounds": 1},), {"seed": 1}, "stands alone"),
+        (({"rounds": 1},), {}, "has no value"),
+        (({"rounds": "???"},), {}, "rounds has no value"),
+        ((3,), {}, "stands alone"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(settings, keys, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fedpfl.FedpflError, match=line) as told:
+        fedpfl.run(*settings, **keys)
+    assert "\n" not in str(told.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
+    def refuse(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rundir.lock, "take", refuse)
+    with pytest.raises(fedpfl.FedpflError, match="No space left on device"):
+        fedpfl.run(*SMALL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_value_of_what_an_experiment_sweeps_over():
+    """Its other jobs' values that are no sweep hold; others must be chosen."""
+    cfg = overrides.composed_once(["experiment=demo", "method=fedper"])
+    assert (cfg.method.name, cfg.rounds) == ("fedper", 50)
+    cfg = overrides.composed_once(["experiment=figure3", "dataset=fmnist", "method=fedper", "seed=1"])
+    assert (cfg.dataset.name, cfg.partition.alpha) == ("fmnist", 0.5)
+    with pytest.raises(fedpfl.FedpflError, match=r"give partition\.alpha one value"):
+        overrides.composed_once(["experiment=alpha_sweep_quick", "method=fedper"])
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 3, -2.5e-7, "plain", "a, b=[c]", "it's \\' ${seed}", "null", "", [1, [2.5, "x y"]], [], 1e300]
+)
+def test_values_arrive_as_they_are(value):
+    (word,) = overrides.words("+own", value)
+    assert overrides.composed([word]).own == (f"it's \\' {42}" if value == "it's \\' ${seed}" else value)
+
+
+def test_a_methods_own_failure_is_one_line_and_says_where(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpfl.methods.fedper.tree", None)
+    with pytest.raises(fedpfl.FedpflError, match=r"method=fedper: .* raised AttributeError: .*traceback is in") as told:
+        fedpfl.run(*SMALL, "method=fedper", directory=tmp_path / "run", progress=False)
+    assert isinstance(told.value.__cause__, AttributeError)
+    assert fedpfl.load(tmp_path / "run").status == "failed"
+
+
+def _no_checkpoint(path):
+    (path / "state.pt").unlink()
+
+
+def _other_data(path):
+    rewrite_summary(path, data="0123")
+
+
+def _other_settings(path):
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("lr: 0.01\n", "lr: 0.02\n"))
+
+
+def _older_settings(path):
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("\nvalidation: 0.0\n", "\n"))
+
+
+def _damaged(path):
+    content = bytearray((path / "state.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / "state.pt").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (_no_checkpoint, "state.pt is not there, .* checkpoint.keep=true"),
+        (_other_data, "the data are not those of run"),
+        (_other_settings, "config.yaml is not the configuration that the run began with"),
+        (_older_settings, "config.yaml is not of this version: validation has no value"),
+        (_damaged, "state.pt is damaged"),
+    ],
+)
+def test_models_are_refused_where_they_would_not_be_the_runs(change, line, copy):
+    change(copy)
+    run = fedpfl.load(copy)
+    assert len(run.rounds) == 2
+    with pytest.raises(fedpfl.FedpflError, match=line) as told:
+        run.personal(0)
+    assert "\n" not in str(told.value)
+
+
+def test_changed_code_of_the_method_is_told(copy):
+    (code,) = summary(copy)["code"]
+    rewrite_summary(copy, code=[{**code, "method": "0"}])
+    with pytest.warns(UserWarning, match="the method's code has changed since the run"):
+        fedpfl.load(copy).personal(0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "line"),
+    [
+        (lambda run: run.personal(4), "client must be a whole number from 0 to 3, got 4"),
+        (lambda run: run.personal(-1), "from 0 to 3, got -1"),
+        (lambda run: run.mask("0"), "got '0'"),
+        (lambda run: run.predict(0, np.zeros((2, 1, 28, 28))), r"uint8 \[samples, 1, 28, 28\] .* digits, got float64"),
+        (lambda run: run.predict(0, np.zeros((1, 28, 28), np.uint8)), r"got uint8 \[1, 28, 28\]"),
+        (lambda run: run.samples(0, "validation"), "split must be one of train, test, got 'validation'"),
+        (lambda run: fedpfl.load(run.path.parent), "no config.yaml"),
+        (lambda run: fedpfl.load(run.path, "cuda:77").mask(0), "no such CUDA device"),
+    ],
+)
+def test_questions_without_an_answer(ask, line, folder):
+    with pytest.raises(fedpfl.FedpflError, match=line):
+        ask(fedpfl.load(folder))
+
+
+def test_what_a_method_does_not_have_is_refused(tmp_path):
+    play(tmp_path, *SMALL, "method=local_only", "partition.test_fraction=0.02")
+    run = fedpfl.load(tmp_path)
+    with pytest.raises(fedpfl.FedpflError, match="method=local_only has no mask"):
+        run.mask(0)
+    with pytest.raises(fedpfl.FedpflError, match="method=local_only has no global model"):
+        run.global_model()
+    empty = [client for client in range(4) if not len(run.samples(client)[0])]
+    assert empty
+    assert run.predict(empty[0], run.samples(empty[0])[0]).shape == (0, 10)
+
+
+def test_reprs_are_one_short_line(folder):
+    run = fedpfl.load(folder)
+    text = repr(run).replace(str(folder), "run")
+    last = run.rounds["accuracy"].iloc[-1]
+    assert text == f"<FedOBP (q=0.999) on Digits: finished, 2 of 2 rounds, {last:.2f} %, run>"
+
+
+def test_tables_and_models_cannot_be_spoilt_by_who_looks_at_them(folder):
+    run = fedpfl.load(folder)
+    run.config["rounds"] = run.summary["status"] = None
+    run.personal(0)["conv1.weight"].zero_()
+    run.global_model()["conv1.weight"].zero_()
+    assert (run.config["rounds"], run.summary["status"]) == (2, "finished")
+    assert run.personal(0)["conv1.weight"].any()
+    assert run.global_model()["conv1.weight"].any()
+
+
+def test_exported_models_are_the_personal_ones(folder, tmp_path, capsys):
+    out = tmp_path / "new" / "models"
+    assert export.main([str(folder), str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == [f"client{client}.pt" for client in range(4)]
+    run = fedpfl.load(folder)
+    for client in range(4):
+        assert_same(torch.load(out / f"client{client}.pt", weights_only=True), run.personal(client))
+    assert [path.name for path in out.parent.iterdir()] == ["models"]
+    assert capsys.readouterr().out == f"wrote 4 models to {out}\n"
+
+
+def test_an_export_is_all_or_nothing(folder, tmp_path, capsys, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/mine").touch()
+    assert export.main([str(folder), str(tmp_path / "there")]) == 2
+    assert export.main([str(tmp_path), str(tmp_path / "out")]) == 2
+    real, saved = torch.save, []
+
+    def full(*about):
+        saved.append(about)
+        if len(saved) == 3:
+            raise OSError(28, "No space left on device")
+        real(*about)
+
+    monkeypatch.setattr(torch, "save", full)
+    assert export.main([str(folder), str(tmp_path / "out")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.startswith("fedpfl: ") for line in lines] == [True] * 3
+    assert "No space left on device; choose a new folder" in lines[2]
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["mine"]
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """Its cells as they stand; what they print is kept in it."""
+    monkeypatch.setattr(rundir, "partition_picture", _drawn_once)
+    path = ROOT / "docs" / "library.ipynb"
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) > 5
+    for cell, text in zip(cells, notebook.played(path, tmp_path), strict=True):
+        kept = "".join(line for output in cell["outputs"] for line in output["data"]["text/plain"])
+        assert bool(kept) == bool(text), "run python scripts/notebook.py --write"
+        assert kept.count("\n") == text.count("\n"), "run python scripts/notebook.py --write"
+
+
+def test_the_pages_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = (ROOT / "docs" / "library.md").read_text().split("```python\n")[1:]
+    source = "".join(block.split("```")[0] for block in blocks)
+    asked = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+    public = {name for name in vars(fedpfl.Trained) if not name.startswith("_")}
+    assert public <= asked
+    source = source.replace("rounds=5", "rounds=1, model='lenet5', clients=8, participation=0.2")
+    exec(compile(source, "docs/library.md", "exec"), {})

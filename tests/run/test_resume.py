@@ -1,0 +1,303 @@
+"""Killed at any moment, then the same command: the run ends bit for bit as one that was never killed."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedpfl import record
+from fedpfl.config import plan as config
+from fedpfl.engine.store import Rows
+from fedpfl.ground import tree
+from tests.command import TINY, call, rewrite_summary, snapshot, start, state, summary, table, wait
+from tests.conftest import assert_same
+
+SETTINGS = {
+    "fedobp": ("method=fedobp", "quantile.q=0.9", "method.ema=0.3"),
+    "ditto": ("method=ditto", "method.personal_epochs=2"),
+}
+COMMON = (
+    *TINY,
+    *("rounds=4", "partition.samples_per_client=80", "local.batch_size=16", "eval.every=2", "hydra.run.dir=run"),
+    *("eval.finetune_epochs=1", "eval.finetune_every=4", "model=lenet5"),
+)
+
+TOOLS = """
+import io, json, os, signal, sys
+from pathlib import Path
+import torch
+from fedpfl import record, train
+from fedpfl.methods import METHODS
+from tests.command import call
+
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+
+def wrap(owner, name, count, action):
+    "Replace owner.name by a function whose call number `count` does `action` instead; the others do as before."
+    real, calls = getattr(owner, name), []
+    def counted(*args, **kwargs):
+        calls.append(None)
+        return action(real, *args, **kwargs) if len(calls) == count else real(*args, **kwargs)
+    setattr(owner, name, counted)
+
+def after(real, *args, **kwargs):
+    real(*args, **kwargs)
+    die()
+
+def torn(real, value, file):
+    whole = io.BytesIO()
+    real(value, whole)
+    file.write(whole.getvalue()[: len(whole.getvalue()) // 2])
+    file.flush()
+    die()
+
+def half(real, file, data):
+    os.write(file, data[: len(data) // 2])
+    die()
+
+files = sys.modules["fedpfl.ground.files"]
+"""
+DRIVER = (
+    TOOLS
+    + """
+torch.set_num_threads(1)  # there must be none that a child would miss
+for number, (folder, point, *overrides) in enumerate(json.loads(sys.argv[1])):
+    if not number:
+        call(*overrides, cwd=Path.cwd())  # loads all that children would load
+    method = METHODS[next(arg for arg in overrides if arg.startswith("method=")).split("=")[1]]
+    child = os.fork()
+    if not child:
+        try:
+            exec(point)
+            print(call(*overrides, cwd=Path(folder)), flush=True)
+        finally:
+            os._exit(1)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
+        sys.exit(f"not killed: {point}")
+"""
+)
+POINTS = {  # what happens, how, and the round of the checkpoint that is left
+    "right after a row": ("wrap(record.RunDirectory, 'row', 3, after)", 2),
+    "in the middle of a round": ("wrap(method, 'finish', 6, after)", 2),  # the second of two clients in round 3
+    "while a checkpoint is written": ("wrap(torch, 'save', 3, torn)", 2),
+    "while a row is written": ("wrap(files, 'append', 4, half)", 3),
+    "right before the end": ("wrap(record.RunDirectory, 'checkpoint', 4, after)", 4),
+}
+KILLED = [*(("fedobp", point) for point in POINTS), ("ditto", "in the middle of a round")]
+AHEAD = ("fedobp", "rows ahead")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """Where each command killed itself at a point; all are children of one process, which has loaded everything."""
+    places = {case: tmp_path_factory.mktemp("killed") for case in (*KILLED, AHEAD)}
+    jobs = [[str(places[case]), POINTS[case[1]][0], *COMMON, *SETTINGS[case[0]]] for case in KILLED]
+    place, command = str(places[AHEAD]), (*COMMON, *SETTINGS["fedobp"])
+    jobs.append([place, POINTS["right after a row"][0], *command])
+    jobs.append([place, "wrap(record.RunDirectory, 'row', 2, after)", *command, "checkpoint.seconds=1e6"])
+    result = wait(start(json.dumps(jobs), cwd=tmp_path_factory.mktemp("driver"), script=DRIVER))
+    assert result.code == 0, result
+    return places
+
+
+def finish(cwd: Path, *overrides: str) -> str:
+    result = call(*overrides, cwd=cwd)
+    assert result.code == 0, result
+    return result.err
+
+
+def assert_ends_alike(folder: Path, whole: Path) -> None:
+    """State, rows and clients bit for bit; the summary without what a clock wrote."""
+    assert_same(state(folder), state(whole))
+    assert table(folder / "rounds.csv") == table(whole / "rounds.csv")
+    assert (folder / "clients.csv").read_bytes() == (whole / "clients.csv").read_bytes()
+    mine, theirs = ([path.read_bytes() for path in place.glob("masks.json")] for place in (folder, whole))
+    assert mine == theirs
+    mine, theirs = summary(folder), summary(whole)
+    assert mine["status"] == theirs["status"] == "finished"
+    for row in ("best", "last"):
+        clocked = {key for key in mine[row] if key.endswith("seconds")}
+        assert {k: v for k, v in mine[row].items() if k not in clocked} == {
+            k: v for k, v in theirs[row].items() if k not in clocked
+        }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run directory of each method."""
+    done = {}
+    for method, settings in SETTINGS.items():
+        place = tmp_path_factory.mktemp(method)
+        finish(place, *COMMON, *settings)
+        done[method] = place / "run"
+    return done
+
+
+@pytest.mark.parametrize(("method", "point"), KILLED)
+def test_a_killed_run_ends_as_if_it_never_was(
+    method: str, point: str, killed: dict[tuple[str, str], Path], uninterrupted: dict[str, Path]
+) -> None:
+    command, reached, place = (*COMMON, *SETTINGS[method]), POINTS[point][1], killed[method, point]
+    assert summary(place / "run")["status"] == "running"
+    assert int(state(place / "run")["round"]) == reached
+    assert f"after round {reached} of 4" in finish(place, *command)
+    assert_ends_alike(place / "run", uninterrupted[method])
+
+
+def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(
+    killed: dict[tuple[str, str], Path], uninterrupted: dict[str, Path]
+) -> None:
+    run = killed[AHEAD] / "run"
+    assert (int(state(run)["round"]), [row["round"] for row in table(run / "rounds.csv")]) == (2, list("1234"))
+    finish(run.parent, *COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e6")
+    assert_ends_alike(run, uninterrupted["fedobp"])
+
+
+def test_without_a_checkpoint_the_run_starts_again(
+    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (*COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e6")
+    interrupt(monkeypatch, tmp_path, *command)
+    assert not (tmp_path / "run" / "state.pt").exists()
+    assert (tmp_path / "run" / "rounds.csv").exists()
+    finish(tmp_path, *command)
+    assert_ends_alike(tmp_path / "run", uninterrupted["fedobp"])
+
+
+def test_an_interrupted_run_ends_as_if_it_never_was(
+    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (*COMMON, *SETTINGS["ditto"])
+    interrupt(monkeypatch, tmp_path, *command)
+    assert int(state(tmp_path / "run")["round"]) == 2
+    finish(tmp_path, *command, "engine.workers=1")  # the number of workers changes nothing
+    assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
+
+
+def test_a_checkpoint_of_all_clients_as_older_versions_wrote_it_is_resumed(
+    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, write = (*COMMON, *SETTINGS["ditto"], "state.device=disk"), record.RunDirectory.checkpoint
+
+    def stacked(self: record.RunDirectory, payload: dict[str, Any]) -> None:
+        everyone: Rows = payload["rows"]
+        old = {
+            name: everyone.take(part, range(everyone.clients))
+            for name, part in (("clients", "client"), ("client_buffers", "buffers"))
+        }
+        write(self, {key: value for key, value in payload.items() if key != "rows"} | old)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "saved", lambda self: self)
+        patch.setattr(record.RunDirectory, "checkpoint", stacked)
+        interrupt(patch, tmp_path, *command)
+    old = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
+    assert "rows" not in old
+    assert {len(leaf) for leaf in tree.leaves(old["clients"])} == {4}
+    assert "after round 2 of 4" in finish(tmp_path, *command)
+    assert table(tmp_path / "run" / "rounds.csv") == table(uninterrupted["ditto"] / "rounds.csv")
+    ours, theirs = (rows_by_client(folder) for folder in (tmp_path / "run", uninterrupted["ditto"]))
+    assert len(ours) == 4  # who has trained is not in it
+    assert_same({client: ours[client] for client in theirs}, theirs)
+
+
+def rows_by_client(folder: Path) -> dict[int, Any]:
+    blocks = torch.load(folder / "state.pt", weights_only=True)["rows"]
+    return {int(who): tree.take(block, row) for block in blocks for row, who in enumerate(block["who"])}
+
+
+def test_a_checkpoint_of_another_form_is_one_line(tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted["fedobp"], run)
+    rewrite_summary(run, status="running")
+    payload = torch.load(run / "state.pt", weights_only=True)
+    for block in payload["rows"]:
+        block["client"]["model"].popitem()
+    torch.save(payload, run / "state.pt")
+    result = call(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
+    assert result.code == 2
+    assert result.complaints == [
+        f"fedpfl: {run}/state.pt holds client states of another form than the method now has; restart=true removes "
+        "the run's files and runs it from the beginning"
+    ]
+
+
+def test_a_finished_run_keeps_no_state_if_it_is_told_so(
+    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, run = (*COMMON, *SETTINGS["fedobp"], "checkpoint.keep=false"), tmp_path / "run"
+    interrupt(monkeypatch, tmp_path, *command)
+    assert int(state(run)["round"]) == 2
+    assert "after round 2 of 4" in finish(tmp_path, *command)
+    assert not (run / "state.pt").exists()
+    assert table(run / "rounds.csv") == table(uninterrupted["fedobp"] / "rounds.csv")
+    assert summary(run)["identity"] == summary(uninterrupted["fedobp"])["identity"]
+    before = snapshot(run)
+    for keep in ("false", "true"):
+        result = call(*COMMON, *SETTINGS["fedobp"], f"checkpoint.keep={keep}", cwd=tmp_path)
+        assert (result.code, "already finished" in result.out) == (0, True)
+    assert snapshot(run) == before
+    (run / "rounds.csv").write_text((run / "rounds.csv").read_text().replace("1", "2", 1))
+    result = call(*command, cwd=tmp_path)
+    assert (result.code, len(result.complaints)) == (2, 1)
+    assert "is finished, but rounds.csv is damaged; restart=true" in result.complaints[0]
+
+
+def test_checkpoints_take_at_most_a_twentieth_of_the_time() -> None:
+    usual, each = config.Checkpoint(60), config.Checkpoint(0)
+    assert [usual.due(since, 0.0) for since in (59.9, 60)] == [False, True]
+    assert [usual.due(since, 10.0) for since in (60, 199.9, 200)] == [False, False, True]
+    assert each.due(0.0, 10.0)  # after every round, at any cost
+
+
+def test_a_dear_checkpoint_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one of half a second the next is due ten seconds later; the one after the last round always is."""
+    written, write = [], record.RunDirectory.checkpoint
+
+    def slow(self: record.RunDirectory, payload: dict[str, Any]) -> None:
+        written.append(payload["round"])
+        write(self, payload)
+        time.sleep(0.5)
+
+    monkeypatch.setattr(record.RunDirectory, "checkpoint", slow)
+    finish(tmp_path, *COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e-6")
+    assert written == [1, 4]
+
+
+@pytest.mark.parametrize("fault", ["garbage", "cut short", "empty"])
+def test_a_corrupt_checkpoint_is_one_line_and_kept(fault: str, tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted["fedobp"], run)
+    rewrite_summary(run, status="running")
+    whole = (run / "state.pt").read_bytes()
+    (run / "state.pt").write_bytes({"garbage": b"hello", "cut short": whole[: len(whole) // 2], "empty": b""}[fault])
+    before = snapshot(tmp_path)
+    result = call(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
+    assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1), result
+    assert (
+        f"{run}/state.pt is damaged; restart=true removes the run's files and runs it from the beginning" in result.err
+    )
+    assert {k: v for k, v in snapshot(tmp_path).items() if k != "run/summary.json"} == {
+        k: v for k, v in before.items() if k != "run/summary.json"
+    }
+    assert summary(run)["status"] != "finished"
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, cwd: Path, *overrides: str) -> None:
+    """Ctrl-C after the third row."""
+    row = record.RunDirectory.row
+
+    def pressed(self: record.RunDirectory, values: dict[str, int]) -> None:
+        row(self, values)
+        if values["round"] == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record.RunDirectory, "row", pressed)
+        result = call(*overrides, cwd=cwd)
+    assert result.code == 130, result
+    assert len(result.complaints) == 1

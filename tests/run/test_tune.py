@@ -1,0 +1,406 @@
+"""The search for hyperparameters: what is proposed, by what it is judged, and that it survives being killed."""
+
+import contextlib
+import io
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from fedpfl import tune
+from fedpfl.config import plan as config
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS
+from fedpfl.report.tables import chosen_round
+from fedpfl.run import trials
+from tests.command import TINY, composed, start, wait
+from tests.command import call as command
+from tests.conftest import ROOT, sampled
+
+optuna = pytest.importorskip("optuna")
+COMPLETE, PRUNED, RUNNING = (optuna.trial.TrialState[name] for name in ("COMPLETE", "PRUNED", "RUNNING"))
+WORDS = ("local.lr=tag(log,interval(0.001,0.1))", "method.mu=choice(0.01,0.1,1)", "rounds=range(1,10,2)")
+FIRST = {"local.lr": 0.01, "method.mu": 0.1, "rounds": 400}
+
+
+def distributions(*words):
+    return {own.key_or_group: trials.distribution(own) for own in OverridesParser.create().parse_overrides(list(words))}
+
+
+def search(folder, batch=1, seed=3, first=FIRST):
+    return trials.Search(folder, "study", distributions(*WORDS), first, 8, batch, 3, 2, seed)
+
+
+def judged(jobs):
+    """Better the nearer to lr 0.03 and mu 1; small rates diverge."""
+    found = []
+    for _, words in jobs:
+        lr, mu, rounds = (float(word.partition("=")[2]) for word in words)
+        value = None if lr < 0.003 else 90 - 10 * abs(np.log(lr / 0.03)) + mu
+        found.append(trials.Outcome(value, int(rounds), f"run{lr}"))
+    return found
+
+
+def told(study):
+    return [
+        (trial.params, trial.value if trial.state == COMPLETE else None) for trial in study.trials if trial.state != 3
+    ]
+
+
+def test_distributions_are_hydras_sweeps():
+    kinds = optuna.distributions
+    space = distributions(*WORDS, "clients=interval(2,5)", "method=fedavg,fedobp", "a=[1,2],[3]", "b=range(0,5)")
+    assert space["local.lr"] == kinds.FloatDistribution(0.001, 0.1, log=True)
+    assert space["method.mu"] == kinds.CategoricalDistribution(("0.01", "0.1", "1"))
+    assert space["rounds"] == kinds.IntDistribution(1, 9, step=2)
+    assert space["clients"] == kinds.FloatDistribution(2, 5)
+    assert space["method"] == kinds.CategoricalDistribution(("fedavg", "fedobp"))
+    assert space["a"] == kinds.CategoricalDistribution(("[1,2]", "[3]"))
+    assert space["b"] == kinds.IntDistribution(0, 4)
+    with pytest.raises(FedpflError, match=r"range\(0,1,0.1\): ranges are of whole numbers"):
+        distributions("local.lr=range(0,1,0.1)")
+
+
+def test_what_the_configuration_has_comes_first_only_where_the_space_holds_it():
+    space = distributions("a=range(1,10,2)", "b=interval(2,5)", "c=1,2.0,x")
+    for key, inside, outside in (
+        ("a", (1, 9), (2, 11, 1.5, True)),
+        ("b", (2, 4.5), (1, 6, None)),
+        ("c", (2, "x"), (3,)),
+    ):
+        assert all(trials._within(space[key], value) is not None for value in inside)
+        assert all(trials._within(space[key], value) is None for value in outside)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """By batch a search that nobody kills, and what it found."""
+    searches = {batch: search(tmp_path_factory.mktemp("whole"), batch) for batch in (1, 3)}
+    return {batch: (own.study, own.run(judged, lambda line: None)) for batch, own in searches.items()}
+
+
+def test_what_is_found_is_the_best_that_ended(whole):
+    for study, found in whole.values():
+        assert study.trials[0].params | {"rounds": 0} == {"local.lr": 0.01, "method.mu": "0.1", "rounds": 0}
+        assert sum(found.trials.values()) == len(study.trials) == 8
+        assert found.trials["given up"] > 0
+        assert found.rounds == sum(trial.params["rounds"] for trial in study.trials)
+        best = max((trial for trial in study.trials if trial.state == COMPLETE), key=lambda trial: trial.value)
+        assert found.value == best.value
+        wanted = f"local.lr={best.params['local.lr']:.4g}", f"method.mu={best.params['method.mu']}"
+        assert found.words == (*wanted, f"rounds={best.params['rounds']}")
+
+
+KILLS = [(batch, kill, where) for batch in (1, 3) for kill in (1, 2, 5) for where in ("play", "ask", "draw", "tell")]
+KILLS.remove((3, 5, "play"))  # there are three batches
+KILLS.insert(0, KILLS.pop(KILLS.index((3, 2, "tell"))))  # first, so that make test has it: it once was not survived
+
+
+@pytest.mark.parametrize(("batch", "kill", "where"), sampled(KILLS, 4))
+def test_killed_anywhere_it_ends_in_the_same_trials(batch, kill, where, whole, tmp_path):
+    own, calls = search(tmp_path, batch), [0]
+
+    def dying(real):
+        def call(*arguments, **named):
+            calls[0] += 1
+            if calls[0] == kill:
+                raise KeyboardInterrupt
+            return real(*arguments, **named)
+
+        return call
+
+    places = {"ask": own.study, "tell": own.study, "draw": optuna.samplers.TPESampler}
+    name = "sample_independent" if where == "draw" else where
+    at = places.get(where)
+    with mock.patch.object(at, name, dying(getattr(at, name))) if at else contextlib.nullcontext():
+        play = judged if at else dying(judged)
+        with pytest.raises(KeyboardInterrupt):
+            own.run(play, lambda line: None)
+    again, (study, found) = search(tmp_path, batch), whole[batch]
+    assert again.run(judged, lambda line: None).words == found.words
+    assert told(again.study) == told(study)
+
+
+def test_other_seeds_propose_other_values(tmp_path):
+    studies = [search(tmp_path / str(seed), seed=seed, first={}) for seed in (1, 2)]
+    for own in studies:
+        own.run(judged, lambda line: None)
+    one, two = (told(own.study) for own in studies)
+    assert one != two
+
+
+def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
+    asked = []
+
+    def play(jobs):
+        asked.append([words for _, words in jobs])
+        return [trials.Outcome(float(words[0][-1]), 3, words[0]) for _, words in jobs]
+
+    own = trials.Search(tmp_path, "study", distributions("method.layers=1,2"), {}, 6, 6, 6, 1, 3)
+    found = own.run(play, lambda line: None)
+    assert [sorted(batch) for batch in asked] == [[["method.layers=1"], ["method.layers=2"]]]
+    assert (found.words, found.trials, found.rounds) == (("method.layers=2",), {"finished": 6, "given up": 0}, 6)
+    assert all(trial.value == float(trial.params["method.layers"]) for trial in own.study.trials)
+
+
+def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
+    def run(folder, count):
+        return trials.Search(folder, "study", distributions(*WORDS), FIRST, count, 1, 3, 2, 3).run(judged, str)
+
+    run(tmp_path / "long", 8)
+    short, again = run(tmp_path / "short", 2), run(tmp_path / "long", 2)
+    assert (again.words, again.trials, again.rounds) == (short.words, short.trials, short.rounds)
+
+
+def test_where_none_comes_to_its_end_it_says_so(tmp_path):
+    with pytest.raises(FedpflError, match="none of 8 trials came to its end"):
+        search(tmp_path).run(lambda jobs: [trials.Outcome(None, 1, "") for _ in jobs], lambda line: None)
+
+
+def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
+    """What stands in another column is not even read."""
+    text = "round,accuracy,val_accuracy,unseen_accuracy\n1,poison,50.5,poison\n2,poison,,poison\n3,poison,49,\n"
+    (tmp_path / "rounds.csv").write_text(text)
+    assert trials.outcome(tmp_path, False) == trials.Outcome(50.5, 3, str(tmp_path))
+    assert trials.outcome(tmp_path, True).value is None
+    for text in ("round,accuracy\n1,90\n", "round,accuracy,val_accuracy\n1,90,nan\n"):
+        (tmp_path / "rounds.csv").write_text(text)
+        with pytest.raises(FedpflError, match=r"set validation=0\.1"):
+            trials.outcome(tmp_path, False)
+
+
+def test_what_is_below_the_median_of_those_that_ended_is_given_up(tmp_path):
+    own = search(tmp_path)
+    for best in (50.0, 60.0, 70.0):
+        trial = own.study.ask(own._space)
+        trial.report(best, 4)
+        own.study.tell(trial, best)
+    options = {"study": "study", "folder": str(tmp_path), "prune": True}
+    for value, lost in ((59.0, True), (60.0, False)):
+        number = own.study.ask(own._space).number
+        watch = trials.watch(options, number)
+        assert not watch(0, None)
+        assert not watch(1, {"val_accuracy": 1.0})  # too early
+        assert not watch(2, {"val_accuracy": None, "accuracy": 0.0})
+        assert watch(4, {"val_accuracy": value, "accuracy": 99.0}) is lost
+        assert trials.watch(options, number)(4, None) is lost  # begun again
+        own.study.tell(number, state=PRUNED)
+    number = own.study.ask(own._space).number
+    assert not trials.watch({**options, "prune": False}, number)(4, {"val_accuracy": 1.0})
+    assert trials.watch({}, 0) is None
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    """One data set and split twice, the second with wrong labels where it is tested."""
+    root, rng = tmp_path_factory.mktemp("worlds"), np.random.default_rng(0)
+    y = rng.integers(0, 3, 240)
+    x = rng.normal(size=(240, 1, 6)).astype(np.float32) + y[:, None, None]
+    split = {
+        str(k): {"train": list(range(40 * k, 40 * k + 30)), "test": list(range(40 * k + 30, 40 * k + 40))}
+        for k in range(6)
+    }
+    pd.Series(split).to_json(root / "split.json")
+    for name in ("right", "wrong"):
+        labels = y.copy()
+        if name == "wrong":
+            for own in split.values():
+                labels[own["test"]] = (labels[own["test"]] + 1) % 3
+        (root / name).mkdir()
+        np.savez(root / name / "mine.npz", x=x, y=labels)
+    return root
+
+
+def tuned(root, name, *words):
+    argv = ["dataset=npz", f"dataset.path={root / name / 'mine.npz'}", *words]
+    argv += ["partition=file", f"partition.path={root / 'split.json'}", "model=mlp", "model.hidden=[8]", "clients=6"]
+    argv += ["rounds=3", "participation=1", "local.epochs=8", "local.batch_size=4", "eval.every=1"]
+    return run(root / name / "tuned", *argv)
+
+
+def run(folder, *words):
+    out = io.StringIO()
+    argv = ["fedpfl.tune", *words, f"hydra.sweep.dir={folder}"]
+    with mock.patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            tune.main()
+        except SystemExit as end:
+            return end.code, out.getvalue()
+    return 0, out.getvalue()
+
+
+def test_values_are_chosen_without_a_look_at_test_samples(worlds):
+    tables = []
+    for name in ("right", "wrong"):
+        code, text = tuned(
+            worlds, name, "method=fedprox,local_only", "trials=3", "seeds=2", "validation=0.2", "unseen=0.2"
+        )
+        assert code == 0, text
+        tables.append(pd.read_csv(worlds / name / "tuned" / "tuned.csv"))
+        for method in ("fedprox", "local_only"):
+            assert (worlds / name / "tuned" / f"{method}_history.png").stat().st_size
+        assert "Tuned on equal terms" in text
+        assert len(list((worlds / name / "tuned" / "final").rglob("rounds.csv"))) == 4
+    chosen = ["method", "chosen", "finished", "given up", "rounds", "validation", "seeds"]
+    pd.testing.assert_frame_equal(tables[0][chosen], tables[1][chosen])
+    assert (tables[0]["accuracy"] > tables[1]["accuracy"] + 20).all()
+    right = worlds / "right" / "tuned"
+    of_run = [chosen_round(pd.read_csv(path)) for path in sorted((right / "final").rglob("fedprox/*/*/rounds.csv"))]
+    row = tables[0].set_index("method").loc["fedprox"]
+    assert row["accuracy"] == pytest.approx(np.mean([own["accuracy"] for own in of_run]))
+    assert row["accuracy_std"] == pytest.approx(np.std([own["accuracy"] for own in of_run], ddof=1))
+    assert row["rounds"] <= 9
+
+
+def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
+    words = "method=fedavg", "trials=4", "seeds=2", "local.lr=choice(0.05,1e30)", "validation=0.2"
+    code, text = tuned(worlds, "right", *words)
+    assert code == 0, text
+    (row,) = pd.read_csv(worlds / "right" / "tuned" / "tuned.csv").to_dict("records")
+    assert (row["chosen"], row["finished"] + row["given up"], row["given up"] > 0) == ("local.lr=0.05", 4, True)
+    assert row["seeds"] == 2
+    assert row["accuracy"] > 0
+    bad = trials.Found(("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12, mock.Mock())
+    with mock.patch.object(trials.Search, "_found", return_value=bad), mock.patch.object(tune, "draw"):
+        code, text = tuned(worlds, "right", *words)
+    assert code == 0, text
+    (row,) = pd.read_csv(worlds / "right" / "tuned" / "tuned.csv").to_dict("records")
+    assert (row["seeds"], row["accuracy"]) == (0, pytest.approx(np.nan, nan_ok=True))
+    assert "fedavg: 2 of the final runs diverged, so its test cells stay empty." in text
+
+
+def test_where_all_trials_diverge_it_is_one_line(worlds):
+    code, text = tuned(worlds, "right", "method=fedavg", "trials=2", "seeds=1", "local.lr=choice(1e30,1e31)")
+    assert code == 2
+    assert text.splitlines()[-1] == "fedpfl: none of 2 trials came to its end; look at their run.log"
+
+
+def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
+    """The experiment sweeps over all methods, and its runs lie in another one's folder."""
+    words = *TINY, "rounds=1", "model=mlp", "eval.finetune_epochs=0", "hydra.launcher.jobs=2", "hydra/launcher=lockstep"
+    words += "experiment=all_methods_quick", "method=fedavg", "trials=1", "seeds=1", "seed=3", "local.lr=0.05"
+    code, text = run(tmp_path, *words)
+    assert code == 0, text
+    (row,) = pd.read_csv(tmp_path / "tuned.csv").to_dict("records")
+    assert (row["chosen"], row["seeds"]) == ("local.lr=0.05", 1)
+    (path,) = tmp_path.glob("final/fedobp_quick/fedavg/*/seed4/rounds.csv")
+    assert row["accuracy"] == chosen_round(pd.read_csv(path))["accuracy"]
+    broken = mock.Mock(status="interrupted")
+    with (
+        mock.patch.object(tune.load, "begun", return_value=broken),
+        pytest.raises(FedpflError, match="seed4: interrupted; the same command tries it again"),
+    ):
+        tune._tested(Path("final"), ["method=fedavg"], [4])
+
+
+def test_words_are_read_as_hydra_reads_them():
+    asked = tune.order(
+        ["method=halfway", f"plugins=[{ROOT / 'docs' / 'mine.py'}]", "hydra.sweep.dir='a b/${dataset.name}'"]
+    )
+    assert (asked.methods, asked.folder) == (["halfway"], Path("a b/digits"))
+    assert tune.space("fedavg", ["local.lr=0.1"]) == ["local.lr=choice(0.1)"]
+    assert tune.space("fedavg", ["local.lr=0.1,0.2"]) == []
+
+
+def test_searches_may_begin_at_once_in_one_folder(tmp_path):
+    for repeat in range(4):
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _, repeat=repeat: trials.storage(tmp_path / str(repeat)), range(4)))
+        assert all(own.get_all_studies() == [] for own in found)
+        assert [path.name for path in (tmp_path / str(repeat)).iterdir()] == ["trials.db"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("trials=0", "method=fedavg"), "trials must be a whole number from 1 on, got '0'"),
+        (("seeds=a", "method=fedavg"), "seeds must be a whole number"),
+        (("trials=3",), "name the methods to tune"),
+        (("method=fedavg,fedobq",), "got 'fedobq'"),
+        (("method=fedavg", "seed=1,2"), "tune searches with one seed"),
+        (("method=fedavg", "validation=0"), "a search needs held-out samples"),
+        (("method=fedavg", "local.lr=range(0,1,0.5)"), "ranges are of whole numbers"),
+        (("method=fedobp,fedper", "quantile=tuned"), "quantile is for a hyperparameter that the method does not have"),
+        (
+            ("method=fedobp,fedper", "quantile.q=0.9,0.99"),
+            "quantile.q is for a hyperparameter that the method does not",
+        ),
+        (("method=fedavg", "dataset=digits,mnist"), "dataset is no hyperparameter"),
+        (("method=fedavg", "partition.alpha=choice(0.1,1)"), "partition.alpha is no hyperparameter"),
+    ],
+)
+def test_bad_input_is_one_line(words, message, tmp_path):
+    out = io.StringIO()
+    argv = ["fedpfl.tune", *words, f"hydra.sweep.dir={tmp_path}/tuned"]
+    with mock.patch.object(sys, "argv", argv), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as end:
+        tune.main()
+    assert end.value.code == 2
+    assert message in out.getvalue()
+    assert len(out.getvalue().splitlines()) == 1
+
+
+SPACES = sorted(path.stem for path in tune.SPACES.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", sampled([name for name in SPACES if name != "all"], 3))
+def test_every_space_is_of_its_method(name):
+    assert name in METHODS
+    space = distributions(*tune.space(name, ()))
+    assert "local.lr" in space
+    for end in (0, -1):
+        ends = {key: (getattr(own, "choices", None) or (own.low, own.high))[end] for key, own in space.items()}
+        config.check(composed(f"method={name}", *(f"{key}={value}" for key, value in ends.items())))
+    assert tune.space(name, ("local.lr=0.1", "quantile.q=0.5")) == [
+        word for word in tune.space(name, ()) if not word.startswith(("local.lr=", "quantile.q="))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "searched"),
+    [("quantile=adaptive", False), ("quantile=paper", False), ("quantile=auto", False), ("quantile=tuned", True)],
+)
+def test_a_chosen_group_is_not_searched_but_where_it_is_open(word, searched):
+    assert any(own.startswith("quantile.q=") for own in tune.space("fedobp", (word,))) is searched
+    assert any(own.startswith("method.lam=") for own in tune.space("ditto", (word,)))
+
+
+SEARCH = (
+    *("-m", "hydra/sweeper=optuna", "hydra.sweeper.trials=5", "hydra.sweeper.startup=2", "hydra.sweep.dir=runs"),
+    *(*TINY, "rounds=3", "model=mlp", "validation=0.25", "method=fedprox", *WORDS[:2]),
+)
+
+
+@pytest.mark.full
+def test_a_killed_search_ends_as_if_it_never_was(tmp_path):
+    folders = tmp_path / "whole", tmp_path / "killed"
+    for folder in folders:
+        folder.mkdir()
+    assert command(*SEARCH, cwd=folders[0]).code == 0
+    for _ in range(3):
+        process = start(*SEARCH, cwd=folders[1])
+        for line in process.stderr:
+            if line.startswith("fedpfl: trial"):
+                break
+        process.kill()
+        wait(process)
+    assert wait(start(*SEARCH, cwd=folders[1])).code == 0
+    studies = []
+    for folder in folders:
+        storage = trials.storage(folder / "runs")
+        (name,) = optuna.get_all_study_names(storage)
+        studies.append(told(optuna.load_study(study_name=name, storage=storage)))
+    assert studies[0] == studies[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", ["lockstep", "joblib"])
+def test_trials_run_side_by_side(launcher, tmp_path):
+    result = command(*SEARCH, f"hydra/launcher={launcher}", "hydra.sweeper.batch=2", cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "trial 5/5" in result.err
+    assert len(list((tmp_path / "runs").rglob("rounds.csv"))) == 5
