@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from fedpfl.ground.errors import FedpflError
 
 if TYPE_CHECKING:
-    from fedpfl.run.library import Trained, load, run
+    from fedpfl.runner.library import Trained, load, run
 
 __all__ = ["FedpflError", "Trained", "load", "run"]
 __version__ = "0.1.0"
@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Import the library when it is first asked for: it loads torch, which takes seconds."""
     if name in __all__:
-        from fedpfl.run import library
+        from fedpfl.runner import library
 
         return getattr(library, name)
     raise AttributeError(f"module 'fedpfl' has no attribute {name!r}")

@@ -17,7 +17,7 @@ from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
-from fedpfl.run.library import Trained, load, logger
+from fedpfl.runner.library import Trained, load, logger
 
 USAGE = """python -m fedpfl.export [--data-dir DIR] DIRECTORY OUT
        python -m fedpfl.export DIRECTORY ... logger=NAME [logger.KEY=VALUE ...]"""

@@ -54,8 +54,8 @@ from fedpfl.ground.files import damaged
 from fedpfl.methods import Method
 from fedpfl.methods.shared.cost import devices
 from fedpfl.methods.shared.submodel import Submodel
-from fedpfl.run import trials
-from fedpfl.run.needs import Needs, foresee, mib, tight
+from fedpfl.runner import trials
+from fedpfl.runner.needs import Needs, foresee, mib, tight
 
 STATE = ("server", "server_buffers", "stopping")
 """Trees of a state that a checkpoint holds beside the clients' rows."""

@@ -27,7 +27,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.report import load
 from fedpfl.report.table import Cell, Column, Table, over_seeds, render, screen
 from fedpfl.report.tables import chosen_round
-from fedpfl.run import trials
+from fedpfl.runner import trials
 
 OWN = {"trials": 20, "seeds": 5}
 SPACES = Path(overrides.CONF) / "tune"

@@ -64,7 +64,7 @@ class Search(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Called by Hydra with the overrides of the command line. Raises what the first failed job raised."""
         from fedpfl.ground.errors import FedpflError
-        from fedpfl.run import trials  # imports torch, which other Hydra programs need not wait for
+        from fedpfl.runner import trials  # imports torch, which other Hydra programs need not wait for
 
         returns: list[JobReturn] = []
 
@@ -97,7 +97,7 @@ class Search(Sweeper):
         from fedpfl.config import overrides
         from fedpfl.config import plan as config
         from fedpfl.engine import ranks
-        from fedpfl.run import trials
+        from fedpfl.runner import trials
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -139,7 +139,7 @@ def _diverged(job: JobReturn) -> bool:
 
 def _outcome(job: JobReturn) -> Any:
     """What became of a trial. Raises what the job raised, but for divergence, which tells of its values."""
-    from fedpfl.run import trials
+    from fedpfl.runner import trials
 
     assert job.hydra_cfg is not None
     lost = _diverged(job)

@@ -21,7 +21,7 @@ RANK = {
     "record": 4,
     "report": 5,
     "config": 6,
-    "run": 7,
+    "runner": 7,
     "papers": 8,
     "commands": 9,
 }
@@ -86,7 +86,7 @@ def test_methods_know_no_files_devices_or_configuration():
 
 def test_only_configuration_and_training_know_hydra():
     for path in FILES:
-        if part(path) not in ("config", "run", "commands"):
+        if part(path) not in ("config", "runner", "commands"):
             assert not {module.split(".")[0] for module, _ in imports(path)} & {"hydra", "omegaconf"}, path
 
 
@@ -141,4 +141,7 @@ def test_the_report_never_loads_torch():
 
 def test_importing_the_package_is_cheap():
     """What `fedpfl.run` and `fedpfl.load` need comes with the first of them."""
-    assert [name for name in loaded_by("fedpfl; dir(fedpfl)") if name.startswith("fedpfl.")] == ["fedpfl.ground.errors"]
+    assert [name for name in loaded_by("fedpfl; dir(fedpfl)") if name.startswith("fedpfl.")] == [
+        "fedpfl.ground",
+        "fedpfl.ground.errors",
+    ]

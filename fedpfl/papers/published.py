@@ -62,7 +62,7 @@ def setting(run: Run) -> str:
 @cache
 def numbers() -> dict[Key, Published]:
     """Return all published numbers."""
-    text = resources.files("fedpfl.report").joinpath("published.csv").read_text(encoding="utf-8")
+    text = resources.files("fedpfl.papers").joinpath("published.csv").read_text(encoding="utf-8")
     return {
         (row["source"], row["metric"], bare(row["method"]), row["dataset"], row["setting"]): Published(
             float(row["value"]), float(row["std"] or "nan"), row["source"], row["note"]

@@ -25,7 +25,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from tests.command import TINY, Result, _environment, _heed_interrupts, call, rewrite_summary, state, summary, wait
 from tests.conftest import CASES, CPU, LOCAL, assert_close, assert_same, federate, flatten, rounds, tiny
-from tests.run.test_resume import TOOLS, assert_ends_alike, rows_by_client
+from tests.runner.test_resume import TOOLS, assert_ends_alike, rows_by_client
 
 TRAIN, TEST = (40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)
 COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]

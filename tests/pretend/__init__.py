@@ -91,7 +91,7 @@ def place() -> str:
     frame: Any = sys._getframe()
     while frame := frame.f_back:
         _, inside, file = frame.f_code.co_filename.rpartition("/fedpfl/")
-        if inside and file != "tree.py":
+        if inside and file != "ground/tree.py":
             return f"{file} {frame.f_code.co_qualname.partition('.<locals>')[0]}"
     return "elsewhere"
 

@@ -17,7 +17,7 @@ from fedpfl.config import plan as config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.report.tables import chosen_round
-from fedpfl.run import trials
+from fedpfl.runner import trials
 from tests.command import TINY, composed, start, wait
 from tests.command import call as command
 from tests.conftest import ROOT, sampled
