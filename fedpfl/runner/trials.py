@@ -214,14 +214,14 @@ def outcome(folder: Path, given_up: bool) -> Outcome:
     return Outcome(None if given_up else max(values), rows[-1][0] if rows else 0, str(folder))
 
 
-def watch(sweeper: Mapping[str, Any], number: int) -> Watch | None:
-    """Return what tells a job after an evaluation whether to give up; None where the sweep is no search.
+def watch(sweeper: Mapping[str, Any], number: int) -> Watch:
+    """Return what tells a job after an evaluation whether to give up: never where the sweep is no search.
 
     sweeper: the configuration of Hydra's sweeper. number: of the job. The function takes the round and the row of an
     evaluation, or None at the beginning.
     """
     if not sweeper.get("study"):
-        return None
+        return lambda round_number, row: False
     optuna = _optuna()
     study = optuna.load_study(study_name=sweeper["study"], storage=storage(Path(sweeper["folder"])))
     attributes = study.user_attrs
