@@ -316,6 +316,8 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         if not isinstance(config[group], Mapping):
             raise FedpflError(f"{group} must be a group of keys, got {config[group]!r}")
     method = config["method"]
+    for group in ("method", "dataset"):
+        config[group].pop("title", None)  # for tables (fedpfl.report.names): it decides nothing
     own = method.pop("groups", ())
     for group in chosen:
         if group not in own:
