@@ -21,6 +21,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, _interrupted)
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -80,6 +81,16 @@ def _give_up(error: Exception) -> NoReturn:
 def _tell(text: str) -> None:
     if ranks.tells():
         print(f"fedpfl: {printable(text)}", file=sys.stderr)
+
+
+def status(words: Sequence[str]) -> int:
+    """Do as the command line with these words, and return its exit status."""
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ from fedpfl.ground.errors import FedpflError, near
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
+from fedpfl.record import rundir
 from fedpfl.record.loggers import check_logger
-from fedpfl.record.rundir import ended
 
 LISTS = (tuple, list, Sequence)
 NOISE = (
@@ -267,7 +267,7 @@ def _weights(folder: Path, given: Path) -> dict[str, torch.Tensor]:
         place = given
     if not place.is_dir():
         return weights.read(place)
-    state = ended(place)[1]
+    state = rundir.ended(place)[1]
     server = state["server"].get("model", state["server"].get("body", state["server"]))
     values = {**server, **state["server_buffers"].get("main", {})}
     if not values or not all(isinstance(value, torch.Tensor) for value in values.values()):
@@ -316,6 +316,8 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         if not isinstance(config[group], Mapping):
             raise FedpflError(f"{group} must be a group of keys, got {config[group]!r}")
     method = config["method"]
+    for group in ("method", "dataset"):
+        config[group].pop("title", None)  # for tables (fedpfl.report.names): it decides nothing
     own = method.pop("groups", ())
     for group in chosen:
         if group not in own:

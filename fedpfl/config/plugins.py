@@ -96,7 +96,9 @@ def _made(file: Path, kind: type[Callback]) -> Callback:
         return kind()
     except Exception as error:
         reason = f"{type(error).__name__}: {_short(error)}"
-        raise FedpflError(f"plugins: {file}{_line(error, file)}: CALLBACKS: {kind.__name__}() raised {reason}") from error
+        raise FedpflError(
+            f"plugins: {file}{_line(error, file)}: CALLBACKS: {kind.__name__}() raised {reason}"
+        ) from error
 
 
 def _module(file: Path) -> ModuleType:

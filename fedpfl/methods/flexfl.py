@@ -9,13 +9,10 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Agreed, Tree
-from fedpfl.methods.shared import neurons
+from fedpfl.ground.tree import Agreed
+from fedpfl.methods.shared import levels, neurons
 from fedpfl.methods.shared.neurons import Rounding
 from fedpfl.methods.shared.submodel import Assign, Cut, padded
-from fedpfl.models.wiring import Wiring
 
 
 @dataclass(frozen=True)
@@ -67,10 +64,12 @@ class FlexFL(Cut):
     def init(self, params, parts):
         """Add each level's neurons at the server, what the client's device can hold, and the level of its model."""
         server, client = super().init(params, parts)
-        plan = server["plan"]
-        chosen = [self._level(plan, params, parts.wiring, level) for level in self.levels]
+        plan, wiring = server["plan"], parts.wiring
+        worth = levels.worth(params, wiring, self.apoz)
+        counts = [levels.counts(params, wiring, level, worth, self.tolerance, self.rounding) for level in self.levels]
+        active = [neurons.first(plan, count.to(plan["group"].device)) for count in counts]
         most = torch.full_like(plan["group"][0], len(self.levels) - 1)
-        return {**server, "levels": torch.stack(chosen)}, {**client, "device": most, "level": most}
+        return {**server, "levels": torch.stack(active)}, {**client, "device": most, "level": most}
 
     def init_clients(self, generator, clients):
         """Return what devices can hold."""
@@ -115,48 +114,3 @@ class FlexFL(Cut):
             share = torch.where(lower < level, self.gamma / level.clamp(min=1), 0.0)
             loss = loss + share * self.temperature**2 * batch.sum(apart) / batch.samples.sum()
         return loss
-
-    def _level(self, plan, params, wiring, level):
-        """Return the first neurons of each group, as many as `level` has."""
-        if level == 1:
-            return torch.ones(len(plan["group"]) + 1, dtype=torch.bool, device=plan["group"].device)
-        sizes = torch.tensor(list(wiring.widths.values()))
-        worth = self._worth(params, wiring)
-        total, best, count = tree.size(params), math.inf, sizes
-        for gamma in range(1, int(10000 * max(worth)) + 2):  # with this last one all shares are the least
-            shares = torch.tensor([min(max(100 * own / gamma, 0.01), 1.0) for own in worth], dtype=torch.float64)
-            kept = neurons.kept({"width": sizes}, shares, self.rounding)
-            apart = _scalars(params, wiring, kept.tolist()) / total - level
-            if abs(apart) < best:
-                best, count = abs(apart), kept
-            if apart <= self.tolerance:
-                break
-        return neurons.with_always(plan["place"] < count.to(plan["group"].device)[plan["group"]])
-
-    def _worth(self, params, wiring):
-        """Return what each group is worth keeping, s_l."""
-        groups = list(wiring.widths)
-        if self.apoz and len(self.apoz) != len(groups):
-            raise FedpflError(f"method.apoz has {len(self.apoz)} numbers for {len(groups)} groups of neurons")
-        scalars = dict.fromkeys(groups, 0)
-        for name, leaf in params.items():
-            axis = wiring.axes[name][0]
-            group = axis.group if axis else name.rpartition(".")[0]  # an embedding's are along its last axis
-            if group in scalars:
-                scalars[group] += leaf.numel()
-        largest = math.log(max(scalars.values()))
-        zeros = self.apoz or [0.0] * len(groups)
-        return [1 - share * math.log(scalars[group]) / largest for group, share in zip(groups, zeros, strict=True)]
-
-
-def _scalars(params: Tree, wiring: Wiring, kept: list[int]) -> int:
-    """Count the scalars of a network with so many neurons in each group."""
-    count = dict(zip(wiring.widths, kept, strict=True))
-    total = 0
-    for name, leaf in params.items():
-        shape = list(leaf.shape)
-        for place, axis in enumerate(wiring.axes[name]):
-            if axis is not None:
-                shape[place] = count[axis.group] * axis.block
-        total += math.prod(shape)
-    return total

@@ -54,6 +54,18 @@ class Callback:
         """Hear how it ended, also after a failure. status: finished, diverged, failed or interrupted."""
 
 
+class _Notes(logging.Handler):
+    """Turns what the package logs into notes."""
+
+    def __init__(self, callbacks: Callback):
+        super().__init__(logging.INFO)
+        self._callbacks = callbacks
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note a message."""
+        self._callbacks.on_note(record.getMessage())
+
+
 class Callbacks(Callback):
     """Several callbacks as one, that is ended once.
 
@@ -63,8 +75,7 @@ class Callbacks(Callback):
 
     def __init__(self, callbacks: Iterable[Callback] = ()):
         self._callbacks = list(callbacks)
-        self._handler = logging.Handler(logging.INFO)
-        self._handler.emit = lambda message: self.on_note(message.getMessage())  # type: ignore[method-assign]
+        self._handler = _Notes(self)
 
     def on_begin(self, run: RunInfo) -> None:
         """See Callback."""

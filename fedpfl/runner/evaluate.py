@@ -35,8 +35,8 @@ def judge(run: Run, backend: engine.Backend, state: engine.State, alone: bool, l
     found = Judged({}, {}, [])
     for tuning in tunings:
         _judge(found, run, backend, run.federation, state, tuning, {"test": "", "validation": "val_"})
-    for tuning in tunings if run.unseen else ():
-        if tuning or not alone:
+    if run.unseen:
+        for tuning in tunings[1 if alone else 0 :]:
             _judge(found, run, backend, run.unseen, newcomers(run, state), tuning, {"test": "unseen_"})
     return found
 

@@ -18,9 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import engine
-from fedpfl.config import overrides, tidy
+from fedpfl.config import overrides, plugins, tidy
 from fedpfl.config import plan as config
-from fedpfl.config import plugins
 from fedpfl.config.plan import Run
 from fedpfl.engine import ranks
 from fedpfl.engine.select import device as find_device

@@ -1,6 +1,6 @@
 """The rounds of a run: train a cohort, judge everyone, hand the round on.
 
-This is all that a run does. What is written, shown, saved or decided about a round is done by who takes it (session.py).
+This is all that a run does. Whoever takes a round writes, shows, saves and judges it: session.py.
 """
 
 from __future__ import annotations
@@ -15,26 +15,10 @@ from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.engine.evaluate import pooled
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record import columns as record
 from fedpfl.runner.evaluate import Judged, judge
 from fedpfl.runner.faults import Diverged
 from fedpfl.runner.models import Models
-
-JUDGED = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss")
-TUNED = tuple(f"ft_{name}" for name in JUDGED)
-OTHERS = ("val_", "unseen_")
-"""What stands before JUDGED and TUNED where they are about held-out samples, and about newcomers."""
-
-
-def columns(*others: str) -> tuple[str, ...]:
-    """Return the columns of rounds.csv after `round`; a method's own follow. Empty where nothing was judged.
-
-    others: which of OTHERS there are.
-    """
-    return (
-        *("participants", "seconds", "eval_seconds", "cohort_before", "cohort_after", "train_loss"),
-        *(f"{prefix}{name}" for prefix in ("", *others) for name in (*JUDGED, *TUNED)),
-        *("values_down", "values_up", "bits_down", "bits_up"),
-    )
 
 
 @dataclass(eq=False)
@@ -49,8 +33,8 @@ class Round(Models):
     state: engine.State = field(repr=False)
     row: dict[str, Any]
     clients: dict[str, dict[int, float]] = field(repr=False)
-    notes: list[str]
-    last: bool
+    notes: list[str] = field(repr=False)
+    last: bool = field(repr=False)
     over: bool = field(default=False, repr=False)
 
     @property
@@ -74,17 +58,15 @@ def rounds(run: Run, backend: engine.Backend, state: engine.State) -> Iterator[R
     settings, federation = run.settings, run.federation
     cohorts = engine.cohorts(settings.seed, federation.clients, settings.participation, settings.rounds)
     planned = islice(cohorts, state.round, None)
-    others = [prefix for prefix, held in zip(OTHERS, (federation.validation, run.unseen), strict=True) if held]
+    columns = record.columns(validation=bool(federation.validation), unseen=bool(run.unseen))
     said = False
     cohort = engine.pick(state, next(planned, []), settings.seed)
     while cohort:
         # ---- train
         began = time.monotonic()
         local = run.local.at(state.round + 1, settings.rounds)
-        state, outcome = engine.play(
-            backend, run.method, federation, state, cohort, local, settings.seed, run.stopping
-        )
-        row: dict[str, Any] = {"round": state.round, **dict.fromkeys(columns(*others))}
+        state, outcome = engine.play(backend, run.method, federation, state, cohort, local, settings.seed, run.stopping)
+        row: dict[str, Any] = {"round": state.round, **dict.fromkeys(columns)}
         row |= _trained(outcome, [federation.number(client) for client in cohort])
         row["seconds"] = time.monotonic() - began
         cohort = engine.pick(state, next(planned, []), settings.seed)

@@ -5,8 +5,6 @@ A run's processes (torchrun) share it: process 0 has the directory, the others h
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -24,9 +22,10 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import damaged
 from fedpfl.ground.identity import identity
-from fedpfl.record import environment, rundir
+from fedpfl.record import environment, rounds, rundir
+from fedpfl.record.columns import METRICS
 from fedpfl.record.rundir import Absent, RunDirectory
-from fedpfl.runner.loop import JUDGED, OTHERS, TUNED, Round
+from fedpfl.runner.loop import Round
 
 STATE = ("server", "server_buffers", "stopping")
 """Trees of a state that a checkpoint holds beside the clients' rows."""
@@ -170,23 +169,16 @@ def extended(run: Run) -> dict[str, Any] | None:
 
 def _without_end(run: Run, done: int, texts: dict[str, str]) -> dict[str, Any]:
     """Return a shorter run's rows, and the best and last of them, but for what was judged for the end's sake alone."""
-    header, *lines = csv.reader(io.StringIO(texts["rounds.csv"]))
-    table = [dict(zip(header, line, strict=True)) for line in lines]
-    judged = [f"{prefix}{name}" for prefix in ("", *OTHERS) for name in (*JUDGED, *TUNED)]
-    if done % run.eval.every:
-        gone = ["eval_seconds", *judged]
-    elif done % run.eval.finetune_every:
-        gone = [name for name in judged if name.endswith(TUNED)]
-    else:
-        gone = []
-    table[-1] |= dict.fromkeys((name for name in gone if name in header), "")
-    rows = [{key: _number(cell) for key, cell in row.items()} for row in table if row["accuracy"]]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *(row.values() for row in table)])
+    header, table = rounds.cells(texts["rounds.csv"])
+    evaluated, tuned = done % run.eval.every == 0, done % (run.eval.finetune_every or 1) == 0
+    for place, name in enumerate(header):
+        metric = METRICS.get(name)
+        if metric is None:
+            continue
+        extra = metric.tuned and not tuned
+        if extra or ((metric.evaluated or name == "eval_seconds") and not evaluated):
+            table[-1][place] = ""
+    text = "".join(map(rounds.line, (header, *table)))
+    rows = [row for row in rounds.read(text) if row["accuracy"] is not None]
     best = max(rows, key=lambda row: row["accuracy"] or 0.0, default={})
-    return {"best": best, "last": rows[-1] if rows else {}, "files": {**texts, "rounds.csv": text.getvalue()}}
-
-
-def _number(cell: str) -> float | None:
-    """Return a cell of rounds.csv as it was written."""
-    return (int(cell) if cell.lstrip("-").isdigit() else float(cell)) if cell else None
+    return {"best": best, "last": rows[-1] if rows else {}, "files": {**texts, "rounds.csv": text}}

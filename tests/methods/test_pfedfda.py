@@ -12,7 +12,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import Data, FedAvg, PFedFDA, Shard
-from fedpfl.methods.pfedfda import class_means, lda, packed, unpacked
+from fedpfl.methods.shared.gaussian import class_means, frequencies, lda, packed, unpacked
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -145,7 +145,7 @@ def test_training_takes_a_mean_from_a_single_sample(net):
     method = Local()
     server, client = method.init(net.params, net.parts)
     z, y = draw(8, 12).float(), torch.tensor([0, 0, 0, 1, 1, 1, 1, 3])
-    client |= {"prior": method._prior(y, CLASSES)}
+    client |= {"prior": frequencies(y, CLASSES, method.eps)}
     found = method.after_training(None, None, net.params, {"z": z, "y": y}, server, client)["mean"]
     wanted = torch.stack([z[:3].mean(0), z[3:7].mean(0), server["mean"][2], z[7], server["mean"][4]])
     assert_close({"": found}, {"": wanted}, atol=1e-6)
@@ -166,11 +166,11 @@ def test_judging_takes_a_mean_from_more_samples_than_folds_alone(folds, net):
     mean[1] = z[folds:].mean(0)
     centred = z - mean[y]
     cov = centred.T @ centred / (len(y) - 1) + torch.eye(12, dtype=torch.float64) + 1e-4
-    weight, bias = lda(mean, cov, method._prior(y, CLASSES), method.eps)
+    weight, bias = lda(mean, cov, frequencies(y, CLASSES, method.eps), method.eps)
     assert_close(head, {HEAD[0]: weight.float(), HEAD[1]: bias.float()}, atol=1e-4)
     other = mean.clone()
     other[0] = z[:folds].mean(0)
-    assert (lda(other, cov, method._prior(y, CLASSES), method.eps)[0] - weight).abs().max() > 1e-2
+    assert (lda(other, cov, frequencies(y, CLASSES, method.eps), method.eps)[0] - weight).abs().max() > 1e-2
 
 
 def test_a_covariance_without_regularisation_is_made_positive_definite():

@@ -13,7 +13,7 @@ from fedpfl.engine import make
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.methods import PFedFDA
-from fedpfl.methods.pfedfda import unpacked
+from fedpfl.methods.shared.gaussian import unpacked
 from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds, row
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.pfedfda import pfedfda
