@@ -36,6 +36,8 @@ def judge(run: Run, backend: engine.Backend, state: engine.State, alone: bool, l
     for tuning in tunings:
         _judge(found, run, backend, run.federation, state, tuning, {"test": "", "validation": "val_"})
     if run.unseen:
+        if alone and state.round <= run.eval.every:
+            found.notes.append("nothing is sent to clients: newcomers are judged after fine-tuning alone")
         for tuning in tunings[1 if alone else 0 :]:
             _judge(found, run, backend, run.unseen, newcomers(run, state), tuning, {"test": "unseen_"})
     return found

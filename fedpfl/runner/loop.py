@@ -15,7 +15,7 @@ from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.engine.evaluate import pooled
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record import columns as record
+from fedpfl.record.columns import columns
 from fedpfl.runner.evaluate import Judged, judge
 from fedpfl.runner.faults import Diverged
 from fedpfl.runner.models import Models
@@ -23,7 +23,7 @@ from fedpfl.runner.models import Models
 
 @dataclass(eq=False)
 class Round(Models):
-    """A finished round, and the models after it, which can be asked for until the next round begins.
+    """A finished round, and the models after it, which can be asked for until the next one begins.
 
     row: of rounds.csv, None where nothing was measured. clients: percent correct by column and client, {} unless all
     were judged. notes: lines for the user. last: whether it ends the run.
@@ -58,15 +58,14 @@ def rounds(run: Run, backend: engine.Backend, state: engine.State) -> Iterator[R
     settings, federation = run.settings, run.federation
     cohorts = engine.cohorts(settings.seed, federation.clients, settings.participation, settings.rounds)
     planned = islice(cohorts, state.round, None)
-    columns = record.columns(validation=bool(federation.validation), unseen=bool(run.unseen))
-    said = False
+    unmeasured = dict.fromkeys(columns(validation=bool(federation.validation), unseen=bool(run.unseen)))
     cohort = engine.pick(state, next(planned, []), settings.seed)
     while cohort:
         # ---- train
         began = time.monotonic()
         local = run.local.at(state.round + 1, settings.rounds)
         state, outcome = engine.play(backend, run.method, federation, state, cohort, local, settings.seed, run.stopping)
-        row: dict[str, Any] = {"round": state.round, **dict.fromkeys(columns)}
+        row: dict[str, Any] = {"round": state.round, **unmeasured}
         row |= _trained(outcome, [federation.number(client) for client in cohort])
         row["seconds"] = time.monotonic() - began
         cohort = engine.pick(state, next(planned, []), settings.seed)
@@ -74,17 +73,14 @@ def rounds(run: Run, backend: engine.Backend, state: engine.State) -> Iterator[R
         # ---- judge
         judged, last = Judged({}, {}, []), not cohort
         if state.round % run.eval.every == 0 or last:
-            began, alone = time.monotonic(), not outcome.sent.values_down
-            judged = judge(run, backend, state, alone, last)
+            began = time.monotonic()
+            judged = judge(run, backend, state, not outcome.sent.values_down, last)
             row |= {**judged.row, "eval_seconds": time.monotonic() - began}
-            if alone and run.unseen and not said:
-                judged.notes.insert(0, "nothing is sent to clients: newcomers are judged after fine-tuning alone")
-                said = True
 
         # ---- hand on
         played = Round(run, state, row, judged.clients, judged.notes, last)
         yield played
-        played.over = True
+        played.over = not last
 
 
 def _trained(outcome: engine.Outcome, cohort: list[int]) -> dict[str, Any]:

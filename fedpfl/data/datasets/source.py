@@ -22,6 +22,7 @@ import numpy as np
 from fedpfl.data import npz
 from fedpfl.data.datasets.samples import Raw
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.files import whole
 
 log = logging.getLogger(__name__)
 
@@ -111,19 +112,12 @@ def _download(url: str, path: Path, md5: tuple[str, ...]) -> None:
     digest = hashlib.md5(usedforsecurity=False)
     with urllib.request.urlopen(url, timeout=60) as response:
         path.parent.mkdir(parents=True, exist_ok=True)  # only now: without network nothing is left behind
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            try:
-                while chunk := response.read(1 << 20):
-                    digest.update(chunk)
-                    file.write(chunk)
-                file.flush()
-                if digest.hexdigest() not in md5:
-                    raise OSError(f"{url} gave another file: md5 is {digest.hexdigest()}, expected {' or '.join(md5)}")
-                temporary.chmod(0o644)  # a temporary file has 0600
-                os.replace(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
+        with whole(path) as aside, aside.open("wb") as file:
+            while chunk := response.read(1 << 20):
+                digest.update(chunk)
+                file.write(chunk)
+            if digest.hexdigest() not in md5:
+                raise OSError(f"{url} gave another file: md5 is {digest.hexdigest()}, expected {' or '.join(md5)}")
 
 
 def check_md5(path: Path, md5: tuple[str, ...]) -> None:
@@ -174,15 +168,8 @@ def _keep(raw: Raw, path: Path) -> None:
     if raw.test_from is not None:
         arrays["test_from"] = np.int64(raw.test_from)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            np.savez(file, **arrays)
-            file.flush()
-            temporary.chmod(0o644)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with whole(path) as aside, aside.open("wb") as file:
+        np.savez(file, **arrays)
 
 
 def _restored(path: Path) -> Raw:
