@@ -1,13 +1,14 @@
 """FLOCO: a simplex of heads over one body; each client gets a region of it. FLOCO+ adds a private model."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Masked, Tree
 from fedpfl.methods.shared.method import Method, Phase, Turn, flag
 from fedpfl.methods.shared.private import side_by_side
@@ -37,19 +38,13 @@ class Floco(Method):
     magnitude is positive.
     """
 
-    endpoints: int = 10
-    tau: int = 10
-    rho: float = 0.1
+    endpoints: Annotated[int, AtLeast(1)] = 10
+    tau: Annotated[int, AtLeast(0)] = 10
+    rho: Annotated[float, AtLeast(0)] = 0.1
     stay_inside: bool = False
-    pers_epochs: int = 0
-    lam: float = 1.0
+    pers_epochs: Annotated[int, AtLeast(0)] = 0
+    lam: Annotated[float, AtLeast(0)] = 1.0
     cold_start: Literal["initial", "global"] = "initial"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.endpoints >= 1, "endpoints", "1 or more")
-        for field in ("tau", "rho", "pers_epochs", "lam"):
-            self.check(getattr(self, field) >= 0, field, "0 or more")
 
     def buffers(self):
         """Give FLOCO+'s private model statistics of its own."""

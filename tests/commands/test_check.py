@@ -200,7 +200,7 @@ def test_every_promise_is_broken_by_a_planted_fault():
             "fedpfl: {} has no methods; it needs a dictionary METHODS of names and classes",
         ),
         ("docs", ("shere=0.2",), "fedpfl: method=halfway has no hyperparameter shere; did you mean share?"),
-        ("docs", ("share=2",), "fedpfl: method=halfway: share must be from 0 to 1, got 2"),
+        ("docs", ("share=2",), "fedpfl: method=halfway: share must be between 0 and 1, got 2"),
         ("docs", ("share={",), "fedpfl: share={{: its value cannot be read"),
     ],
 )

@@ -332,7 +332,7 @@ def test_numbers_that_are_not_finite_are_one_line(net, federation):
         ({"tau": -1}, "tau must be 0 or more"),
         ({"rho": -0.1}, "rho must be 0 or more"),
         ({"pers_epochs": -1}, "pers_epochs must be 0 or more"),
-        ({"cold_start": "x"}, "cold_start must be initial or global"),
+        ({"cold_start": "x"}, "cold_start must be one of initial, global"),
     ],
 )
 def test_out_of_range(values, message):
