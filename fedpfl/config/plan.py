@@ -19,8 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models
 from fedpfl.config import plugins
-from fedpfl.data import Augment, Federation, datasets, partition
-from fedpfl.data import state_dict as weights
+from fedpfl.data import Augment, Federation, datasets, partition, state_dict
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.errors import FedpflError, near
@@ -266,7 +265,7 @@ def _weights(folder: Path, given: Path) -> dict[str, torch.Tensor]:
     if not place.exists() and given.exists():
         place = given
     if not place.is_dir():
-        return weights.read(place)
+        return state_dict.read(place)
     state = rundir.ended(place)[1]
     server = state["server"].get("model", state["server"].get("body", state["server"]))
     values = {**server, **state["server_buffers"].get("main", {})}
@@ -292,7 +291,7 @@ def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _source(config: Mapping[str, Any]) -> dict[str, Any]:
     """What is to be loaded."""
-    reader = _named("dataset", config["dataset"], datasets.SETS).read
+    reader = _named("dataset", config["dataset"], datasets.SETS)
     return _checked((datasets.load, reader), config["dataset"], "dataset", given=("data_dir", "options", "source"))
 
 

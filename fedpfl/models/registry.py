@@ -24,7 +24,7 @@ from fedpfl.models.resnet import resnet8, resnet10, resnet18
 from fedpfl.models.shapes import Unfit, kind
 from fedpfl.models.split import parts
 from fedpfl.models.text import text
-from fedpfl.models.weights import start_from
+from fedpfl.models.initial import start_from
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn4": CNN4,
