@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from fedpfl import record
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
+from fedpfl.record.loggers import mirrors
+from fedpfl.record.sinks import RunInfo
 from fedpfl.runner.library import Trained, load, logger
 
 USAGE = """python -m fedpfl.export [--data-dir DIR] DIRECTORY OUT
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"wrote {count} models to {places[1]}")
             return 0
         chosen = logger(words)
-        if not record.mirrors(chosen):
+        if not mirrors(chosen):
             raise FedpflError(f"{' '.join(words)} logs nothing beside the run directory; choose others")
     except FedpflError as error:
         print(f"fedpfl: {error}", file=sys.stderr)
@@ -93,7 +94,7 @@ def log(run: Trained, logger: Mapping[str, Any]) -> int:
     except OSError as error:
         raise files.refused(run.path, error) from None
     try:
-        for sink in record.mirrors(logger):
+        for sink in mirrors(logger):
             try:
                 sink.begin(info)
                 if picture.exists():
@@ -115,7 +116,7 @@ def _summary(run: Trained) -> dict[str, Any]:
     return {key: value for key, value in run.summary.items() if key != "digest"}
 
 
-def _told(run: Trained) -> record.RunInfo:
+def _told(run: Trained) -> RunInfo:
     """What the run's sinks were told, but as of one that resumes after its last round."""
     config, summary = run.config, _summary(run)
     method, dataset, seed = config["method"]["name"], config["dataset"]["name"], config["seed"]
@@ -131,7 +132,7 @@ def _told(run: Trained) -> record.RunInfo:
         *(backend, config.get("engine", {}).get("precision")),
     )
     rounds = run.rounds["round"]
-    return record.RunInfo(
+    return RunInfo(
         name="-".join(filter(None, (config.get("name"), kind, own, f"seed{seed}"))),
         group=parts[-4] if usual else dataset,
         job_type=method,

@@ -40,7 +40,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl import engine, record
+from fedpfl import engine
 from fedpfl.config import manual, overrides, plugins, tidy
 from fedpfl.config import plan as config
 from fedpfl.config.overrides import CONF
@@ -54,6 +54,9 @@ from fedpfl.ground.files import damaged
 from fedpfl.methods import Method
 from fedpfl.methods.shared.cost import devices
 from fedpfl.methods.shared.submodel import Submodel
+from fedpfl.record import environment, rundir
+from fedpfl.record.loggers import open_sinks
+from fedpfl.record.sinks import RunInfo, Sinks, add_to_log
 from fedpfl.runner import trials
 from fedpfl.runner.needs import Needs, foresee, mib, tight
 
@@ -131,10 +134,10 @@ def train(
     settings, federation, method = run.settings, run.federation, run.method
     needs = foresee(run)
     text, identity = OmegaConf.to_yaml(run.config), f"{run.identity}-seed{settings.seed}"
-    code = record.source(type(method)) | plugins.code(run.config["plugins"])
+    code = environment.source(type(method)) | plugins.code(run.config["plugins"])
     ranks.agree(configuration=identity, data=run.fingerprint, code=code, torch=torch.__version__)
     earlier = _earlier(run) if ranks.leads() else None
-    opened: Any = record.RunDirectory.open if ranks.leads() else record.Absent
+    opened: Any = rundir.RunDirectory.open if ranks.leads() else rundir.Absent
     with opened(path, text, identity, run.fingerprint, code, settings.restart) as directory:
         if ranks.share(directory.status) == "finished":
             return _told(directory, quiet) if ranks.leads() else {}
@@ -222,7 +225,7 @@ def _earlier(run: config.Run) -> dict[str, Any] | None:
     if not settings.extend:
         return None
     place = Path(settings.extend).expanduser()
-    summary, state = record.ended(place)
+    summary, state = rundir.ended(place)
     done, files = state["round"], state["files"]
     if run.local.decay == "cosine":
         raise FedpflError("extend is not for local.decay=cosine, whose learning rates depend on rounds; run it anew")
@@ -334,7 +337,7 @@ def _row(outcome: engine.Outcome, cohort: list[int], seconds: float) -> dict[str
 
 
 def _evaluate(
-    run: config.Run, backend: engine.Backend, state: engine.State, sinks: record.Sinks, alone: bool, last: bool
+    run: config.Run, backend: engine.Backend, state: engine.State, sinks: Sinks, alone: bool, last: bool
 ) -> tuple[dict[str, float], dict[str, dict[int, float]]]:
     """Row columns, and accuracies by the clients' numbers; after fine-tuning too where it is due.
 
@@ -421,13 +424,13 @@ def _facts(run: config.Run, cohort: int) -> dict[str, Any]:
         "cohort": cohort,
         "parameters": tree.size(run.net.params),
         **({"devices": devices(method, run.net, shape)} if isinstance(method, Submodel) else {}),
-        "environment": record.describe(),
+        "environment": environment.describe(),
     }
 
 
 def _sinks(
     run: config.Run,
-    directory: record.RunDirectory,
+    directory: rundir.RunDirectory,
     group: str,
     backend: engine.Backend,
     state: engine.State,
@@ -437,7 +440,7 @@ def _sinks(
 ) -> Any:
     """Open the sinks; the lines that they are told are the first thing a user sees."""
     if not ranks.leads():
-        return record.Absent(directory.path)
+        return rundir.Absent(directory.path)
     federation, settings = run.federation, run.settings
     sizes = counts.sum(1)
     spread = "/".join(f"{int(value):,}" for value in (sizes.min(), sizes.median(), sizes.max()))
@@ -465,7 +468,7 @@ def _sinks(
     )
     notes = (*directory.notes, *engine.slow(run.engine, run.device), *tight(run, directory.path, needs, held))
     among = (f"{lockstep.title.get()}; {backend.name} on {run.device}; {directory.path}",)
-    info = record.RunInfo(
+    info = RunInfo(
         name=f"{named}-{run.identity}-seed{settings.seed}",
         group=group,
         job_type=run.config["method"]["name"],
@@ -484,10 +487,10 @@ def _sinks(
         among=(*among, *notes) if lockstep.stage.get() else (),
         facts=directory.summary,
     )
-    return record.open_sinks(run.config["logger"], info, quiet)
+    return open_sinks(run.config["logger"], info, quiet)
 
 
-def _told(directory: record.RunDirectory, quiet: bool) -> dict[str, Any]:
+def _told(directory: rundir.RunDirectory, quiet: bool) -> dict[str, Any]:
     """Says that the run is finished already; its summary."""
     last = directory.summary.get("last", {})
     words = {"accuracy": "mean over clients", "accuracy_pooled": "pooled", "ft_accuracy": "after fine-tuning"}
@@ -496,7 +499,7 @@ def _told(directory: record.RunDirectory, quiet: bool) -> dict[str, Any]:
     if not quiet:
         print(line, *directory.notes, sep="\n")
     for note in directory.notes:
-        record.add_to_log(directory.path, note)
+        add_to_log(directory.path, note)
     return directory.summary
 
 

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import plan as config
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record import partition_picture
+from fedpfl.record.picture import partition_picture
 from fedpfl.train import CONF
 
 

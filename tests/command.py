@@ -20,9 +20,10 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from fedpfl import record, train
+from fedpfl import train
 from fedpfl.config import plan as config
 from fedpfl.record import rundir
+from fedpfl.record.picture import partition_picture
 from tests.conftest import ROOT
 
 TINY = (
@@ -63,7 +64,7 @@ def composed(*overrides: str) -> DictConfig:
 @functools.cache
 def _picture(counts: tuple[tuple[int, ...], ...], title: str) -> bytes:
     file = io.BytesIO()
-    record.partition_picture(counts, file, title)
+    partition_picture(counts, file, title)
     return file.getvalue()
 
 

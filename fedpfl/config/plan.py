@@ -17,7 +17,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl import data, engine, models, record
+from fedpfl import data, engine, models
 from fedpfl.config import plugins
 from fedpfl.data import Augment, Federation, datasets, partition
 from fedpfl.data import state_dict as weights
@@ -27,6 +27,8 @@ from fedpfl.ground.errors import FedpflError, near
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
+from fedpfl.record import rundir
+from fedpfl.record.loggers import check_logger
 
 LISTS = (tuple, list, Sequence)
 NOISE = (
@@ -207,7 +209,7 @@ def _plan(config: dict[str, Any]) -> Plan:
     own = {group: typed(schema, config[group], group) for group, schema in SCHEMAS.items()}
     device = find_device(settings.device)
     engine.check(own["engine"], device)
-    record.check_logger(config["logger"])
+    check_logger(config["logger"])
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
     if getattr(method, "clients", settings.clients) != settings.clients:
         raise FedpflError(f"method.clients is the run's clients={settings.clients} and cannot be set; leave it out")
@@ -265,7 +267,7 @@ def _weights(folder: Path, given: Path) -> dict[str, torch.Tensor]:
         place = given
     if not place.is_dir():
         return weights.read(place)
-    state = record.ended(place)[1]
+    state = rundir.ended(place)[1]
     server = state["server"].get("model", state["server"].get("body", state["server"]))
     values = {**server, **state["server_buffers"].get("main", {})}
     if not values or not all(isinstance(value, torch.Tensor) for value in values.values()):
@@ -314,6 +316,8 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         if not isinstance(config[group], Mapping):
             raise FedpflError(f"{group} must be a group of keys, got {config[group]!r}")
     method = config["method"]
+    for group in ("method", "dataset"):
+        config[group].pop("title", None)  # for tables (fedpfl.report.names): it decides nothing
     own = method.pop("groups", ())
     for group in chosen:
         if group not in own:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
-from fedpfl import engine, record, train
+from fedpfl import engine, train
 from fedpfl.config import overrides, plugins, tidy
 from fedpfl.config import plan as config
 from fedpfl.config.plan import Run
@@ -34,7 +34,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.models.net import Bound
-from fedpfl.record import checkpoint
+from fedpfl.record import checkpoint, environment
 from fedpfl.report.load import begun
 
 
@@ -237,7 +237,7 @@ class Trained:
                 f"the data are not those of run {self.path} (samples, labels, groups, or who holds which); give "
                 "data_dir=... where they are"
             )
-        code = record.source(type(run.method)) | plugins.code(run.config["plugins"])
+        code = environment.source(type(run.method)) | plugins.code(run.config["plugins"])
         if any(code != known for known in self.summary.get("code", [])):
             warnings.warn(f"{self.path}: the method's code has changed since the run", stacklevel=2)
         return run

@@ -17,14 +17,14 @@ import pytest
 import torch
 import yaml
 
-from fedpfl import record, train
+from fedpfl import train
 from fedpfl.config import overrides
 from fedpfl.config import plan as config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, FedAvg, Method
 from fedpfl.models import MODELS, Parts
-from fedpfl.record import sinks
+from fedpfl.record import rundir, sinks
 from fedpfl.report import __main__ as report
 from tests.command import FILES, TINY, call, snapshot, start, state, summary, table, wait
 from tests.conftest import sampled
@@ -390,7 +390,7 @@ def test_a_directory_of_another_run_is_refused_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
-    with record.RunDirectory.open(tmp_path / "here", "", "someone"):
+    with rundir.RunDirectory.open(tmp_path / "here", "", "someone"):
         result = call(*TINY, "hydra.run.dir=here", cwd=tmp_path)
     assert result.code == 2
     assert "is in use by process" in result.err
@@ -490,12 +490,12 @@ def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
     """Its cohorts are drawn as they come, and a checkpoint after each round stops it here."""
     played: list[int] = []
 
-    def stop(self: record.RunDirectory, payload: dict[str, Any]) -> None:
+    def stop(self: rundir.RunDirectory, payload: dict[str, Any]) -> None:
         played.append(payload["round"])
         if len(played) == 2:
             raise KeyboardInterrupt
 
-    with mock.patch.object(record.RunDirectory, "checkpoint", stop):
+    with mock.patch.object(rundir.RunDirectory, "checkpoint", stop):
         result = call(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
     assert (result.code, played) == (130, [1, 2]), result
 
@@ -764,7 +764,7 @@ def test_ctrl_c_ends_with_130_and_can_be_resumed(tmp_path: Path) -> None:
     assert result.code == 130, result
     assert result.complaints == ["fedpfl: interrupted; the same command goes on from the last checkpoint"]
     assert "Traceback" not in result.err
-    with record.RunDirectory.open(tmp_path / "here", "", summary(tmp_path / "here")["identity"]) as directory:
+    with rundir.RunDirectory.open(tmp_path / "here", "", summary(tmp_path / "here")["identity"]) as directory:
         assert directory.status == "interrupted"
         past = directory.restore()
     assert past is not None

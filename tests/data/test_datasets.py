@@ -522,6 +522,7 @@ def test_config_files():
     files = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in (ROOT / "conf/dataset").glob("*.yaml")}
     assert set(files) == {*NAMES, "organamnist_as_published", "organcmnist_as_published", "cifar10_c_made"}
     for stem, values in files.items():
+        values.pop("title", None)
         name = stem.removesuffix("_as_published").removesuffix("_made")
         options = {key: p.default for key, p in list(inspect.signature(SETS[name].read).parameters.items())[1:]}
         own = {key: value for key, value in list(values.items())[6:] if key != "normalize"}

@@ -278,9 +278,9 @@ KILLS = {
 def killed(rank: int, moment: str, cwd: Path) -> Result:
     """Two processes of which one kills itself at a moment; process 0 takes long for its second checkpoint."""
     how = KILLS[moment].format(
-        *(("torch", "'save'", "torn") if rank == 0 else ("record.Absent", "'checkpoint'", "after"))
+        *(("torch", "'save'", "torn") if rank == 0 else ("rundir.Absent", "'checkpoint'", "after"))
     )
-    slow = "import time\nrecord.Absent.checkpoint = lambda *_: None\n"
+    slow = "import time\nrundir.Absent.checkpoint = lambda *_: None\n"
     slow += "wrap(torch, 'save', 2, lambda real, *given: time.sleep(2) or real(*given))\n" if rank else ""
     method = "method = METHODS['fedobp']\n"
     script = f"{TOOLS}\n{method}{slow}if os.environ['RANK'] == '{rank}':\n    {how}\ntrain.main()"

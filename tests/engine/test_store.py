@@ -226,13 +226,14 @@ def test_killed_with_its_states_on_disk_it_resumes_the_same(tmp_path):
     assert call(*RUN, "hydra.run.dir=here", cwd=tmp_path).code == 0
     killed = """
 import os, signal
-from fedpfl import record, train
-real = record.RunDirectory.checkpoint
+from fedpfl import train
+from fedpfl.record import rundir
+real = rundir.RunDirectory.checkpoint
 def last(self, payload):
     real(self, payload)
     if payload["round"] == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-record.RunDirectory.checkpoint = last
+rundir.RunDirectory.checkpoint = last
 train.main()
 """
     arguments = (*RUN, "hydra.run.dir=there", "state.device=disk")

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl import data, record
+from fedpfl import data
 from fedpfl.config import plan as config
 from fedpfl.ground import lock
 from fedpfl.ground.errors import FedpflError
@@ -55,14 +55,14 @@ def not_for_ever() -> Iterator[None]:
 
 def interrupt(folder: Path, *overrides: str, after: int = 3) -> None:
     """Ctrl-C after a row, before its checkpoint."""
-    row = record.RunDirectory.row
+    row = rundir.RunDirectory.row
 
-    def pressed(self: record.RunDirectory, values: dict[str, int]) -> None:
+    def pressed(self: rundir.RunDirectory, values: dict[str, int]) -> None:
         row(self, values)
         if values["round"] == after:
             raise KeyboardInterrupt
 
-    with mock.patch.object(record.RunDirectory, "row", pressed), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(rundir.RunDirectory, "row", pressed), pytest.raises(KeyboardInterrupt):
         play(folder, *overrides)
 
 
@@ -234,15 +234,15 @@ def test_of_a_finished_run_a_lost_file_is_written_anew_or_told(
 def test_a_file_lost_while_the_run_goes_on_is_told_before_it_finishes(
     name: str, how: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real = tmp_path / "run", record.RunDirectory.checkpoint
+    run, real = tmp_path / "run", rundir.RunDirectory.checkpoint
 
-    def lost(self: record.RunDirectory, payload: dict[str, Any]) -> None:
+    def lost(self: rundir.RunDirectory, payload: dict[str, Any]) -> None:
         real(self, payload)
         if payload["round"] == 3:
             VANISHED[how](run / name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(record.RunDirectory, "checkpoint", lost)
+        patch.setattr(rundir.RunDirectory, "checkpoint", lost)
         told = refusal(run, *RUN)
     assert told.startswith(f"{run / name} was changed or removed while the run went on; ")
     assert summary(run)["status"] == "failed"
@@ -253,15 +253,15 @@ def test_a_file_lost_while_the_run_goes_on_is_told_before_it_finishes(
 def test_rows_that_vanish_are_told_at_the_next_checkpoint(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real = tmp_path / "run", record.RunDirectory.row
+    run, real = tmp_path / "run", rundir.RunDirectory.row
 
-    def lost(self: record.RunDirectory, values: dict[str, Any]) -> None:
+    def lost(self: rundir.RunDirectory, values: dict[str, Any]) -> None:
         real(self, values)
         if values["round"] == 2:
             (run / "rounds.csv").unlink()
 
     with monkeypatch.context() as patch:
-        patch.setattr(record.RunDirectory, "row", lost)
+        patch.setattr(rundir.RunDirectory, "row", lost)
         assert "rounds.csv was changed or removed while" in refusal(run, *RUN)
     assert state(run)["round"] == 1
     play(run, *RUN)
@@ -379,9 +379,9 @@ def test_what_keeps_a_good_checkpoint_from_being_read_is_named(
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_without_its_lock_a_run_writes_nothing_more(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, real, left = tmp_path / "run", record.RunDirectory.row, []
+    run, real, left = tmp_path / "run", rundir.RunDirectory.row, []
 
-    def lost(self: record.RunDirectory, values: dict[str, Any]) -> None:
+    def lost(self: rundir.RunDirectory, values: dict[str, Any]) -> None:
         real(self, values)
         if values["round"] == 2:
             (run / "run.lock").unlink()
@@ -390,7 +390,7 @@ def test_without_its_lock_a_run_writes_nothing_more(how: str, tmp_path: Path, mo
             left.append(snapshot(run))
 
     with monkeypatch.context() as patch:
-        patch.setattr(record.RunDirectory, "row", lost)
+        patch.setattr(rundir.RunDirectory, "row", lost)
         told = refusal(run, *RUN)
     assert told.startswith(
         f"{run}/run.lock was removed or replaced while the run went on, so another process may write"
@@ -402,17 +402,17 @@ def test_without_its_lock_a_run_writes_nothing_more(how: str, tmp_path: Path, mo
 def test_a_second_writer_that_a_lost_lock_let_in_is_not_disturbed(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real = tmp_path / "run", record.RunDirectory.row
+    run, real = tmp_path / "run", rundir.RunDirectory.row
     results = []
 
-    def lost(self: record.RunDirectory, values: dict[str, Any]) -> None:
+    def lost(self: rundir.RunDirectory, values: dict[str, Any]) -> None:
         real(self, values)
         if values["round"] == 2 and not results:
             (run / "run.lock").unlink()
             results.append(wait(start(*RUN, f"hydra.run.dir={run}", cwd=tmp_path)))
 
     with monkeypatch.context() as patch:
-        patch.setattr(record.RunDirectory, "row", lost)
+        patch.setattr(rundir.RunDirectory, "row", lost)
         assert "run.lock was removed or replaced" in refusal(run, *RUN)
     assert results[0].code == 0
     assert_ends_as(run, whole)
@@ -428,7 +428,7 @@ def test_a_lock_that_was_removed_before_it_was_taken_is_none(tmp_path: Path, mon
 
     monkeypatch.setattr(lock.fcntl, "lockf", late)
     with pytest.raises(FedpflError, match="in use by process unknown"):
-        record.RunDirectory.open(tmp_path, "", "abc")
+        rundir.RunDirectory.open(tmp_path, "", "abc")
 
 
 # Other people's folders
@@ -649,7 +649,7 @@ def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(
     assert_ends_as(run, whole)
     first, second = summary(run)["code"]
     assert first["method"] != second["method"]
-    assert first["fedpfl"] == second["fedpfl"] == record.describe()["fedpfl"]
+    assert first["fedpfl"] == second["fedpfl"] == environment.describe()["fedpfl"]
     assert CHANGED in play(run, *RUN)  # it is of two codes for good
 
 
@@ -682,10 +682,10 @@ def test_code_that_left_no_checkpoint_took_no_part(own_method: Callable[[str], N
     ],
 )
 def test_what_a_methods_code_is(method: str, file: str, takes_part: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, real = record.source(METHODS[method]), environment._code
+    before, real = environment.source(METHODS[method]), environment._code
     changed = f"fedpfl/{file}".removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
     monkeypatch.setattr(environment, "_code", lambda module: real(module) + b"#" * (module == changed))
-    assert (record.source(METHODS[method]) != before) == takes_part
+    assert (environment.source(METHODS[method]) != before) == takes_part
 
 
 # From the beginning
@@ -723,7 +723,7 @@ def test_restart_touches_no_other_run(whole: Path, tmp_path: Path) -> None:
     run = copied(whole, tmp_path)
     before = snapshot(run)
     assert "holds a different run" in refusal(run, *RUN, "seed=7", "restart=true")
-    with record.RunDirectory.open(run, "", summary(run)["identity"]):
+    with rundir.RunDirectory.open(run, "", summary(run)["identity"]):
         assert "is in use by process" in refusal(run, *RUN, "restart=true")
     assert snapshot(run) == before
 

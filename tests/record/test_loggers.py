@@ -19,8 +19,10 @@ import pytest
 from fedpfl import export
 from fedpfl.ground import lock
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record import RunDirectory, check_logger, mirrors, open_sinks, partition_picture
+from fedpfl.record.loggers import check_logger, mirrors, open_sinks
 from fedpfl.record.mirror import flat
+from fedpfl.record.picture import partition_picture
+from fedpfl.record.rundir import RunDirectory
 from tests.command import TINY, call, rewrite_summary
 from tests.record import test_wandb
 from tests.record.test_wandb import finished_records, history, info, items, row, summary_of, without_login

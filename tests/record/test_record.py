@@ -21,17 +21,11 @@ import torch
 
 import fedpfl
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record import (
-    Console,
-    LogFile,
-    RunDirectory,
-    RunInfo,
-    Sinks,
-    check_logger,
-    describe,
-    open_sinks,
-    partition_picture,
-)
+from fedpfl.record.environment import describe
+from fedpfl.record.loggers import check_logger, open_sinks
+from fedpfl.record.picture import partition_picture
+from fedpfl.record.rundir import RunDirectory
+from fedpfl.record.sinks import Console, LogFile, RunInfo, Sinks
 
 COLUMNS = ("round", "seconds", "cohort_before", "cohort_after", "accuracy", "values_down")
 
@@ -140,7 +134,7 @@ def test_a_finished_run_keeps_its_config(tmp_path):
 
 def test_lock_held_by_another_process(tmp_path):
     code = (
-        "import sys\nfrom fedpfl.record import RunDirectory\n"
+        "import sys\nfrom fedpfl.record.rundir import RunDirectory\n"
         "directory = RunDirectory.open(sys.argv[1], 'a: 1', 'abc')\nprint('held', flush=True)\nsys.stdin.read()"
     )
     holder = python(code, tmp_path, stdin=subprocess.PIPE)
@@ -162,7 +156,7 @@ def test_lock_held_by_this_process(tmp_path):
         with pytest.raises(FedpflError, match=f"in use by process {os.getpid()}"):
             opened(tmp_path)
         # The refusal must not have lost the lock, as closing a second file would with POSIX locks.
-        code = "import sys\nfrom fedpfl.record import RunDirectory\nRunDirectory.open(sys.argv[1], '', 'abc')"
+        code = "import sys\nfrom fedpfl.record.rundir import RunDirectory\nRunDirectory.open(sys.argv[1], '', 'abc')"
         other = python(code, tmp_path)
         assert "in use by process" in other.communicate()[1]
     opened(tmp_path).close()
@@ -409,7 +403,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
 
 KILLED = """
 import sys, torch
-from fedpfl.record import RunDirectory
+from fedpfl.record.rundir import RunDirectory
 with RunDirectory.open(sys.argv[1], "a: 1", "abc") as directory:
     state = directory.restore() or {"round": 0, "w": torch.zeros(50_000)}
     directory.write_summary(status="running")

@@ -16,9 +16,13 @@ import numpy as np
 import pytest
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record import RunDirectory, RunInfo, Sinks, check_logger, open_sinks, partition_picture, wandb_sink
+from fedpfl.record import wandb_sink
+from fedpfl.record.loggers import check_logger, open_sinks
 from fedpfl.record.mirror import run_id
 from fedpfl.record.overview import Overview
+from fedpfl.record.picture import partition_picture
+from fedpfl.record.rundir import RunDirectory
+from fedpfl.record.sinks import RunInfo, Sinks
 from fedpfl.record.wandb_sink import CLOUD, Options, WandbSink, choose_mode, logged_in
 from tests.command import TINY, call
 
