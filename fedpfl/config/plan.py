@@ -23,7 +23,7 @@ from fedpfl.data import Augment, Federation, datasets, partition, state_dict
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.errors import FedpflError, near
-from fedpfl.ground.identity import identity
+from fedpfl.ground.identity import essence, identity
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
 from fedpfl.record import rundir
@@ -330,9 +330,12 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
 
 
 def run_subdir(config: Mapping[str, Any], experiment: str | None) -> str:
-    """Where a run belongs below outputs/: `<experiment or dataset>/<method>/<key>/seed<k>`."""
-    place = experiment or config["dataset"]["name"]
-    return f"{place}/{config['method']['name']}/{identity(config)}/seed{config['seed']}"
+    """Where a run belongs below outputs/: `<experiment or dataset>/<method>/<key>/seed<k>`.
+
+    The method's name is that of the identity, so that runs of earlier versions lie where they are looked for.
+    """
+    place, method = experiment or config["dataset"]["name"], essence(config)["method"]["name"]
+    return f"{place}/{method}/{identity(config)}/seed{config['seed']}"
 
 
 def register() -> None:
