@@ -187,9 +187,11 @@ def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
     blocks = try_docs.BLOCK.findall((ROOT / "docs" / "data.md").read_text())
     source = next(block for language, block in blocks if language == "python" and "def kmnist" in block)
     values = next(yaml.safe_load(block) for language, block in blocks if language == "yaml" and "kmnist" in block)
-    module = types.ModuleType("kmnist")
-    exec(compile(source, "docs/data.md", "exec"), module.__dict__)
-    monkeypatch.setitem(datasets.SETS, "kmnist", module.kmnist)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/kmnist.py").write_text(source)
+    monkeypatch.setattr(datasets, "__path__", [*datasets.__path__, str(tmp_path / "code")])
+    monkeypatch.setattr(datasets, "SETS", datasets.readers())  # which then has it without being told
+    monkeypatch.delitem(sys.modules, "fedpfl.data.datasets.kmnist")
     assert values.pop("title") == "KMNIST"
     with pytest.raises(FedpflError, match=r"kmnist-train-imgs\.npz is absent"):
         datasets.load(data_dir=tmp_path, **values)

@@ -24,11 +24,14 @@ log = logging.getLogger(__name__)
 
 __all__ = ["SETS", "Raw", "Samples", "Source", "load"]
 
-SETS: dict[str, Callable[..., Raw]] = {
-    module.name: getattr(importlib.import_module(f"{__name__}.{module.name}"), module.name)
-    for module in pkgutil.iter_modules(__path__)
-    if not module.ispkg
-}
+
+def readers() -> dict[str, Callable[..., Raw]]:
+    """Return the reader in each file of this folder, by its name."""
+    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
+    return {name: getattr(importlib.import_module(f"{__name__}.{name}"), name) for name in names}
+
+
+SETS = readers()
 """The reader of each data set. What it takes beside the Source are the data set's options."""
 
 
