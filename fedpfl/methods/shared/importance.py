@@ -31,7 +31,7 @@ def gradient(start: Tree, end: Tree) -> Tree:
 
 
 def rescaled(scores: Tree) -> Tree:
-    """Rescale each tensor's scores to [0, 1]; those of a constant tensor are zero (the published code divides 0 by 0)."""
+    """Rescale each tensor to [0, 1]; a constant one becomes zero, where the published code divides 0 by 0."""
 
     def rescale(leaf: Tensor) -> Tensor:
         low, span = leaf.amin(), leaf.amax() - leaf.amin()
