@@ -18,13 +18,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models
 from fedpfl.config import plugins
-from fedpfl.data import Augment, Federation, datasets, partition
-from fedpfl.data import state_dict as weights
+from fedpfl.data import Augment, Federation, datasets, partition, state_dict
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.casting import Checked, cast, hints
 from fedpfl.ground.errors import FedpflError, near
-from fedpfl.ground.identity import identity
+from fedpfl.ground.identity import essence, identity
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
@@ -255,7 +254,7 @@ def _weights(folder: Path, given: Path) -> dict[str, torch.Tensor]:
     if not place.exists() and given.exists():
         place = given
     if not place.is_dir():
-        return weights.read(place)
+        return state_dict.read(place)
     state = rundir.ended(place)[1]
     server = state["server"].get("model", state["server"].get("body", state["server"]))
     values = {**server, **state["server_buffers"].get("main", {})}
@@ -279,7 +278,7 @@ def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _source(config: Mapping[str, Any]) -> dict[str, Any]:
     """What is to be loaded."""
-    reader = _named("dataset", config["dataset"], datasets.SETS).read
+    reader = _named("dataset", config["dataset"], datasets.SETS)
     return _checked((datasets.load, reader), config["dataset"], "dataset", given=("data_dir", "options", "source"))
 
 
@@ -303,6 +302,8 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
         if not isinstance(config[group], Mapping):
             raise FedpflError(f"{group} must be a group of keys, got {config[group]!r}")
     method = config["method"]
+    for group in ("method", "dataset"):
+        config[group].pop("title", None)  # for tables (fedpfl.report.names): it decides nothing
     own = method.pop("groups", ())
     for group in chosen:
         if group not in own:
@@ -316,9 +317,12 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
 
 
 def run_subdir(config: Mapping[str, Any], experiment: str | None) -> str:
-    """Where a run belongs below outputs/: `<experiment or dataset>/<method>/<key>/seed<k>`."""
-    place = experiment or config["dataset"]["name"]
-    return f"{place}/{config['method']['name']}/{identity(config)}/seed{config['seed']}"
+    """Where a run belongs below outputs/: `<experiment or dataset>/<method>/<key>/seed<k>`.
+
+    The method's name is that of the identity, so that runs of earlier versions lie where they are looked for.
+    """
+    place, method = experiment or config["dataset"]["name"], essence(config)["method"]["name"]
+    return f"{place}/{method}/{identity(config)}/seed{config['seed']}"
 
 
 def register() -> None:

@@ -43,7 +43,7 @@ class FedDPA(ByMask):
     def prepare(self, server, client):
         """Choose the personal entries."""
         if self.rule == "value":
-            scores = importance.normalize(client["score"], "layer")
+            scores = importance.rescaled(client["score"])
             mask = tree.map(lambda leaf: leaf > self.threshold, scores)
         else:  # which rescaling cannot change
             mask = tree.map(lambda leaf: importance.above_quantile(leaf, self.threshold), client["score"])

@@ -20,6 +20,7 @@ from fedpfl import train
 from fedpfl.config import plan as config
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import present
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS, FedOBP
 from fedpfl.models import MODELS
@@ -218,15 +219,37 @@ def test_a_hyperparameter_that_became_a_key_for_all_leaves_the_identity_of_earli
 
 @pytest.mark.parametrize(
     ("name", "later", "former"),
-    [("fedavg", "statistics", {}), ("fedper", "statistics", {}), ("fedselect", "", {"layer": None})],
+    [
+        ("fedavg", "statistics", {}),
+        ("fedper", "statistics", {}),
+        ("fedselect", "", {"layer": None}),
+        ("floco", "", {"pers_epochs": 0, "lam": 1.0, "cold_start": "initial"}),
+    ],
 )
 def test_a_methods_new_and_dropped_keys_leave_the_identity_of_earlier_runs(name: str, later: str, former) -> None:
     whole = resolve(f"method={name}")
     earlier = {**whole, "method": {key: value for key, value in whole["method"].items() if key != later} | former}
     assert earlier != whole
     assert config.identity(earlier) == config.identity(whole)
-    changed = f"method.{later}=local" if later else "method.personalise=5"
+    changed = f"method.{later}=local" if later else {"fedselect": "method.personalise=5"}.get(name, "method.rho=5")
     assert identity(f"method={name}", changed) != config.identity(whole)
+
+
+FORMERLY = {
+    ("floco_plus", "method.pers_epochs=2", "method.endpoints=3", "method.tau=1"): ("277183bd02", "floco"),
+}
+"""What was a setting of another method, and the identity of runs that were made while it was one."""
+EARLIER = ["rounds=2", "clients=4", "participation=0.5", "local.epochs=1", "model=mlp", "validation=0.1", "engine=loop"]
+
+
+@pytest.mark.parametrize(("words", "earlier"), FORMERLY.items(), ids=lambda value: value[0])
+def test_a_method_that_was_a_setting_of_another_keeps_its_identity_and_place(words, earlier) -> None:
+    key, former = earlier
+    whole = resolve(f"method={words[0]}", *words[1:], *EARLIER)
+    assert config.run_subdir(whole, None) == f"digits/{former}/{key}/seed42"
+    assert config.identity({**whole, "method": {**whole["method"], "name": former}}) == key
+    assert present({**whole["method"], "name": former}) == whole["method"]
+    assert present({"name": former}) == {"name": former}
 
 
 def test_a_run_belongs_below_its_data_set_or_experiment() -> None:

@@ -225,7 +225,7 @@ def test_a_method_is_a_frozen_hashable_dataclass(name, values):
 def test_the_configuration_file_has_exactly_the_hyperparameters(name):
     values = yaml.safe_load((ROOT / f"conf/method/{name}.yaml").read_text())
     assert values.pop("name") == name
-    for key in ("defaults", "groups"):  # of configuration groups
+    for key in ("defaults", "groups", "title"):  # of configuration groups, and of tables
         values.pop(key, None)
     fields = {f.name: f.default for f in dataclasses.fields(METHODS[name])}
     assert list(values) == list(fields)

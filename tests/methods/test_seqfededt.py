@@ -140,7 +140,7 @@ def test_neither_squares_nor_rescaling_change_the_selection(played):
         difference, squared = (SeqFedEDT(s, q).prepare(state.server, own)["mask"] for s in ("difference", "squared"))
         assert_same(difference, squared)
         scores = importance.gradient(state.server, own["scored"])
-        scaled = importance.normalize(scores, "global")
+        scaled = tree.unflat(importance.rescaled(tree.flat(scores)), scores)
         assert_same(importance.above_quantile(scaled, q), difference)
         assert 0 < int(tree.flat(difference).sum()) == importance.personal_count(q, 549)
 

@@ -25,10 +25,22 @@ import torch
 from numpy.lib import format as npy
 from scipy.io import savemat
 
-from fedpfl.data import partition
-from fedpfl.data import state_dict as weights
-from fedpfl.data.datasets import SETS, Samples, Set, digit5, folders, har, load, news, pixels, speech
-from fedpfl.data.datasets.samples import Raw
+from fedpfl.data import partition, state_dict
+from fedpfl.data.datasets import (
+    SETS,
+    Raw,
+    Samples,
+    ag_news,
+    digit5,
+    har,
+    load,
+    mini_imagenet,
+    office_home,
+    pacs,
+    speech_commands,
+)
+from fedpfl.data.datasets.shared import images as folders
+from fedpfl.data.datasets.shared import vision
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, call
@@ -104,7 +116,7 @@ def plain(patch: pytest.MonkeyPatch) -> World:
 
 def cifar(patch: pytest.MonkeyPatch) -> World:
     """By md5 alone: what is another file than the published one is never unpickled."""
-    kind, files = pixels.torchvision().CIFAR10, {}
+    kind, files = vision.torchvision().CIFAR10, {}
     for attribute in ("train_list", "test_list"):
         lists = []
         for name, _ in getattr(kind, attribute):
@@ -120,7 +132,7 @@ def cifar(patch: pytest.MonkeyPatch) -> World:
 
 def packed_cifar(patch: pytest.MonkeyPatch) -> World:
     world = cifar(patch)
-    kind = pixels.torchvision().CIFAR10
+    kind = vision.torchvision().CIFAR10
     archive = pack(world.files)
     patch.setattr(kind, "tgz_md5", md5(archive))
     patch.setattr(os, "access", lambda *_: False)  # else the folder, once unpacked, would be read
@@ -129,7 +141,7 @@ def packed_cifar(patch: pytest.MonkeyPatch) -> World:
 
 def png(patch: pytest.MonkeyPatch) -> World:
     domains = ("art_painting", "cartoon", "photo", "sketch")
-    patch.setattr(folders, "PACS_SIZES", dict.fromkeys(domains, 2))
+    patch.setattr(pacs, "SIZES", dict.fromkeys(domains, 2))
     names = [f"PACS/{domain}/{kind}/1.png" for domain in domains for kind in ("dog", "house")]
     # smooth, so that the bytes that decide the form are as many as those of the pixels
     ramp = np.add.outer(np.arange(16), np.arange(16)).astype(np.uint8)[..., None].repeat(3, 2) * 4
@@ -147,14 +159,14 @@ def _png(pixels: np.ndarray) -> bytes:
 
 def jpeg(patch: pytest.MonkeyPatch) -> World:
     domains = ("Art", "Clipart", "Product", "Real World")
-    patch.setattr(folders, "OFFICE_SIZES", dict.fromkeys(domains, 1))
+    patch.setattr(office_home, "SIZES", dict.fromkeys(domains, 1))
     names = [f"OfficeHome/{domain}/Bike/1.jpg" for domain in domains]
     files: dict[str, bytes | str] = {name: picture(seed, (16, 16), "JPEG") for seed, name in enumerate(names)}
     return World(files, names, lambda root: load("office_home", root, size=16), checked=False)
 
 
 def lists(patch: pytest.MonkeyPatch) -> World:
-    patch.setattr(folders, "MINI_SIZE", 6)
+    patch.setattr(mini_imagenet, "SIZE", 6)
     files: dict[str, bytes | str] = {}
     for part, classes in (("train", ["n5", "n1"]), ("val", ["n3"]), ("test", ["n2"])):
         rows = ["filename,label"]
@@ -168,8 +180,8 @@ def lists(patch: pytest.MonkeyPatch) -> World:
 
 
 def clips(patch: pytest.MonkeyPatch) -> World:
-    patch.setattr(speech, "FILES", 4)
-    patch.setattr(speech, "WORDS", 2)
+    patch.setattr(speech_commands, "FILES", 4)
+    patch.setattr(speech_commands, "WORDS", 2)
     base = "SpeechCommands/speech_commands_v0.02"
     names = ["no/aa_nohash_0.wav", "no/bb_nohash_0.wav", "yes/aa_nohash_0.wav", "yes/bb_nohash_0.wav"]
     files: dict[str, bytes | str] = {f"{base}/{name}": sound(tone(440 + 200 * i)) for i, name in enumerate(names)}
@@ -219,7 +231,7 @@ def texts(patch: pytest.MonkeyPatch) -> World:
     """With whatever md5: how the table is read, should another one be published."""
     rows = "".join(f'"{kind % 4 + 1}","Title {kind}","Some words, ""quoted"" \\and more"\n' for kind in range(8))
     files: dict[str, bytes | str] = {"ag_news_csv/train.csv": rows, "ag_news_csv/test.csv": rows}
-    patch.setattr(news, "file", lambda source, name, *_: source.folder / name)
+    patch.setattr(ag_news, "file", lambda source, name, *_: source.folder / name)
     return World(files, list(files), lambda root: load("ag_news", root, length=8, classes=4), checked=False)
 
 
@@ -241,7 +253,7 @@ def parts(patch: pytest.MonkeyPatch) -> World:
 def values(patch: pytest.MonkeyPatch) -> World:
     data = io.BytesIO()
     torch.save({"fc.weight": torch.arange(1200.0).view(40, 30), "fc.bias": torch.arange(40.0)}, data)
-    return World({"net.pt": data.getvalue()}, ["net.pt"], lambda root: weights.read(root / "net.pt"))
+    return World({"net.pt": data.getvalue()}, ["net.pt"], lambda root: state_dict.read(root / "net.pt"))
 
 
 WORLDS: dict[str, Callable[[pytest.MonkeyPatch], World]] = {
@@ -327,7 +339,7 @@ def attempt(action: Callable[[], object]) -> object:
 @pytest.mark.parametrize("name", WORLDS)
 def test_damaged_files(tmp_path, monkeypatch, name):
     world = WORLDS[name](monkeypatch)
-    monkeypatch.setattr("fedpfl.data.datasets.source._keep", lambda *_: None)
+    monkeypatch.setattr("fedpfl.data.datasets.shared.source._keep", lambda *_: None)
     write(tmp_path, {file: data.encode() if isinstance(data, str) else data for file, data in world.files.items()})
     whole, before = world.read(tmp_path), sorted(tmp_path.rglob("*"))
     rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -645,7 +657,7 @@ READERS = {
 def test_mistakes_of_a_readers_author(tmp_path, monkeypatch, case):
     read, message = READERS[case]
     monkeypatch.setattr(read, "__qualname__", "read_mine")
-    monkeypatch.setitem(SETS, "mine", Set(read, "mine.dat"))
+    monkeypatch.setitem(SETS, "mine", read)
     said = attempt(lambda: load("mine", tmp_path))
     assert said.startswith(f"data set mine in {tmp_path} cannot be read: ")
     assert message in said
