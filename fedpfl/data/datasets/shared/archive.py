@@ -33,16 +33,16 @@ def archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
             if medmnist_md5:
                 check_md5(path, medmnist_md5)
             parts = ("train", "val", "test")
-            return merged(*((arrays[f"{part}_images"](), arrays[f"{part}_labels"]()) for part in parts))
+            return merged(*((arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in parts))
         for key in ("x", "y"):
             if key not in arrays:
                 raise FedpflError(
                     f"{path} has no array {key!r}, only {shown(', '.join(arrays)) or 'no named arrays'}; save it with "
                     "np.savez(path, x=x, y=y), x uint8 [samples, channels, height, width], y integers [samples]"
                 )
-        x, y = arrays["x"](), arrays["y"]()
-        groups, names = _groups(arrays["groups"](), y.shape[:1]) if "groups" in arrays else (None, ())
-        return Raw(x, y, groups, names, _whole(arrays["test_from"]()) if "test_from" in arrays else None)
+        x, y = arrays["x"], arrays["y"]
+        groups, names = _groups(arrays["groups"], y.shape[:1]) if "groups" in arrays else (None, ())
+        return Raw(x, y, groups, names, _whole(arrays["test_from"]) if "test_from" in arrays else None)
 
 
 def _groups(values: np.ndarray, samples: tuple[int, ...]) -> tuple[np.ndarray, tuple[str, ...]]:

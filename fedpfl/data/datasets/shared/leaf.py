@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpfl.data.datasets.shared.samples import Raw
+from fedpfl.data.datasets.shared.samples import Raw, numbered
 from fedpfl.data.datasets.shared.source import Source, folder, kept, reading, shown, wrong
 from fedpfl.ground import memory
 
@@ -31,29 +31,29 @@ def clients(source: Source, convert: Callable[[list, list], Part]) -> Raw:
     if not all(parts):
         raise wrong(root, "there are .json files neither in train/ and test/ nor in all_data/")
 
-    def make() -> Raw:
-        x, y, users, sizes = [], [], [], []
-        for paths in parts:
-            known: dict[str, Path] = {}
-            for path in paths:
-                for user, (images, labels) in _read(path, convert):
-                    if user in known:
-                        raise wrong(path, f"it has user {user}, whom {known[user].name} has too")
-                    known[user] = path
-                    users.append(user)
-                    x.append(images)
-                    y.append(labels)
-            sizes.append(sum(map(len, y)))
-        names = sorted(set(users))
-        numbers = {name: number for number, name in enumerate(names)}
-        groups = np.repeat([numbers[user] for user in users], [len(labels) for labels in y])
-        return Raw(np.concatenate(x), np.concatenate(y), groups, tuple(names), sizes[0] if len(parts) > 1 else None)
-
-    return kept(source, {}, [path for paths in parts for path in paths], make)
+    return kept(source, {}, [path for paths in parts for path in paths], lambda: _joined(parts, convert))
 
 
-def _read(path: Path, convert: Callable[[list, list], Part]) -> Iterator[tuple[str, Part]]:
-    """The users of a file, and what `convert` makes of their samples."""
+def _joined(parts: list[list[Path]], convert: Callable[[list, list], Part]) -> Raw:
+    """The samples of all files, part after part, in order of the files."""
+    x, y, users, sizes = [], [], [], []
+    for paths in parts:
+        known: dict[str, Path] = {}
+        for path, user, (images, labels) in (own for file in paths for own in _read(file, convert)):
+            if user in known:
+                raise wrong(path, f"it has user {user}, whom {known[user].name} has too")
+            known[user] = path
+            users.append(user)
+            x.append(images)
+            y.append(labels)
+        sizes.append(sum(map(len, y)))
+    numbers, names = numbered(users)
+    groups = np.repeat(numbers, [len(labels) for labels in y])
+    return Raw(np.concatenate(x), np.concatenate(y), groups, names, sizes[0] if len(parts) > 1 else None)
+
+
+def _read(path: Path, convert: Callable[[list, list], Part]) -> Iterator[tuple[Path, str, Part]]:
+    """The file, its users, and what `convert` makes of their samples."""
     with reading(path, wrong):
         memory.check(10 * path.stat().st_size, path.name)  # as Python's numbers
         held: Any = json.loads(path.read_bytes())
@@ -66,4 +66,4 @@ def _read(path: Path, convert: Callable[[list, list], Part]) -> Iterator[tuple[s
             x, y = data[user]["x"], data[user]["y"]
             if len(x) != count or len(y) != count:
                 raise ValueError(f"user {user} has {len(x)} samples and {len(y)} labels, expected {count} of both")
-            yield user, convert(x, y)
+            yield path, user, convert(x, y)

@@ -197,9 +197,8 @@ def _keep(raw: Raw, path: Path) -> None:
 
 def _restored(path: Path) -> Raw:
     with npz.opened(path) as arrays:
-        groups = arrays["groups"]() if "groups" in arrays else None
-        test_from = int(arrays["test_from"]()) if "test_from" in arrays else None
-        return Raw(arrays["x"](), arrays["y"](), groups, tuple(arrays["names"]().tolist()), test_from)
+        test_from = int(arrays["test_from"]) if "test_from" in arrays else None
+        return Raw(arrays["x"], arrays["y"], arrays.get("groups"), tuple(arrays["names"].tolist()), test_from)
 
 
 # Errors
