@@ -128,7 +128,7 @@ def _below(folder: Path) -> Iterator[str]:
 
 
 def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """Test accuracies of the runs of these seeds, each at its best validation round; nan where one diverged."""
+    """Return test accuracies of the runs of these seeds, each at its best validation round; nan where one diverged."""
     found: dict[str, list[float]] = {name: [] for name in JUDGED}
     diverged = 0
     for seed in seeds:
