@@ -23,7 +23,6 @@ from markupsafe import Markup
 
 from fedpfl.report.fairness import as_table, compared
 from fedpfl.report.load import STATUSES, Group, Run, chosen, directories, groups, nothing_below, runs, to_stderr
-from fedpfl.report.page.data import partitions
 from fedpfl.report.page.drawing import DOTS, PARTITIONS, Drawing
 from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
 from fedpfl.report.tables import accuracy_table, chosen_on
@@ -125,7 +124,7 @@ def page(experiment: Experiment, out: Path, select: str = "last", every: int = 1
         tables["fairness"], remarks["fairness"] = _table(judgement, ""), judgement.prose("html")
     if any(own is not None and own.get("unseen", pd.Series()).any() for own in drawing.tables.values()):
         remarks["clients"] = ["Clients that never take part are left out."]
-    if (left := len(partitions(gathered, drawing.tables)) - PARTITIONS) > 0:
+    if (left := len(drawing.partitions) - PARTITIONS) > 0:
         remarks["partition"] = [f"Partitions left out of this page: {left}."]
     stamp = max((run.path / "rounds.csv").stat().st_mtime for run in experiment.runs)
     newest = datetime.fromtimestamp(stamp, UTC).strftime("%Y-%m-%d %H:%M UTC")

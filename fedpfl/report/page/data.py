@@ -62,11 +62,12 @@ def curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
     size: rounds that make one point of a metric known in all rounds. Bins, since the noise of a cohort must not
     depend on which rounds are picked; the same for all groups, so that their points lie above each other.
     """
-    names = [metric.name for metric in CURVES]
-    rounds = pd.concat([run.rounds.reindex(columns=["round", *names]) for run in group.used]).groupby("round")
+    every = pd.concat([run.rounds for run in group.used])
+    shown = [metric for metric in CURVES if metric.name in every]
+    rounds = every[["round", *(metric.name for metric in shown)]].groupby("round")
     means, spreads = rounds.mean(skipna=False), rounds.std(skipna=False)
     found: dict[str, pd.DataFrame] = {}
-    for metric in CURVES:
+    for metric in shown:
         over = pd.DataFrame({"mean": means[metric.name], "std": spreads[metric.name]})
         over = over[over["mean"].notna()]
         if metric.evaluated:

@@ -56,6 +56,10 @@ class Drawing:
         self.methods = self._methods()
         self.tables = {run.path: data.read_clients(run, note) for group in gathered for run in group.runs}
         self.spreads = {key: {group: data.spread(group, self.tables, key) for group in gathered} for key in TUNED}
+        self.partitions = data.partitions(gathered, self.tables)
+        self.size = max(1, math.ceil(max(run.reached for group in gathered for run in group.used) / data.POINTS))
+        self.curves = {group: data.curves(group, self.size) for group in gathered}
+        self.totals = {group: data.totals(group) for group in gathered}
         self.arrays: list[Any] = []
         self._places: dict[str, int] = {}
         charts = ("curves", "clients", "sizes", "fairness", "partition", "masks", "cost")
@@ -71,14 +75,12 @@ class Drawing:
 
     def curve_numbers(self) -> Table:
         """Return the means of the accuracy after some of the rounds, for who cannot see or point at the chart."""
-        curves = {
-            group: data.curves(group, 1).get("accuracy", pd.DataFrame(columns=["mean"])) for group in self.gathered
-        }
+        curves = {group: own["accuracy"]["mean"] for group, own in self.curves.items() if "accuracy" in own}
         rounds = sorted({int(number) for over in curves.values() for number in over.index})
         rounds = [rounds[at] for at in data.spaced(len(rounds), 12)]
         heads = (*map(Column, ("method", "setting")), *(Column(str(number), "percent", "round") for number in rounds))
         rows = [
-            [Cell(group.method), Cell(group.setting), *(Cell(over["mean"].get(at, math.nan)) for at in rounds)]
+            [Cell(group.method), Cell(group.setting), *(Cell(over.get(at, math.nan)) for at in rounds)]
             for group, over in curves.items()
         ]
         return Table(_ACCURACY, heads, rows)
@@ -131,12 +133,9 @@ class Drawing:
         return {"type": "scatter", "name": _label(group.method), "meta": at, "line": line, "marker": marker} | others
 
     def _curves(self) -> Iterator[dict[str, Any]]:
-        size = max(1, math.ceil(max(run.reached for group in self.gathered for run in group.used) / data.POINTS))
-        curves = {group: data.curves(group, size) for group in self.gathered}
-        totals = {group: data.totals(group) for group in self.gathered}
         for metric, smooth, setting in itertools.product(data.CURVES, (True, False), self.settings):
-            groups = [group for group in self._ranked(setting) if metric.name in curves[group]]
-            lines = {group: curves[group][metric.name] for group in groups}
+            groups = [group for group in self._ranked(setting) if metric.name in self.curves[group]]
+            lines = {group: self.curves[group][metric.name] for group in groups}
             if not lines or (smooth and (metric.evaluated or max(map(len, lines.values())) < 40)):
                 continue
             if smooth:
@@ -144,12 +143,12 @@ class Drawing:
             order = sorted(lines, key=lambda group: lines[group]["mean"].iloc[-1], reverse=metric.best == "max")
             drawn = [(group, self._curve(metric, group, lines[group])) for group in order]
             what = metric.label + (", running mean" if smooth else "")
-            what += f", means of {size} rounds" if size > 1 and not metric.evaluated else ""
+            what += f", means of {self.size} rounds" if self.size > 1 and not metric.evaluated else ""
             hover = "x unified" if len(drawn) <= LEGEND else "closest"
             for key, title in OVER.items():
                 traces = []
                 for group, parts in drawn:
-                    at = _numbers(data.reached(totals[group], key, lines[group].index.to_numpy(float)), 6)
+                    at = _numbers(data.reached(self.totals[group], key, lines[group].index.to_numpy(float)), 6)
                     if any(value is not None for value in at):
                         shared = self._share(at), self._share(at + at[::-1])
                         traces += [part | {"x": shared["fill" in part]} for part in parts]
@@ -268,7 +267,7 @@ class Drawing:
             yield self._figure(setting, choice | more, traces, **layout)
 
     def _partition(self) -> Iterator[dict[str, Any]]:
-        for entry in data.partitions(self.gathered, self.tables)[:PARTITIONS]:
+        for entry in self.partitions[:PARTITIONS]:
             counts, sizes = entry["counts"], entry["counts"].sum(1)
             kept = data.spaced(len(counts), max(1, CELLS // counts.shape[1]))
             held, names = counts[kept].T, entry["clients"][kept].astype(str)
@@ -334,7 +333,7 @@ class Drawing:
         )
 
     def _cost(self) -> Iterator[dict[str, Any]]:
-        totals = {group: data.totals(group).iloc[-1] for group in self.gathered}
+        totals = {group: spent.iloc[-1] for group, spent in self.totals.items()}
         for setting, (key, title) in itertools.product(self.settings, [*OVER.items()][1:]):
             points = [
                 (group, float(totals[group][key]), accuracy)
