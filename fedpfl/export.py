@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedpfl.ground import files, lock
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from fedpfl.record.loggers import mirrors
@@ -76,8 +76,7 @@ def export(run: Trained, out: Path) -> int:
                 torch.save(run.personal(client), models / f"client{client}.pt")
             models.rename(out)  # refused where something is
     except (OSError, RuntimeError) as error:  # torch hides a full disk behind the second
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise FedpflError(f"cannot write {out}: {reason}; choose a new folder where there is room") from None
+        raise FedpflError(f"cannot write {out}: {reason(error)}; choose a new folder where there is room") from None
     return len(run)
 
 
@@ -101,8 +100,7 @@ def log(run: Trained, logger: Mapping[str, Any]) -> int:
                     sink.picture("partition", picture)
                 sink.end(status, summary)
             except Exception as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                raise FedpflError(f"{run.path} is not logged, {type(sink).__name__} failed: {reason}") from error
+                raise FedpflError(f"{run.path} is not logged, {type(sink).__name__} failed: {reason(error)}") from error
             finally:
                 with contextlib.suppress(Exception):
                     sink.end("failed", {})  # does nothing where it has ended

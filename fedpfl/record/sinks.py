@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, Self, TextIO
 
+from fedpfl.ground.errors import reason
+
 
 @dataclass(frozen=True)
 class RunInfo:
@@ -130,7 +132,7 @@ class Sinks:
         if not isinstance(error, Exception):
             self.end("interrupted", {})
             return
-        known = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+        known = {"error": reason(error, kind=True)}
         self.end("failed", known | {"traceback": "".join(traceback.format_exception(error))})
 
     def _each(self, call: Callable[[Sink], None]) -> None:
@@ -370,5 +372,4 @@ def _torn(path: Path) -> bool:
 
 
 def _dropped(sink: Sink, error: Exception) -> str:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return f"{type(sink).__name__} failed and is left out, the run goes on: {reason}"
+    return f"{type(sink).__name__} failed and is left out, the run goes on: {reason(error)}"
