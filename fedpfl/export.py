@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+<<<<<<< HEAD
 import torch
 
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
+=======
+from fedpfl.ground.errors import FedpflError
+>>>>>>> main
 from fedpfl.record.loggers import mirrors
-from fedpfl.record.sinks import RunInfo
-from fedpfl.runner.library import Trained, load, logger
+from fedpfl.runner.export import log, write
+from fedpfl.runner.library import load, logger
 
 USAGE = """python -m fedpfl.export [--data-dir DIR] DIRECTORY OUT
        python -m fedpfl.export DIRECTORY ... logger=NAME [logger.KEY=VALUE ...]"""
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("give a DIRECTORY and OUT, or one DIRECTORY or more and logger=...")
     try:
         if not words:
-            count = export(load(places[0], "cpu", options.data_dir), places[1])
+            count = write(load(places[0], "cpu", options.data_dir), places[1])
             print(f"wrote {count} models to {places[1]}")
             return 0
         chosen = logger(words)
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2 if failed else 0
 
 
+<<<<<<< HEAD
 def export(run: Trained, out: Path) -> int:
     """Write `client<k>.pt` for every client into a new folder, all or none; returns how many. Raises FedpflError.
 
@@ -145,5 +147,7 @@ def _told(run: Trained) -> RunInfo:
     )
 
 
+=======
+>>>>>>> main
 if __name__ == "__main__":
     raise SystemExit(main())
