@@ -17,13 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-<<<<<<< HEAD
-from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.record.wandb_sink import Options, logged_in
-=======
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.record.wandb_logger import Options, logged_in
->>>>>>> main
 
 MISSING = "the dashboard needs the package wandb-workspaces; pip install -e '.[dashboard]'"
 GROUPINGS = {"method": "JobType", "configuration": "config.identity", "run": None}

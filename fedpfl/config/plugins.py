@@ -94,10 +94,8 @@ def _made(file: Path, kind: type[Callback]) -> Callback:
     try:
         return kind()
     except Exception as error:
-        reason = f"{type(error).__name__}: {_short(error)}"
-        raise FedpflError(
-            f"plugins: {file}{_line(error, file)}: CALLBACKS: {kind.__name__}() raised {reason}"
-        ) from error
+        place, why = f"{file}{_line(error, file)}", reason(error, kind=True)
+        raise FedpflError(f"plugins: {place}: CALLBACKS: {kind.__name__}() raised {why}") from error
 
 
 def _module(file: Path) -> ModuleType:

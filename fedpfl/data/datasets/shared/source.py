@@ -21,11 +21,8 @@ import numpy as np
 
 from fedpfl.data import npz
 from fedpfl.data.datasets.shared.samples import Raw
-<<<<<<< HEAD
 from fedpfl.ground.errors import FedpflError, reason
-=======
 from fedpfl.ground.files import whole
->>>>>>> main
 
 log = logging.getLogger(__name__)
 
