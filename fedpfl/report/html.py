@@ -21,12 +21,13 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from fedpfl.ground.files import whole
 from fedpfl.report.fairness import as_table, compared
 from fedpfl.report.load import STATUSES, Group, Run, chosen, directories, groups, nothing_below, runs, to_stderr
 from fedpfl.report.page.drawing import DOTS, PARTITIONS, Drawing
 from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
 from fedpfl.report.tables import accuracy_table, chosen_on
-from fedpfl.report.text import plain, whole
+from fedpfl.report.text import plain
 
 SETUP = {
     "model": "model.name",

@@ -12,7 +12,7 @@ import numpy as np
 from fedpfl.data import npz
 from fedpfl.data.partition.common import Index, Partition, checked_labels, split
 from fedpfl.ground import memory
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 
 SPLITS = ("train", "test", "validation")
 Owned = list[Index] | dict[str, list[Index]]
@@ -49,17 +49,15 @@ def _read(path: Path) -> Owned:
     try:
         return _npz(path) if path.suffix == ".npz" else _json(path)
     except Exception as error:  # zipfile, numpy and json raise a dozen kinds
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise FedpflError(
-            f"partition.path: {path} cannot be read as a partition ({reason}); see docs/data.md"
-        ) from None
+        why = reason(error, kind=True)
+        raise FedpflError(f"partition.path: {path} cannot be read as a partition ({why}); see docs/data.md") from None
 
 
 def _npz(path: Path) -> dict[str, list[Index]]:
     """Flat indices and offsets of each split, as runs write them."""
     with npz.opened(path) as arrays:
         names = [name for name in SPLITS if name != "validation" or f"{name}_indices" in arrays]
-        owned = {name: _cut(arrays[f"{name}_indices"](), arrays[f"{name}_offsets"]()) for name in names}
+        owned = {name: _cut(arrays[f"{name}_indices"], arrays[f"{name}_offsets"]) for name in names}
     if len({len(parts) for parts in owned.values()}) > 1:
         raise ValueError("its splits have other numbers of clients")
     return owned
