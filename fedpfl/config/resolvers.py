@@ -20,16 +20,17 @@ def lookup(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
     It is taken from `table` (data sets to alphas to values) beside the key, or else from `otherwise`; `title` is what
     errors call the table. Raises FedpflError where neither has a value.
     """
-    table, group = OmegaConf.to_container(_parent_).get("table"), _parent_._get_full_key(None)
+    beside: Any = OmegaConf.to_container(_parent_)
+    table, group = beside.get("table"), _parent_._get_full_key(None)
     if not isinstance(table, dict) or not all(isinstance(row, dict) for row in table.values()):
         raise FedpflError(f"{group}.table must map data sets to alphas to values of {key}, got {table!r}")
     name, alpha = (OmegaConf.select(_root_, where) for where in ("dataset.name", "partition.alpha"))
     row = table.get(name, {})
-    found = row[alpha] if isinstance(alpha, int | float) and alpha in row else _parent_.get("otherwise")
+    found = row[alpha] if isinstance(alpha, int | float) and alpha in row else beside.get("otherwise")
     if found is None:
         known = "; ".join(f"{one} ({', '.join(map(str, alphas))})" for one, alphas in table.items())
         raise FedpflError(
-            f"{_parent_.get('title') or f'{group}.table'} has no {key} for dataset {name} with alpha {alpha}; "
+            f"{beside.get('title') or f'{group}.table'} has no {key} for dataset {name} with alpha {alpha}; "
             f"it has {known}; set {group}.{key}=..."
         )
     return found

@@ -22,7 +22,7 @@ import pandas as pd
 import yaml
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import essence, identity
+from fedpfl.ground.identity import essence, identity, present
 from fedpfl.ground.lock import living, verdict
 from fedpfl.report.filters import choose, since
 from fedpfl.report.names import DATASETS, METHODS
@@ -433,6 +433,7 @@ def begun(path: Path, held: Callable[[Path], bool | None] = living) -> Run:
     for key in ("dataset", "partition", "method"):
         if not isinstance(config.get(key), dict) or "name" not in config[key]:
             raise FedpflError(f"{path}: config.yaml lacks {key}.name")
+    config["method"] = present(config["method"])
     if (status := _told_status(summary)) not in ("finished", "running", "failed", "diverged"):
         raise FedpflError(f"{path}: summary.json holds an unknown status, {clip(repr(status))}")
     try:
