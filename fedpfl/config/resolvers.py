@@ -23,7 +23,7 @@ def lookup(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
     beside: Any = OmegaConf.to_container(_parent_)
     table, group = beside.get("table"), _parent_._get_full_key(None)
     if not isinstance(table, dict) or not all(isinstance(row, dict) for row in table.values()):
-        raise FedpflError(f"{group}.table must map data sets to alphas to values of {key}, got {table!r}")
+        raise FedpflError(f"{group}.table must map data sets to alphas to {key}, got {table!r}")
     name, alpha = (OmegaConf.select(_root_, where) for where in ("dataset.name", "partition.alpha"))
     row = table.get(name, {})
     found = row[alpha] if isinstance(alpha, int | float) and alpha in row else beside.get("otherwise")
