@@ -136,11 +136,11 @@ def test_the_readme_names_methods_that_there_are():
 
 
 def test_the_tutorials_method_works(net, federation):
-    text = (ROOT / "docs" / "methods.md").read_text()
+    text = (ROOT / "docs" / "extend.md").read_text()
     source = next(block for language, block in try_docs.BLOCK.findall(text) if language == "python")
     module = types.ModuleType("tutorial")
     sys.modules["tutorial"] = module  # dataclasses look their module up
-    exec(compile(source, "docs/methods.md", "exec"), module.__dict__)
+    exec(compile(source, "docs/extend.md", "exec"), module.__dict__)
     fedprox = module.FedProx
     assert_same(
         trajectory(fedprox(mu=0.0), net, federation)[-1].server, trajectory(FedAvg(), net, federation)[-1].server
@@ -185,7 +185,7 @@ def test_report_commands_run(command, outputs, monkeypatch, capsys):
 
 
 def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
-    blocks = try_docs.BLOCK.findall((ROOT / "docs" / "data.md").read_text())
+    blocks = try_docs.BLOCK.findall((ROOT / "docs" / "extend.md").read_text())
     source = next(block for language, block in blocks if language == "python" and "def kmnist" in block)
     values = next(yaml.safe_load(block) for language, block in blocks if language == "yaml" and "kmnist" in block)
     (tmp_path / "code").mkdir()

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from fedpfl.ground import files, lock
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.record import checkpoint, rounds
 from fedpfl.record.picture import partition_picture
 
@@ -251,7 +251,7 @@ class RunDirectory:
             # An interrupt (Ctrl-C, a scheduler's signal) stays `running` on disk, which reads as interrupted.
             if isinstance(error, Exception) and self._summary.get("status") == "running":
                 with contextlib.suppress(FedpflError):
-                    self.write_summary(status="failed", error=" ".join(f"{type(error).__name__}: {error}".split()))
+                    self.write_summary(status="failed", error=reason(error, kind=True))
         finally:
             self.close()
 
@@ -371,7 +371,7 @@ def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Absent:
-    """Stand in for run directory and sinks in a process that writes nothing: what it is told it forgets."""
+    """Stand in for a run directory in a process that writes nothing: what it is told it forgets."""
 
     def __init__(self, path: Path, *about: Any):
         self.path = path if path.is_dir() else None  # on another machine; what is mapped then goes where such files go

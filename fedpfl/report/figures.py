@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.files import whole
 from fedpfl.report.compare import labelled
 from fedpfl.report.load import Group, Run, groups
 from fedpfl.report.tables import METRICS, read_reference, reference_for
-from fedpfl.report.text import clip, whole
+from fedpfl.report.text import clip
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,13 +18,13 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from fedpfl.ground.files import whole
 from fedpfl.report.fairness import as_table, compared
 from fedpfl.report.load import STATUSES, Group, Run, chosen, directories, groups, nothing_below, runs, to_stderr
 from fedpfl.report.page.data import page_data
 from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
 from fedpfl.report.tables import accuracy_table, chosen_on
 from fedpfl.report.text import html as escape
-from fedpfl.report.text import whole
 
 SETUP = {
     **{"model": "model.name", "clients": "clients", "participation": "participation"},

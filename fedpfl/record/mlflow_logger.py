@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.mirror import Mirror, flat, require, run_id
-from fedpfl.record.sinks import RunInfo
 
 ID = "fedpfl.run"
 """The tag by which a run directory's MLflow run is found again."""
@@ -24,7 +24,7 @@ MAX_METRICS, MAX_PARAMS, MAX_TEXT = 1000, 100, 5000  # of a request, and charact
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
-class MlflowSink(Mirror):
+class MlflowLogger(Mirror):
     """One MLflow run per run directory; a resumed run continues it."""
 
     def __init__(self, experiment: str = "fedpfl", uri: str | None = None):
@@ -45,7 +45,7 @@ class MlflowSink(Mirror):
         require("mlflow")
         return cls(**options)
 
-    def picture(self, name: str, path: Path) -> None:
+    def _picture(self, name: str, path: Path) -> None:
         """Send an image as an artifact."""
         self._client.log_artifact(self._id, str(path))
 
