@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.identity import essence, identity, present
 from fedpfl.ground.lock import living, verdict
 from fedpfl.report.filters import choose, since
@@ -796,4 +796,4 @@ def _without_copies(found: list[Run], warn: Callable[[str], None]) -> list[Run]:
 
 
 def _one_line(error: Exception) -> str:
-    return clip(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+    return clip(reason(error, kind=True), 200)
