@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import os
 import re
 import shlex
 import signal
