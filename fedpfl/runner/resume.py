@@ -80,8 +80,8 @@ def begin(run: Run, past: dict[str, Any], path: Path | None) -> engine.State:
 class Progress:
     """Keep how far a run is, and save it.
 
-    best, last: of the evaluated rows. seconds: before this process. known, used: what answered rounds
-    before this process, and in it.
+    best, last: of the evaluated rows. seconds: before this process. known, used: what answered rounds before this
+    process, and in it.
     """
 
     run: Run
@@ -115,8 +115,8 @@ class Progress:
         """Take a round in, and what answered it."""
         self.state = round.state
         if round.judged:
-            self.last = round.row
-            self.best = round.row if round.row["accuracy"] > self.best.get("accuracy", -1) else self.best
+            self.last = dict(round.row)  # callbacks may change theirs
+            self.best = self.last if self.last["accuracy"] > self.best.get("accuracy", -1) else self.best
         if used != self.used:
             self.used = used
             self.directory.write_summary(engine=used)

@@ -128,6 +128,7 @@ class Heard(fedpfl.Callback):
 
     def on_round(self, round):
         self._call("round", round.row["round"], sorted(round.clients), len(round.personal(0)))
+        round.row.clear()  # it is the callback's
 
     def on_note(self, text):
         self.notes.append(text)
@@ -139,8 +140,8 @@ class Heard(fedpfl.Callback):
 def test_callbacks_hear_of_a_run(whole, tmp_path):
     run, heard = tmp_path / "run", Heard()
     for round in fedpfl.rounds(*WORDS, directory=run, callbacks=[heard]):
-        assert heard.calls[-1][:2] == ("round", round.row["round"])  # they hear first
-        if round.row["round"] == 2:
+        assert heard.calls[-1][:2] == ("round", round.state.round)  # they hear first
+        if round.state.round == 2:
             break
     fedpfl.run(*WORDS, directory=run, progress=False, callbacks=[heard])
     entries = len(fedpfl.load(run).personal(0))
