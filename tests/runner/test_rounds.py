@@ -128,7 +128,6 @@ class Heard(fedpfl.Callback):
 
     def on_round(self, round):
         self._call("round", round.row["round"], sorted(round.clients), len(round.personal(0)))
-        round.row.clear()  # it is the callback's
 
     def on_note(self, text):
         self.notes.append(text)
@@ -137,13 +136,20 @@ class Heard(fedpfl.Callback):
         self._call("end", status, summary.get("rounds_played"))
 
 
-def test_callbacks_hear_of_a_run(whole, tmp_path):
+class Spoils(fedpfl.Callback):
+    """Changes what it is given."""
+
+    def on_round(self, round):
+        round.row.clear()
+
+
+def test_callbacks_hear_of_a_run_and_decide_nothing(whole, tmp_path):
     run, heard = tmp_path / "run", Heard()
-    for round in fedpfl.rounds(*WORDS, directory=run, callbacks=[heard]):
+    for round in fedpfl.rounds(*WORDS, directory=run, callbacks=[heard, Spoils()]):
         assert heard.calls[-1][:2] == ("round", round.state.round)  # they hear first
         if round.state.round == 2:
             break
-    fedpfl.run(*WORDS, directory=run, progress=False, callbacks=[heard])
+    fedpfl.run(*WORDS, directory=run, progress=False, callbacks=[heard, Spoils()])
     entries = len(fedpfl.load(run).personal(0))
     assert heard.calls == [
         ("begin", run, "fedobp", 4, 0),
