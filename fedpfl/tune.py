@@ -25,6 +25,7 @@ from fedpfl.config import overrides, plugins
 from fedpfl.config import plan as config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report import load
+from fedpfl.report.names import METHODS
 from fedpfl.report.table import Cell, Column, Table, over_seeds, render, screen
 from fedpfl.report.tables import chosen_round
 from fedpfl.runner import trials
@@ -193,7 +194,7 @@ def _row(record: dict[str, Any]) -> list[Cell]:
     named = {
         **{column.heading: Cell(record.get(column.heading)) for column in COLUMNS},
         **{heading: Cell(record[name], record[f"{name}_std"]) for name, heading in JUDGED.items()},
-        "method": Cell(load.METHODS.get(record["method"], record["method"])),
+        "method": Cell(METHODS.get(record["method"], record["method"])),
     }
     return [named[column.heading] for column in COLUMNS]
 

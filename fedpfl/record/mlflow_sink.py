@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record.mirror import Mirror, flat, require, run_id
+from fedpfl.record.mirror import Mirror, require, run_id
 from fedpfl.record.sinks import RunInfo
 
 ID = "fedpfl.run"

@@ -133,7 +133,7 @@ class RunDirectory:
             if name in texts:
                 self._write(name, texts[name].encode())
         if texts.get("rounds.csv"):
-            self._columns = tuple(rounds.cells(texts["rounds.csv"].partition("\n")[0] + "\n")[0])
+            self._columns = tuple(rounds.columns(texts["rounds.csv"].partition("\n")[0] + "\n"))
         self._compare(payload.pop("codes", []))
         return payload
 

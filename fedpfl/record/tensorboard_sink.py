@@ -9,8 +9,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record.mirror import Mirror, flat, require
+from fedpfl.record.mirror import Mirror, require
 from fedpfl.record.sinks import RunInfo
 
 FOLDER = "tensorboard"

@@ -11,7 +11,8 @@ import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.fairness import BASELINES, Fair, harm
-from fedpfl.report.load import Group, Run
+from fedpfl.report.grouping import Group
+from fedpfl.report.run import Run
 
 POINTS = 200  # of a curve, at most
 DOTS = 200  # clients of a method that are drawn one by one
