@@ -1,9 +1,10 @@
 """FedPer: shared body, personal top layers."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.shared.by_name import ByName, top
 from fedpfl.methods.shared.method import flag
 from fedpfl.models import Parts
@@ -19,15 +20,11 @@ class FedPer(ByName):
     statistics: BatchNorm's running ones: `aggregate` at the server, or `local`: they never leave a client.
     """
 
-    layers: int = 1
+    layers: Annotated[int, AtLeast(0)] = 1
     head_init: Literal["initial", "server_average"] = "initial"
     statistics: Literal["aggregate", "local"] = "aggregate"
 
     _key: ClassVar[str] = "head"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.layers >= 0, "layers", "0 or more")
 
     def buffers(self):
         """Average BatchNorm statistics, or leave them where they are."""

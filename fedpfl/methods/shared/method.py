@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError, near
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Batch, Shard
@@ -59,7 +59,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Checked):
     """Answer what the engine asks in a round: fields are hyperparameters, hooks are pure functions of ONE client.
 
     Trees: `server` is what the server knows; `client` is a client's state, wherever it is stored (always a dict, of
@@ -77,12 +77,6 @@ class Method:
         """Tell whether hooks look at `Shard.held_out`: a run that holds no samples out is then refused."""
         return False
 
-    def __post_init__(self) -> None:
-        """Check what annotations say of the values."""
-        for field, allowed in _choices(type(self)).items():  # type: ignore[arg-type]
-            *others, last = map(str, allowed)
-            self.check(getattr(self, field) in allowed, field, f"{', '.join(others)} or {last}")
-
     def __init_subclass__(cls) -> None:
         """Raise FedpflError for a public function that is no hook: it would never be called."""
         for name, value in vars(cls).items():
@@ -91,11 +85,6 @@ class Method:
                 raise FedpflError(
                     f"{cls.__name__}.{name} is no hook of a method{near(name, hooks())}; what is not begins with _"
                 )
-
-    def check(self, rule: bool, field: str, allowed: str) -> None:
-        """Raise ValueError about a hyperparameter unless `rule` holds."""
-        if not rule:
-            raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}")
 
     # ---- before round 1
 
@@ -215,14 +204,9 @@ class Method:
 
 def hooks() -> list[str]:
     """Return the names of all hooks."""
-    return [name for name, hook in vars(Method).items() if callable(hook) and name[0] != "_" and name != "check"]
+    return [name for name, hook in vars(Method).items() if callable(hook) and name[0] != "_"]
 
 
 def flag(like: Tree) -> Tensor:
     """Return a False of its own for a client's state, on the device of `like`."""
     return torch.zeros((), dtype=torch.bool, device=tree.leaves(like)[0].device)
-
-
-@cache
-def _choices(method: Any) -> dict[str, tuple[Any, ...]]:
-    return {name: get_args(hint) for name, hint in get_type_hints(method).items() if get_origin(hint) is Literal}
