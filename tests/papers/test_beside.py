@@ -13,7 +13,10 @@ from fedpfl.report import groups, runs
 from fedpfl.report.load import read
 from fedpfl.report.table import Table, render
 from fedpfl.report.tables import accuracy_table
-from tests.report.test_report import root, row_of, silent, write_run  # noqa: F401
+from tests.report import test_report
+from tests.report.test_report import row_of, silent, write_run
+
+root = test_report.root
 
 
 def table_of(folder: Path) -> Table:

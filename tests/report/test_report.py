@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers.published import of_run
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import read
