@@ -1,4 +1,4 @@
-"""The Hydra sweeper `optuna`: a search for the values with the best validation accuracy; see fedpfl/trials.py."""
+"""The Hydra sweeper `optuna`: a search for the best validation accuracy; see fedpfl/runner/trials.py."""
 
 import sys
 from dataclasses import dataclass
@@ -132,7 +132,7 @@ class Search(Sweeper):
 
 
 def _diverged(job: JobReturn) -> bool:
-    from fedpfl.train import Diverged
+    from fedpfl.runner.faults import Diverged
 
     return job.status == JobStatus.FAILED and isinstance(job._return_value, Diverged)
 

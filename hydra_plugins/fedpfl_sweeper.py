@@ -117,7 +117,7 @@ class Counted:
         played = rows.is_file() and rows.stat().st_mtime >= began  # else it was finished before, or failed at once
         now = time.time()
         _add(events, f"{job} {began} {now - began if played else 0}")
-        from fedpfl.record.sinks import progress
+        from fedpfl.record.console import progress
 
         print(f"sweep: {progress(events.read_text(), self._jobs, now)}", file=sys.stderr, flush=True)
 

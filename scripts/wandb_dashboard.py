@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record.wandb_sink import Options, logged_in
+from fedpfl.record.wandb_logger import Options, logged_in
 
 MISSING = "the dashboard needs the package wandb-workspaces; pip install -e '.[dashboard]'"
 GROUPINGS = {"method": "JobType", "configuration": "config.identity", "run": None}

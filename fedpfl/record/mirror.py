@@ -1,4 +1,4 @@
-"""What the sinks of tracking services share. Never needed: tables and figures read the run directory.
+"""What the loggers of tracking services share. Never needed: tables and figures read the run directory.
 
 All get the same values under the same names. A killed process takes along what a service had not yet written or
 uploaded, so a resumed run does not trust it: the rounds that it lacks are read back from rounds.csv and sent.
@@ -15,11 +15,11 @@ from typing import Any
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import rounds
+from fedpfl.record.callbacks import Callback, RunInfo
 from fedpfl.record.overview import Overview
-from fedpfl.record.sinks import RunInfo
 
 
-class Mirror(ABC):
+class Mirror(Callback, ABC):
     """One record of a service per run directory; a resumed run continues it."""
 
     def __init__(self) -> None:
@@ -28,16 +28,21 @@ class Mirror(ABC):
         self._sent: set[str] = set()
         self._overview = Overview()
 
-    def begin(self, run: RunInfo) -> None:
-        """Start or continue the record, and send the rounds before this process that it lacks."""
+    def on_begin(self, run: RunInfo) -> None:
+        """Start or continue the record, and send the partition and the rounds before this process that it lacks."""
         self._overview = Overview(run.facts.get("cohort"))
         self._facts = {**_plain(run.facts), **_marks(run)}
         self._next = self._start(run, {**self._facts, "status": "running"})
         for row in _past(run):
-            self.row(row)
+            self._row(row)
+        if (picture := run.path / "partition.png").exists():
+            self._picture("partition", picture)
 
-    def row(self, row: Mapping[str, Any]) -> None:
+    def on_round(self, round: Any) -> None:
         """Send one round's values and the traffic up to it."""
+        self._row(round.row)
+
+    def _row(self, row: Mapping[str, Any]) -> None:
         self._overview.add(row)
         if row["round"] < self._next:
             return
@@ -47,17 +52,14 @@ class Mirror(ABC):
             values["traffic_gb"] = self._overview.traffic_gb
         self._send(row, values)
 
-    def note(self, text: str) -> None:  # noqa: B027
-        """Nothing: run.log has it."""
-
-    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+    def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
         """Send the summary and the runs table's fields, but for columns of rounds.csv, and end the record, once."""
         known = self._facts | _plain(summary)
         own = {key: value for key, value in known.items() if key not in self._sent}
         self._finish(status, {**own, **self._overview.fields(), "status": status})
 
     @abstractmethod
-    def picture(self, name: str, path: Path) -> None:
+    def _picture(self, name: str, path: Path) -> None:
         """Send an image file."""
 
     @abstractmethod

@@ -28,11 +28,10 @@ def scalar(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
-def columns(text: str, only: Collection[str] | None = None) -> dict[str, list[float | None]]:
-    """Read the numbers of each column, None where a cell is empty; the line that a run was caught writing is left out.
+def cells(text: str) -> tuple[list[str], list[list[str]]]:
+    """Return the columns' names and each row's cells; the line that a run was caught writing is left out.
 
-    only: the columns to look at, as far as they are there. A whole number is an int. Raises ValueError, without the
-    file's name, for what is no number, and where a row has more or fewer cells than there are columns.
+    Raises ValueError, without the file's name, where a row has more or fewer cells than there are columns.
     """
     whole = text[: text.rfind("\n") + 1]
     try:
@@ -46,6 +45,15 @@ def columns(text: str, only: Collection[str] | None = None) -> dict[str, list[fl
     for at, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise ValueError(f"row {at} has {len(row)} cells, and there are {len(header)} columns")
+    return header, rows
+
+
+def columns(text: str, only: Collection[str] | None = None) -> dict[str, list[float | None]]:
+    """Read the numbers of each column: a whole one is an int, an empty cell None.
+
+    only: the columns to look at, as far as they are there. Raises ValueError, as `cells`, and for what is no number.
+    """
+    header, rows = cells(text)
     return {
         name: [_number(row[at], name) for row in rows] for at, name in enumerate(header) if only is None or name in only
     }

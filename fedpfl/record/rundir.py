@@ -133,7 +133,7 @@ class RunDirectory:
             if name in texts:
                 self._write(name, texts[name].encode())
         if texts.get("rounds.csv"):
-            self._columns = tuple(rounds.columns(texts["rounds.csv"].partition("\n")[0] + "\n"))
+            self._columns = tuple(rounds.cells(texts["rounds.csv"].partition("\n")[0] + "\n")[0])
         self._compare(payload.pop("codes", []))
         return payload
 
@@ -371,7 +371,7 @@ def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Absent:
-    """Stand in for run directory and sinks in a process that writes nothing: what it is told it forgets."""
+    """Stand in for a run directory in a process that writes nothing: what it is told it forgets."""
 
     def __init__(self, path: Path, *about: Any):
         self.path = path if path.is_dir() else None  # on another machine; what is mapped then goes where such files go

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.files import whole
 from fedpfl.record.columns import METRICS
 from fedpfl.report.compare import labelled
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.run import Run
 from fedpfl.report.tables import read_reference, reference_for
-from fedpfl.report.text import clip, whole
+from fedpfl.report.text import clip
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from fedpfl.ground.files import whole
 from fedpfl.report.fairness import as_table, compared
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.load import chosen, directories, nothing_below, runs, to_stderr
@@ -26,7 +27,6 @@ from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
 from fedpfl.report.tables import accuracy_table, chosen_on
 from fedpfl.report.text import html as escape
-from fedpfl.report.text import whole
 
 SETUP = {
     **{"model": "model.name", "clients": "clients", "participation": "participation"},

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.errors import printable
@@ -73,17 +71,6 @@ def latex(text: Any) -> str:
 def html(text: Any) -> str:
     """Return text as it is to be read in HTML."""
     return escape(plain(text))
-
-
-@contextlib.contextmanager
-def whole(target: Path) -> Iterator[Path]:
-    """Write a file whole or not at all: yields a name beside it, which takes its place at the end."""
-    temporary = target.with_name(f".{os.getpid()}-{target.name}")
-    try:
-        yield temporary
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def csv_cell(value: Any) -> Any:

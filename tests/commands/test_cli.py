@@ -17,15 +17,16 @@ import pytest
 import torch
 import yaml
 
-from fedpfl import train
 from fedpfl.config import overrides
 from fedpfl.config import plan as config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, FedAvg, Method
 from fedpfl.models import MODELS, Parts
-from fedpfl.record import rundir, sinks
+from fedpfl.record import console, rundir
+from fedpfl.record.columns import columns
 from fedpfl.report import __main__ as report
+from fedpfl.runner import loop
 from tests.command import FILES, TINY, call, snapshot, start, state, summary, table, wait
 from tests.conftest import sampled
 
@@ -410,7 +411,7 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
 
     with (folder / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0])[: 1 + len(train.columns())] == ["round", *train.columns()]
+    assert list(rows[0])[: 1 + len(columns())] == ["round", *columns()]
     assert [row["round"] for row in rows] == ["1", "2"]
     judged = ("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "cohort_before", "cohort_after")
     assert all(0 <= float(row[name]) <= 100 for row in rows for name in judged)
@@ -596,7 +597,7 @@ def test_a_hook_with_other_arguments_is_one_line(tmp_path: Path, monkeypatch: py
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "_row", lambda *args: 1 / 0)
+    monkeypatch.setattr(loop, "_trained", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         call(*TINY, cwd=tmp_path)
 
@@ -655,7 +656,7 @@ def reported(folder: Path, root: str) -> str:
     ],
 )
 def test_how_far_a_sweep_is(events: str, now: float, told: str) -> None:
-    assert sinks.progress(f"{events}\n", 4, now) == told
+    assert console.progress(f"{events}\n", 4, now) == told
 
 
 def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> None:

@@ -527,7 +527,7 @@ def test_heads_quote_the_published_numbers(experiment: str) -> None:
 
 def test_quoted_numbers_are_among_those_the_report_shows() -> None:
     """Of the papers that its table has."""
-    with open(ROOT / "fedpfl/report/published.csv", encoding="utf-8", newline="") as file:
+    with open(ROOT / "fedpfl/papers/published.csv", encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     known: dict[str, set[float]] = {}
     for row in found:

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.mirror import Mirror, require, run_id
-from fedpfl.record.sinks import RunInfo
 
 ID = "fedpfl.run"
 """The tag by which a run directory's MLflow run is found again."""
@@ -25,7 +25,7 @@ MAX_METRICS, MAX_PARAMS, MAX_TEXT = 1000, 100, 5000  # of a request, and charact
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
-class MlflowSink(Mirror):
+class MlflowLogger(Mirror):
     """One MLflow run per run directory; a resumed run continues it."""
 
     def __init__(self, experiment: str = "fedpfl", uri: str | None = None):
@@ -46,7 +46,7 @@ class MlflowSink(Mirror):
         require("mlflow")
         return cls(**options)
 
-    def picture(self, name: str, path: Path) -> None:
+    def _picture(self, name: str, path: Path) -> None:
         """Send an image as an artifact."""
         self._client.log_artifact(self._id, str(path))
 

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.columns import METRICS, PERSONAL
 from fedpfl.record.mirror import Mirror, run_id
-from fedpfl.record.sinks import RunInfo
 
 MODES = ("auto", "online", "offline", "disabled")
 MAX_BINS = 512  # W&B's limit for a histogram
@@ -71,7 +71,7 @@ class Options:
         return options
 
 
-class WandbSink(Mirror):
+class WandbLogger(Mirror):
     """One W&B run per run directory; a resumed run continues it.
 
     say: told where the run can be seen or how to upload it.
@@ -84,7 +84,7 @@ class WandbSink(Mirror):
         self._run: Any = None
         self._defined: set[str] = set()
 
-    def picture(self, name: str, path: Path) -> None:
+    def _picture(self, name: str, path: Path) -> None:
         """Send an image, unless the run that is continued online has sent it."""
         if self._run is None or self._next:
             return

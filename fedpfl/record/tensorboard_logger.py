@@ -11,15 +11,15 @@ import numpy as np
 
 from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.mirror import Mirror, require
-from fedpfl.record.sinks import RunInfo
 
 FOLDER = "tensorboard"
 EVENTS = "events.out.tfevents."
 FLUSH = 10  # seconds that a round may wait in memory
 
 
-class TensorboardSink(Mirror):
+class TensorboardLogger(Mirror):
     """Event files below `tensorboard/`; those of an earlier process are replaced."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class TensorboardSink(Mirror):
         require("tensorboard")
         return cls()
 
-    def picture(self, name: str, path: Path) -> None:
+    def _picture(self, name: str, path: Path) -> None:
         """Add an image."""
         from PIL import Image
 
