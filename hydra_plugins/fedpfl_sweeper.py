@@ -19,7 +19,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from fedpfl.config import tidy
-from fedpfl.ground.errors import printable
+from fedpfl.ground.errors import printable, reason
 
 
 @dataclass
@@ -146,9 +146,8 @@ def tell(returns: Sequence[JobReturn]) -> None:
     whole = f"{len(failed)} of {len(returns)} jobs failed"
     print(f"fedpfl: {whole}; the same command skips what is finished and tries these again", file=sys.stderr)
     for job in failed:
-        error = job._return_value
-        reason = " ".join(str(error).split()) or type(error).__name__
-        print(printable(f"  {' '.join(job.overrides or ())}: {reason} ({_log(job)})"), file=sys.stderr)
+        why = reason(job._return_value)  # type: ignore[arg-type]
+        print(printable(f"  {' '.join(job.overrides or ())}: {why} ({_log(job)})"), file=sys.stderr)
 
 
 def _log(job: JobReturn) -> str:

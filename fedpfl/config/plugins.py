@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hydra.core.config_store import ConfigStore
 
 from fedpfl.data import datasets, partition
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS
 from fedpfl.record.callbacks import Callback
@@ -94,10 +94,8 @@ def _made(file: Path, kind: type[Callback]) -> Callback:
     try:
         return kind()
     except Exception as error:
-        reason = f"{type(error).__name__}: {_short(error)}"
-        raise FedpflError(
-            f"plugins: {file}{_line(error, file)}: CALLBACKS: {kind.__name__}() raised {reason}"
-        ) from error
+        place, why = f"{file}{_line(error, file)}", reason(error, kind=True)
+        raise FedpflError(f"plugins: {place}: CALLBACKS: {kind.__name__}() raised {why}") from error
 
 
 def _module(file: Path) -> ModuleType:
@@ -120,8 +118,11 @@ def _imported(file: Path, name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        kind = "" if isinstance(error, FedpflError) else f"{type(error).__name__}: "
-        raise FedpflError(f"plugins: {file}{_line(error, file)}: {kind}{_short(error)}") from error
+        if isinstance(error, SyntaxError):
+            said = f"SyntaxError: {error.msg}"
+        else:
+            said = reason(error, kind=not isinstance(error, FedpflError))
+        raise FedpflError(f"plugins: {file}{_line(error, file)}: {said}") from error
     return module
 
 
@@ -135,10 +136,6 @@ def _line(error: BaseException, file: Path) -> str:
             lines.append(trace.tb_lineno)
         trace = trace.tb_next
     return f":{lines[-1]}" if lines else ""
-
-
-def _short(error: BaseException) -> str:
-    return error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
 
 
 def _check(file: Path, kind: Kind, name: Any, value: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 
 # Reading
 
@@ -113,18 +113,13 @@ def remove(folder: Path, *names: str) -> None:
 
 def refused(path: Path, error: OSError) -> FedpflError:
     """Return why a file cannot be written."""
-    reason = error.strerror or type(error).__name__
-    return FedpflError(
-        f"cannot write {path}: {reason}; make room or set its permissions, or choose another with hydra.run.dir=..."
-    )
+    mend = "make room or set its permissions, or choose another with hydra.run.dir=..."
+    return FedpflError(f"cannot write {path}: {reason(error)}; {mend}")
 
 
 def unreadable(path: Path, error: Exception) -> FedpflError:
     """Return why a file that may be whole cannot be read."""
-    reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-    return FedpflError(
-        f"cannot read {path}: {reason or type(error).__name__}; once that is mended, give the same command again"
-    )
+    return FedpflError(f"cannot read {path}: {reason(error)}; once that is mended, give the same command again")
 
 
 def damaged(path: Path, how: str = "is damaged") -> FedpflError:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from fedpfl.ground.errors import reason
+
 
 @dataclass(frozen=True)
 class RunInfo:
@@ -118,7 +120,7 @@ class Callbacks(Callback):
         if not isinstance(error, Exception):
             self.on_end("interrupted", {})
             return
-        known = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+        known = {"error": reason(error, kind=True)}
         self.on_end("failed", known | {"traceback": "".join(traceback.format_exception(error))})
 
     def _each(self, call: Callable[[Callback], None]) -> None:
@@ -134,6 +136,4 @@ class Callbacks(Callback):
 
 
 def _left_out(one: Callback, error: Exception) -> str:
-    reason = " ".join(str(error).split())
-    kind = "" if reason else type(error).__name__
-    return f"{type(one).__name__} failed and is left out, the run goes on: {kind}{reason}"
+    return f"{type(one).__name__} failed and is left out, the run goes on: {reason(error)}"

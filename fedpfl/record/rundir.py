@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from fedpfl.ground import files, lock
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.record import checkpoint, rounds
 from fedpfl.record.picture import partition_picture
 
@@ -251,7 +251,7 @@ class RunDirectory:
             # An interrupt (Ctrl-C, a scheduler's signal) stays `running` on disk, which reads as interrupted.
             if isinstance(error, Exception) and self._summary.get("status") == "running":
                 with contextlib.suppress(FedpflError):
-                    self.write_summary(status="failed", error=" ".join(f"{type(error).__name__}: {error}".split()))
+                    self.write_summary(status="failed", error=reason(error, kind=True))
         finally:
             self.close()
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.record import rounds
 from fedpfl.report.text import clip
 
@@ -73,4 +73,4 @@ def _mapping(found: Any) -> dict[str, Any]:
 
 def one_line(error: Exception) -> str:
     """Return kind and message of an error."""
-    return clip(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+    return clip(reason(error, kind=True), 200)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedpfl.ground import files, lock
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.identity import identity
 from fedpfl.record.loggers import mirrors
 from fedpfl.runner.header import info
@@ -32,8 +32,7 @@ def write(run: Trained, out: Path) -> int:
                 torch.save(run.personal(client), models / f"client{client}.pt")
             models.rename(out)  # refused where something is
     except (OSError, RuntimeError) as error:  # torch hides a full disk behind the second
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise FedpflError(f"cannot write {out}: {reason}; choose a new folder where there is room") from None
+        raise FedpflError(f"cannot write {out}: {reason(error)}; choose a new folder where there is room") from None
     return len(run)
 
 
@@ -62,8 +61,8 @@ def log(run: Trained, logger: Mapping[str, Any]) -> int:
                 mirror.on_begin(told)
                 mirror.on_end("interrupted" if run.status == "running" else run.status, summary)
             except Exception as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                raise FedpflError(f"{run.path} is not logged, {type(mirror).__name__} failed: {reason}") from error
+                told_by = type(mirror).__name__
+                raise FedpflError(f"{run.path} is not logged, {told_by} failed: {reason(error)}") from error
             finally:
                 with contextlib.suppress(Exception):
                     mirror.on_end("failed", {})  # does nothing where it has ended

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import engine
 from fedpfl.engine import ranks
-from fedpfl.ground.errors import Broken, FedpflError
+from fedpfl.ground.errors import Broken, FedpflError, reason
 from fedpfl.methods import METHODS, Method
 
 NO_ROOM = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
@@ -52,23 +52,23 @@ def mended(cfg: DictConfig, path: Path, whole: bool = False) -> Iterator[None]:
 
 
 def _no_room(error: Exception) -> FedpflError | None:
-    reason = " ".join(str(error).split())
-    if not isinstance(error, MemoryError) and not any(sign in reason for sign in NO_ROOM):
+    said = reason(error)
+    if not isinstance(error, MemoryError) and not any(sign in said for sign in NO_ROOM):
         return None
-    reason = reason.rpartition("DefaultCPUAllocator: ")[2] or type(error).__name__
-    return FedpflError(f"not enough memory ({reason}); make the model, its cohort or local.batch_size smaller")
+    said = said.rpartition("DefaultCPUAllocator: ")[2]
+    return FedpflError(f"not enough memory ({said}); make the model, its cohort or local.batch_size smaller")
 
 
 def _in_method(error: Exception, cfg: DictConfig, log: Path, started: float) -> FedpflError | None:
     """Say what the method's own code did; None for a bug of the program."""
-    reason, name = " ".join(str(error).split()), OmegaConf.select(cfg, "method.name")
+    said, name = reason(error), OmegaConf.select(cfg, "method.name")
     method = METHODS.get(name)
     kinds = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method] if method else []
     files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
     calls = [(hook, file, line) for file, hook, line in ranks.frames(error) if file in files]
-    if not calls and isinstance(error, TypeError) and any(f"{kind.__qualname__}." in reason for kind in kinds):
+    if not calls and isinstance(error, TypeError) and any(f"{kind.__qualname__}." in said for kind in kinds):
         contract = "fedpfl/methods/shared/method.py"
-        return Broken(f"method={name}: {reason}; {contract} says what arguments its hooks have")
+        return Broken(f"method={name}: {said}; {contract} says what arguments its hooks have")
     if not calls:
         return None
     (hook, *_), (_, file, line) = calls[0], calls[-1]
@@ -76,6 +76,6 @@ def _in_method(error: Exception, cfg: DictConfig, log: Path, started: float) -> 
         return Broken(f"method={name}: {hook} {instead} ({file}:{line})")
     written = log.is_file() and log.stat().st_mtime >= started
     return Broken(
-        f"method={name}: {hook} raised {type(error).__name__}: {reason} ({file}:{line}); "
+        f"method={name}: {hook} raised {reason(error, kind=True)} ({file}:{line}); "
         f"{f'its traceback is in {log}' if written else 'HYDRA_FULL_ERROR=1 shows its traceback'}"
     )

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedpfl.data import npz
 from fedpfl.data.datasets.shared.samples import Raw
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.files import whole
 
 log = logging.getLogger(__name__)
@@ -240,7 +240,5 @@ def shown(text: str) -> str:
 
 def line(error: BaseException) -> str:
     """An error's message as one line, with the error's name where it says little alone."""
-    text = shown(str(error))
-    if text and not isinstance(error, LookupError | TypeError | AttributeError | NameError | ArithmeticError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    terse = LookupError | TypeError | AttributeError | NameError | ArithmeticError
+    return shown(reason(error, kind=isinstance(error, terse)))
