@@ -1,4 +1,4 @@
-"""A method, a model, a data set, a partition and a callback of one's own: docs/own.md."""
+"""A method, a model, a data set, a partition and a callback of one's own: docs/extend.md."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -29,7 +29,7 @@ def main(words: list[str] | None = None) -> int:
         description="Try your own methods on a tiny federation, on both backends, for what every method must keep to. "
         "A line for each: ok, or what is wrong, by how much, and what to do.",
     )
-    parser.add_argument("file", help="a Python file with a dictionary METHODS (docs/own.md)")
+    parser.add_argument("file", help="a Python file with a dictionary METHODS (docs/extend.md)")
     parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help="hyperparameters in place of the defaults")
     parser.add_argument("--quick", action="store_true", help="try each promise on one of the backends")
     chosen, threads = parser.parse_intermixed_args(words), torch.get_num_threads()

@@ -113,7 +113,7 @@ class MlflowLogger(Mirror):
 
 
 def _experiment(client: Any, name: str) -> str:
-    """The experiment's id; it is made where there is none, perhaps by another process at the same moment."""
+    """Return the experiment's id; it is made where there is none, perhaps by another process at the same moment."""
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
@@ -126,5 +126,5 @@ def _experiment(client: Any, name: str) -> str:
 
 
 def _name(key: str) -> str:
-    """A name of the characters that MLflow allows."""
+    """Return a name of the characters that MLflow allows."""
     return re.sub(r"[^\w\-. /]", "_", key)
