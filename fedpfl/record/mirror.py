@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +79,6 @@ def run_id(run: RunInfo) -> str:
     """Return one id per identity, seed and run directory: a baseline of two experiments keeps a record in each."""
     text = "\n".join((run.identity, str(run.seed), str(run.path.resolve())))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the configuration's values under dotted keys."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def require(package: str) -> None:

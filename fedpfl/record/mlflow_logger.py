@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.mirror import Mirror, flat, require, run_id
+from fedpfl.record.mirror import Mirror, require, run_id
 
 ID = "fedpfl.run"
 """The tag by which a run directory's MLflow run is found again."""

@@ -15,6 +15,7 @@ from fedpfl.config import overrides
 from fedpfl.config import plan as config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report import load
+from fedpfl.report.names import METHODS
 from fedpfl.report.table import Cell, Column, Table, over_seeds
 from fedpfl.report.tables import chosen_round
 from fedpfl.runner import trials
@@ -153,7 +154,7 @@ def _row(record: dict[str, Any]) -> list[Cell]:
     named = {
         **{column.heading: Cell(record.get(column.heading)) for column in COLUMNS},
         **{heading: Cell(record[name], record[f"{name}_std"]) for name, heading in JUDGED.items()},
-        "method": Cell(load.METHODS.get(record["method"], record["method"])),
+        "method": Cell(METHODS.get(record["method"], record["method"])),
     }
     return [named[column.heading] for column in COLUMNS]
 

@@ -12,7 +12,8 @@ import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import METRICS
-from fedpfl.report.load import Group, Run
+from fedpfl.report.grouping import Group
+from fedpfl.report.run import Run
 
 POINTS = 200  # of a curve, at most
 CURVES = sorted((metric for metric in METRICS.values() if metric.best), key=lambda metric: not metric.evaluated)
