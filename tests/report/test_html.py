@@ -315,6 +315,7 @@ def test_masks(root: Path) -> None:
     line, heat = page.figure("masks", "FedOBP", "share of the mask")["data"]
     assert (line["x"], line["y"]) == ([1, 2, 3, 4], [0, 11.5, 20, 36])
     assert heat["y"] == ["conv1.weight", "fc.bias"]
+    assert "meta" not in line, "the legend of the curves must not hide it"
     assert heat["customdata"] == [[0, 10, 20, 35], [0, 1.5, 0, 1]]
     assert heat["z"] == [[None, 87, 100, 97.2], [None, 13, 0, 2.78]]
     assert page.figure("masks", "FedOBP", "entries")["data"][1]["z"][0] == [None, 1, 1.3, 1.54]
@@ -373,14 +374,18 @@ def test_nothing_from_files_becomes_markup(tmp_path: Path) -> None:
     )
     text = json.loads((run / "summary.json").read_text())
     environment = dict.fromkeys(("fedpfl", "torch", "cpu", "commit", "cores"), EVIL)
-    (run / "summary.json").write_text(json.dumps(text | {"status": EVIL, "error": EVIL, "environment": environment}))
+    (run / "summary.json").write_text(
+        json.dumps(text | {"status": "failed", "error": EVIL, "environment": environment})
+    )
     frame = pd.read_csv(run / "rounds.csv").assign(**{f"personal/{EVIL}": 1.0})
     frame.to_csv(run / "rounds.csv", index=False)
     broken = base / "x<b>&'\"" / "m" / "k<i>" / "seed0"
     broken.mkdir(parents=True)
     (broken / "config.yaml").write_text("a: b\n")
     write_run(base / "other")
-    for path in write([base], base / "report", warn=lambda _: None):
+    written = write([base], base / "report", warn=lambda _: None)
+    assert sorted(path.name[:1] for path in written) == ["i", "o", "x"]
+    for path in written:
         page = Page(path)
         names = [tag for tag, _ in page.elements]
         assert names.count("script") == (1 if path.name == "index.html" else 3)
@@ -556,6 +561,7 @@ async function press(times) {
   told.hidden = await press(1);
   told.again = await press(1);
   told.alone = await press(2);
+  told.together = await press(2);
   const head = every("#accuracy thead button").find((one) => one.textContent === "mean");
   const column = () => [...head.closest("table").tBodies[0].rows].map((row) => row.cells[1].textContent).join(" ");
   head.click(); told.down = column();
@@ -642,6 +648,7 @@ def test_every_control_works(shown: tuple[Path, Path]) -> None:
         "hidden": "3 2",  # a click on FedPer hides it in all charts
         "again": "4 3",
         "alone": "1 1",
+        "together": "4 3",
         "down": "99.00 95.00(1.41) 87.00",
         "up": "87.00 95.00(1.41) 99.00",
         "sort": "ascending",
