@@ -18,7 +18,7 @@ from fedpfl import train
 from fedpfl.config import overrides, plugins
 from fedpfl.config import plan as config
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report.table import render, screen
+from fedpfl.report.render import render, screen
 from fedpfl.runner.tuning import Order, tune
 
 OWN = {"trials": 20, "seeds": 5}
@@ -57,7 +57,7 @@ def play(options: Sequence[str], words: Sequence[str], bears: int = 0) -> None:
 
 
 def main() -> None:
-    """Entry point: faults of the user's making are one line and a non-zero exit."""
+    """Run the command: faults of the user's making are one line and a non-zero exit."""
     words = sys.argv[1:]
     if {"-h", "--help"} & {*words} or not words:
         print(__doc__)

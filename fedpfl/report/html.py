@@ -23,9 +23,12 @@ from markupsafe import Markup
 
 from fedpfl.ground.files import whole
 from fedpfl.report.fairness import as_table, compared
-from fedpfl.report.load import STATUSES, Group, Run, chosen, directories, groups, nothing_below, runs, to_stderr
+from fedpfl.report.grouping import Group, groups
+from fedpfl.report.load import chosen, directories, nothing_below, runs, to_stderr
 from fedpfl.report.page.drawing import DOTS, PARTITIONS, Drawing
-from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
+from fedpfl.report.render import as_html
+from fedpfl.report.run import STATUSES, Run
+from fedpfl.report.table import Cell, Column, Table, number, over_seeds
 from fedpfl.report.tables import accuracy_table, chosen_on
 from fedpfl.report.text import plain
 
@@ -62,11 +65,12 @@ def write(
     every: int = 1,
     where: Sequence[str] = (),
     warn: Callable[[str], None] = to_stderr,
+    table: Callable[..., Table] = accuracy_table,
 ) -> list[Path]:
     """Write a page per experiment into `out`, and `index.html` where there are several; returns the files.
 
-    select, every: as in `accuracy_table`. where: filters, such as `method=fedobp`. Raises FedpflError where a root does
-    not exist, nothing can be read, or no run is let through.
+    select, every: as in `accuracy_table`, for which `table` may stand. where: filters, such as `method=fedobp`. Raises
+    FedpflError where a root does not exist, nothing can be read, or no run is let through.
     """
     found = experiments(roots, warn)
     kept = set(chosen([run for experiment in found for run in experiment.runs], where))
@@ -75,8 +79,8 @@ def write(
     if not shown:
         raise nothing_below(roots)
     out.mkdir(parents=True, exist_ok=True)
-    pages = {experiment.name: page(experiment, out, select, every) for experiment in shown}
-    pages |= {"index": index(found, select, every)} if len(found) > 1 else {}
+    pages = {experiment.name: page(experiment, out, select, every, table) for experiment in shown}
+    pages |= {"index": index(found, select, every, table)} if len(found) > 1 else {}
     script = resources.files("plotly").joinpath("package_data", "plotly.min.js")
     with whole(out / plotly_name()) as file:
         file.write_bytes(script.read_bytes())
@@ -110,10 +114,16 @@ def experiments(roots: Iterable[Path], warn: Callable[[str], None] = to_stderr) 
     return found
 
 
-def page(experiment: Experiment, out: Path, select: str = "last", every: int = 1) -> str:
+def page(
+    experiment: Experiment,
+    out: Path,
+    select: str = "last",
+    every: int = 1,
+    make_table: Callable[..., Table] = accuracy_table,
+) -> str:
     """Return the experiment's page. out: the folder it is written to, which its links start from."""
     notes: list[str] = []
-    table = accuracy_table(experiment.runs, select, every, warn=notes.append)
+    table = make_table(experiment.runs, select, every, warn=notes.append)
     gathered = groups(experiment.runs)
     judged = [float(value) for value in table.frame["accuracy"]]
     fair, strange = compared(gathered)
@@ -151,13 +161,15 @@ def page(experiment: Experiment, out: Path, select: str = "last", every: int = 1
     )
 
 
-def index(found: Sequence[Experiment], select: str = "last", every: int = 1) -> str:
+def index(
+    found: Sequence[Experiment], select: str = "last", every: int = 1, make_table: Callable[..., Table] = accuracy_table
+) -> str:
     """Return a page that names all experiments and links to theirs."""
     rows = []
     for experiment in found:
         if not experiment.runs:
             continue
-        frame = accuracy_table(experiment.runs, select, every, warn=lambda _: None).frame
+        frame = make_table(experiment.runs, select, every, warn=lambda _: None).frame
         best = "; ".join(_best(part, select) for _, part in frame.groupby(["dataset", "partition"], sort=False))
         name = Cell(experiment.name, link=f"./{quote(experiment.name)}.html")
         counts = [Cell(len(frame)), Cell(len(experiment.runs)), Cell(_states(experiment.runs)), Cell(best)]

@@ -48,7 +48,7 @@ def session(
     path = Path(ranks.share(str(path)))
     run = config.build(config.check(cfg), stage.share if stage else config.alone)
     needs = foresee(run)
-    callbacks = [*callbacks, *plugins.callbacks(run.config["plugins"])]
+    added = plugins.callbacks(run.config["plugins"]) if ranks.leads() else []
     earlier = resume.extended(run)
     with resume.opened(run, path) as directory:
         if resume.finished(directory):
@@ -63,7 +63,7 @@ def session(
         if ranks.leads():
             group = experiment or run.federation.name
             info = header.introduced(run, directory, group, backend, progress.state, everyone.counts, needs)
-            heard = loggers.opened(run.config["logger"], info, quiet, callbacks)
+            heard = loggers.opened(run.config["logger"], info, quiet, [*callbacks, *added])
         with heard, _ending(directory, heard, progress):
             yield from _recorded(run, backend, directory, everyone, heard, progress, watch)
 
@@ -85,6 +85,7 @@ def _recorded(
         if round.judged:
             directory.write_clients(everyone.rows(round.clients))
         directory.row(round.row)
+        progress.count(round, _used(run, backend))
 
         # ---- callbacks
         for note in round.notes:
@@ -92,7 +93,6 @@ def _recorded(
         callbacks.on_round(round)
 
         # ---- checkpoint
-        progress.count(round, _used(run, backend))
         progress.save_if_due(round.last)
 
         # ---- whoever asked for rounds
@@ -103,7 +103,7 @@ def _recorded(
             raise
 
         # ---- search
-        if round.judged and not round.last and watch(round.row["round"], round.row):
+        if round.judged and not round.last and watch(round.state.round, progress.last):
             raise GivenUp("given up")
 
 

@@ -28,8 +28,9 @@ from fedpfl.papers.filling import fill
 from fedpfl.papers.tables import COMPARED, FEDOBP_PLANS, PLANS, Rule
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
-from fedpfl.report.load import DATASETS, begun
-from fedpfl.report.table import render
+from fedpfl.report.load import begun
+from fedpfl.report.names import DATASETS
+from fedpfl.report.render import render
 from tests.conftest import sampled
 from tests.papers.test_experiments import composed, swept
 from tests.report.test_report import write_run

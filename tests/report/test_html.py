@@ -202,13 +202,11 @@ def test_accuracy_table_marks_best_and_second_of_the_finished(root: Path) -> Non
     page = page_of(root)
     row = page.row("accuracy", "FedOBP")
     assert row[1:6] == ["95.00(1.41)", "96.00(1.41)", "75.00(1.41)", "97.00(1.41)", "98.00(1.41)"]
-    assert row[6:9] == ["96.89(0.03)", "-1.89", "-0.89"]
     assert "<b>95.00(1.41)</b>" in page.source
     assert "<u>87.00</u>" in page.source
     assert page.row("accuracy", "FedPer")[1] == "99.00"
     assert "<b>99.00</b>" not in page.source, "a run that is not finished does not compete"
     assert "Test accuracy in percent over all clients at the last evaluation" in page.text
-    assert "Set-up that differs from the published one: rounds 4 (published 400)." in page.text
     best = Page(write([root], root / "report", "best-checkpoint", 1, warn=silent)[0])
     assert best.row("accuracy", "FedOBP")[1] == "96.00(0.00)"
     assert "chosen on test data" in best.text
@@ -431,7 +429,7 @@ def test_broken_directories_are_named_and_skipped(root: Path, capsys: pytest.Cap
     assert main(["html", str(root)]) == 0
     assert "skipped" in capsys.readouterr().err
     page = Page(root / "report" / "a.html")
-    assert f"{root / 'a/fedavg/k2/seed0'}: broken: summary.json is not valid JSON (line 1)" in page.text
+    assert f"{root / 'a/fedavg/k2/seed0'}: broken: summary.json cannot be read: JSONDecodeError" in page.text
     assert f"without clients: {root / 'a/fedobp/k1/seed1'}: clients.csv lacks the column client" in page.text
     assert f"without clients: {root / 'a/fedper/k3/seed0'}: no clients.csv" in page.text
     assert len(page.traces("clients", "FedOBP")[0]["x"][0]) == 10

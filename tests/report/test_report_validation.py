@@ -17,7 +17,7 @@ from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.html import write
 from fedpfl.report.load import read
-from fedpfl.report.table import render
+from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table, chosen_round
 from tests.report.test_compare import between, clients_of, final, notes
 from tests.report.test_html import Page, write_clients
@@ -101,7 +101,7 @@ def test_newcomers_and_the_participation_gap(root: Path) -> None:
     assert (row["unseen_accuracy_worst10"], row["unseen_ft_accuracy"]) == (24.0, 55.0)
     assert (row["gap"], row["gap_seed_std"]) == (16.0, pytest.approx(2**0.5))  # 70 - 53 and 70 - 55
     text = render(table, "markdown")
-    assert "| validation | unseen mean | unseen worst 10% | unseen fine-tuned | unseen gap | published" in text
+    assert "| validation | unseen mean | unseen worst 10% | unseen fine-tuned | unseen gap | values down" in text
     assert "| 76.50(19.09) | 54.00(1.41) | 24.00(1.41) | 55.00(1.41) | +16.00 |" in text
     assert "the participation gap, mean before minus unseen mean, in points" in table.caption
     assert list(table.frame).index("val_accuracy") == list(table.frame).index("ft_accuracy_pooled_seed_std") + 1

@@ -192,7 +192,7 @@ def test_what_is_below_the_median_of_those_that_ended_is_given_up(tmp_path):
         own.study.tell(number, state=PRUNED)
     number = own.study.ask(own._space).number
     assert not trials.watch({**options, "prune": False}, number)(4, {"val_accuracy": 1.0})
-    assert trials.watch({}, 0) is None
+    assert not trials.watch({}, 0)(1, {"val_accuracy": 0.0})
 
 
 @pytest.fixture(scope="module")

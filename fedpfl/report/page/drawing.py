@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedpfl.record.columns import METRICS, Metric
 from fedpfl.report.fairness import BASELINES, Fair, harm
-from fedpfl.report.load import Group
+from fedpfl.report.grouping import Group
 from fedpfl.report.page import data
 from fedpfl.report.table import Cell, Column, Table
 from fedpfl.report.text import clip
