@@ -10,7 +10,8 @@ import pytest
 from fedpfl.papers.fedobp.beside import beside, of_run
 from fedpfl.report import groups, runs
 from fedpfl.report.load import read
-from fedpfl.report.table import Table, render
+from fedpfl.report.render import render
+from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
 from tests.report import test_report
 from tests.report.test_report import row_of, silent, write_run
