@@ -18,7 +18,7 @@ from fedpfl import train
 from fedpfl.config import overrides, plugins
 from fedpfl.config import plan as config
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report.table import render, screen
+from fedpfl.report.render import render, screen
 from fedpfl.runner.tuning import Order, tune
 
 NUMBERS = {"trials": 20, "seeds": 5}
