@@ -11,12 +11,15 @@ from typing import NamedTuple
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers.beside import beside
 from fedpfl.papers.costs import OURS, Device
+from fedpfl.papers.curves import curve_table, curves
 from fedpfl.papers.figures import FEDOBP_FIGURES, FIGURES
 from fedpfl.papers.filling import fill
 from fedpfl.papers.tables import LARGE, PLANS, POOLED, SHOWN, SMALL, Rule, one_each
 from fedpfl.report.grouping import Group
 from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
+
+__all__ = ["AS_PUBLISHED", "NAMES", "OURS", "TABLES", "Wish", "beside", "curve_table", "curves", "device", "show"]
 
 EVERY = "all_methods"
 """FedOBP's table that its paper lacks: every method before and after fine-tuning, with its cost."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, Wish, beside, device, show
+from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, Wish, beside, curve_table, curves, device, show
 from fedpfl.report import cleaning, listing
 from fedpfl.report.compare import LEAST, compare, sides
 from fedpfl.report.fairness import fairness_table
@@ -24,7 +24,7 @@ from fedpfl.report.load import nothing_below, runs, survey, to_stderr
 from fedpfl.report.render import FORMATS, render, screen
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.table import Table
-from fedpfl.report.tables import ACCURACIES, CURVES, SELECTIONS, accuracy_table, curve_table
+from fedpfl.report.tables import ACCURACIES, CURVES, SELECTIONS, accuracy_table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +82,7 @@ def _show(options: Namespace, only: str = "") -> None:
 
 
 def _figures(options: Namespace, found: list[Run]) -> None:
-    from fedpfl.report.figures import accuracy_figure, curves  # matplotlib is slow to load
+    from fedpfl.report.figures import accuracy_figure  # matplotlib is slow to load
 
     folder = _folder(options, "figures")
     settings: dict[str, list[Run]] = {}
