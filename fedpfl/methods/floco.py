@@ -53,7 +53,7 @@ class Floco(Method):
 
     def buffers(self):
         """Give FLOCO+'s private model statistics of its own."""
-        return {"main": "aggregate", "v": "local"} if self.pers_epochs else {"main": "aggregate"}
+        return {**super().buffers(), **({"v": "local"} if self.pers_epochs else {})}
 
     def init(self, params, parts):
         """Put the endpoints under the name of the weight they replace, and beta at the centre."""
@@ -63,7 +63,7 @@ class Floco(Method):
         server = {"shared": tree.without(params, [name]), "endpoints": {name: torch.stack(ends)}}
         client = {"beta": weight.new_full((self.endpoints,), 1 / self.endpoints), "projected": flag(params)}
         if self.pers_epochs:
-            client |= {"v": server, "trained": flag(params)}
+            client["v"] = server
         return server, client
 
     def turns(self, played, cohort, clients, generator):
@@ -77,12 +77,13 @@ class Floco(Method):
         known = client["projected"].expand_as(client["beta"])
         return {"model": server, "beta": Masked({"beta": client["beta"]}, {"beta": known})}
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the simplex; for FLOCO+ both models side by side."""
+        model = received["model"]
         if not self.pers_epochs:
-            return server
+            return model
         cold = self.cold_start == "global"
-        return {"w": server, "v": tree.where(client["trained"], client["v"], server) if cold else client["v"]}
+        return {"w": model, "v": tree.where(client["participated"], client["v"], model) if cold else client["v"]}
 
     def phases(self, server, client, params, epochs):
         """Draw a direction and a radius for each step; FLOCO+ trains both models side by side."""
@@ -91,17 +92,17 @@ class Floco(Method):
             return [Phase(epochs, randoms=randoms)]
         return side_by_side(epochs, self.pers_epochs, self._global_loss, self._personal_loss, randoms)
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Return cross-entropy at a random point; for FLOCO+ of both models at the same point."""
         if not self.pers_epochs:
             return self._cross_entropy(net, params, batch, client, "main")
-        own = self._personal_loss(net, params, batch, server, client)
-        return self._global_loss(net, params, batch, server, client) + own
+        own = self._personal_loss(server, client, net, params, batch)
+        return self._global_loss(server, client, net, params, batch) + own
 
-    def _global_loss(self, net, params, batch, server, client):
+    def _global_loss(self, server, client, net, params, batch):
         return self._cross_entropy(net, params["w"], batch, client, "main")
 
-    def _personal_loss(self, net, params, batch, server, client):
+    def _personal_loss(self, server, client, net, params, batch):
         loss = self._cross_entropy(net, params["v"], batch, client, "v")
         if self.lam:
             loss = loss + self.lam / 2 * tree.squared_distance(params["v"], server)
@@ -111,7 +112,7 @@ class Floco(Method):
         """Return the simplex; a private model stays."""
         if not self.pers_epochs:
             return end, client
-        return end["w"], {**client, "v": end["v"], "trained": ~flag(end)}
+        return end["w"], {**client, "v": end["v"]}
 
     def evaluated(self, server, client, params):
         """Return the client's own point of the simplex, of FLOCO+'s private one."""
@@ -121,7 +122,7 @@ class Floco(Method):
         """Predict with the private model's statistics, where there is one."""
         return net(params, x, "v" if self.pers_epochs else "main")
 
-    def _centres(self, server, uploads, clients):
+    def _centres(self, server, clients, uploads):
         """Give every client its centre; nothing else changes."""
         points = torch.cat([leaf.flatten(1) for leaf in uploads["endpoints"].values()], 1).double()
         if not points.isfinite().all():
