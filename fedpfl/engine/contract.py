@@ -200,9 +200,9 @@ class Trial:
         """Return a client's state after `prepare`, as it enters the next round."""
         method, draws = self.method, Draws(0, "train", state.round + 1)
         shard = training_shard(small(), number, LOCAL.batch_size, draws)
-        client = row(state.clients, number) | method.sample(draws.server(number), state.server)
+        client = state.client(number) | method.sample(state.server, draws.server(number))
         bound = net.bind(state.buffers(number), training=True)
-        return method.prepare(state.server, client | method.before_training(bound, shard, state.server, client))
+        return method.prepare(state.server, client | method.before_training(state.server, client, bound, shard))
 
 
 # ---- comparisons
@@ -484,7 +484,7 @@ def bf16_is_near(trial: Trial, engine: str) -> None:
     own, exact = flatten(state), flatten(known)
     if wrong := [path for path in own if own[path].dtype != exact[path].dtype]:
         raise Unkept(f"{wrong[0]} is {own[wrong[0]].dtype} in bf16")
-    low, high = ([method.personal(s.server, row(s.clients, i)) for i in EVERYONE] for s in (state, known))
+    low, high = ([method.personal(s.server, s.client(i)) for i in EVERYONE] for s in (state, known))
     close("personal models", low, high, atol=0.02, rtol=0.05)
 
 
@@ -536,10 +536,10 @@ def one_step(
     batch = Batch(shard.data.x, shard.data.y, random=torch.full((phase.randoms,), 0.3))
     if phase.step:
         batches = (batch,) * phase.batches if phase.batches > 1 else batch
-        return ask(phase.step, bound, params, batches, server, client), {}, client
-    loss, kept = ask(phase.loss or method.loss, bound, params, batch, server, client), {}
+        return ask(phase.step, server, client, bound, params, batches), {}, client
+    loss, kept = ask(phase.loss or method.loss, server, client, bound, params, batch), {}
     if phase.keeps:
         loss, kept = loss
     if phase.after_gradient:
-        client = ask(phase.after_gradient, params, params, loss, batch, server, client)
+        client = ask(phase.after_gradient, server, client, params, params, loss, batch)
     return loss, kept, client

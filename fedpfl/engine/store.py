@@ -59,7 +59,9 @@ class Store:
 
 
 class Rows:
-    """Hold every client's `{"client": state, "buffers": statistics by role}`; who has written none has the initial one.
+    """Hold every client's `{"client": state, "buffers": statistics by role, "facts": what the engine knows of it}`.
+
+    Who has written none has the initial one.
 
     Written rows stand in stacked blocks in the order of their first writing, each block an eighth of those before it:
     none is ever moved, few stand empty, and a checkpoint writes blocks as they are.

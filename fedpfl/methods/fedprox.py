@@ -19,7 +19,7 @@ class FedProx(Method):
         super().__post_init__()
         self.check(self.mu >= 0, "mu", "0 or more")
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Add the proximal term to FedAvg's objective."""
-        loss = super().loss(net, params, batch, server, client)
+        loss = super().loss(server, client, net, params, batch)
         return loss + self.mu / 2 * tree.squared_distance(params, server) if self.mu else loss

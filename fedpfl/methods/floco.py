@@ -66,11 +66,15 @@ class Floco(Method):
         known = client["projected"].expand_as(client["beta"])
         return {"model": server, "beta": Masked({"beta": client["beta"]}, {"beta": known})}
 
+    def start(self, received, client):
+        """Return the simplex."""
+        return received["model"]
+
     def phases(self, server, client, params, epochs):
         """Draw a direction and a radius for each step."""
         return [Phase(epochs, randoms=self.endpoints + 1)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Return the cross-entropy at a random point."""
         return batch.cross_entropy(net(at(params, self._point(batch, client)), batch.x))
 
