@@ -53,7 +53,7 @@ class Floco(Method):
             return [Turn(cohort)]
         return [Turn(list(range(clients)), survey=self._centres), Turn(cohort)]
 
-    def _centres(self, server, uploads, clients):
+    def _centres(self, server, clients, uploads):
         """Give every client its centre; nothing else changes."""
         points = torch.cat([leaf.flatten(1) for leaf in uploads["endpoints"].values()], 1).double()
         if not points.isfinite().all():

@@ -504,8 +504,6 @@ def _method(values: Mapping[str, Any], quantile: bool = True) -> str:
     """The name and what it is first told apart by: `FedOBP (q=0.9998)`, or without the quantile."""
     q = values.get("q")
     told = [f"q={float(q):.10g}"] if quantile and isinstance(q, int | float) else []
-    if isinstance(q, list):
-        told.append("adaptive q")
     if values.get("score", "obp") != "obp":
         told.append(f"score={values['score']}")
     if values.get("ema"):

@@ -234,6 +234,8 @@ def test_a_methods_new_and_dropped_keys_leave_the_identity_of_earlier_runs(name:
 
 
 FORMERLY = {
+    ("fedobp_adaptive",): ("3c6dd9a670", "fedobp"),
+    ("fedobp_adaptive", "method.q=[0.3,0.8]", "score=gradient", "method.ema=0.3"): ("91c1af7c21", "fedobp"),
     ("floco_plus", "method.pers_epochs=2", "method.endpoints=3", "method.tau=1"): ("277183bd02", "floco"),
 }
 """What was a setting of another method, and the identity of runs that were made while it was one."""
