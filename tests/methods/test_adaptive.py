@@ -131,7 +131,7 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
     entered = method.prepare({WEIGHT: SHARED}, client | found)
     diagonal = torch.tensor([[best == ALL, False], [False, best != NONE]])
     assert_same(entered["mask"][WEIGHT], diagonal)
-    assert_same(method.start({WEIGHT: SHARED}, entered)[WEIGHT], torch.where(diagonal, OWN, SHARED))
+    assert_same(method._begin({WEIGHT: SHARED}, entered)[WEIGHT], torch.where(diagonal, OWN, SHARED))
     told = method.metrics({WEIGHT: SHARED}, entered)
     assert [told[f"q_share/{q}"].item() for q in several] == [float(q == best) for q in several]
     upload, kept = method.finish({WEIGHT: SHARED}, entered, {WEIGHT: SHARED}, {WEIGHT: OWN})
