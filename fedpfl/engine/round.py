@@ -143,7 +143,7 @@ def _keep_form(method: Method, hook: str, server: Tree, clients: dict[str, Tree]
         if told := difference(new, old):
             raise Broken(
                 f"{type(method).__name__}.{hook} returned a {whose} state in another form than init's, {told}; "
-                "keep its names, shapes and dtypes"
+                "it must return one with the same names, shapes and dtypes"
             )
 
 

@@ -78,7 +78,7 @@ def played(method: Method, backend: str, norm: bool = False):
 def plan(method: Method, net, state, number: int):
     """The phases of a client's training in the next round."""
     client = trial(method).entered(net, state, number)
-    return method.phases(state.server, client, method.start(state.server, client), 3)
+    return method.phases(state.server, client, method._begin(state.server, client), 3)
 
 
 # Promises
@@ -275,17 +275,18 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
     ask(method.init, net.params, net.parts)
     server, uploads, clients = state.server, [], []
     for number in COHORTS[1]:
-        client, buffers, draws = row(state.clients, number), state.buffers(number), Draws(0, "train", 2)
+        client, buffers, draws = state.client(number), state.buffers(number), Draws(0, "train", 2)
         shard = training_shard(federation, number, LOCAL.batch_size, draws)
-        found = ask(method.before_evaluation, net.bind(buffers), shard, server, client)
+        found = ask(method.before_evaluation, server, client, net.bind(buffers), shard)
         personal = ask(method.personal, server, client | found)
-        client |= ask(method.sample, draws.server(number), server)
-        client |= ask(method.before_training, net.bind(buffers, training=True), shard, server, client)
+        client |= ask(method.sample, server, draws.server(number))
+        client |= ask(method.before_training, server, client, net.bind(buffers, training=True), shard)
         client = ask(method.prepare, server, client)
-        start = ask(method.start, server, client)
-        assert flatten(count(ask(method.download, server, client)))
+        sent = ask(method.download, server, client)
+        assert flatten(count(sent))
+        start = ask(method.start, tree.received(sent), client)
         ask(method.metrics, server, client)
-        masks = ask(method.masks, server, row(state.clients, number))
+        masks = ask(method.masks, server, state.client(number))
         assert all((leaf.dtype, leaf.shape) == (torch.bool, net.params[name].shape) for name, leaf in masks.items())
         evaluated = ask(method.evaluated, server, client, start)
         assert flatten(evaluated).keys() == flatten(personal).keys()
@@ -296,18 +297,18 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
         ask(method.predict, net.bind(buffers), evaluated, shard.data.x)
         ask(method.finetuning, evaluated, net.parts, 2)
         end = tree.map(lambda leaf: leaf + 0.01 * torch.ones_like(leaf), start)
-        client |= ask(method.after_training, net.bind(buffers), shard, end, kept, server, client)
+        client |= ask(method.after_training, server, client, net.bind(buffers), end, shard, kept)
         ask(method.updated_buffers, server, client)
         upload, client = ask(method.finish, server, client, start, end)
         uploads.append(upload)
-        clients.append(client)
+        clients.append(tree.named(client, state.clients))
     weight = torch.full((4,), 0.25)
-    ask(method.aggregate, server, tree.stack(uploads), tree.stack(clients), weight)
+    ask(method.aggregate, server, tree.stack(clients), tree.stack(uploads), weight)
     assert weight.tolist() == [0.25] * 4
     for played_rounds in range(3):
         for turn in method.turns(played_rounds, COHORTS[1], len(EVERYONE), generator(0, "turns", 2)):
             if turn.survey:
-                ask(turn.survey, server, tree.stack(uploads), tree.stack(clients))
+                ask(turn.survey, server, tree.stack(clients), tree.stack(uploads))
 
 
 @cases
@@ -328,11 +329,11 @@ def test_phases_are_the_same_for_all_clients(name, values, net):
 def test_a_start_from_what_was_not_sent_is_found(net):
     @dataclasses.dataclass(frozen=True)
     class Leaky(FedOBP):
-        def start(self, server, client):
+        def start(self, received, client):
             return server
 
     first, _, state = played(method := Leaky(q=0.9), "loop")[0]
     client = trial(method).entered(net, state, 0)
     other = poisoned(method, first.server, state.server, client)
     assert int(tree.flat(other).isnan().sum()) == int(tree.flat(client["mask"]).sum()) > 0
-    assert differing(method.start(other, client), method.start(state.server, client))
+    assert differing(method._begin(other, client), method._begin(state.server, client))

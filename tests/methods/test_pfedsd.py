@@ -76,7 +76,7 @@ def test_the_loss_is_the_formula_over_the_samples_that_are_no_padding(federation
 
     def loss(count, weight=None):
         batch = Batch(x[:count], y[:count], weight)
-        return method.loss(net.bind({}, True, weight), net.params, batch, net.params, client)
+        return method.loss(net.params, client, net.bind({}, True, weight), net.params, batch)
 
     student, teacher = (net.bind({})(params, x) for params in (net.params, client["teacher"]))
     apart = F.kl_div(F.log_softmax(student / 2, 1), F.softmax(teacher / 2, 1), reduction="none").sum(1)
@@ -129,7 +129,7 @@ def test_a_teacher_equal_to_the_student_has_no_pull(net, federation):
     client = {"teacher": net.params, "teacher_buffers": {}, "trained": torch.tensor(True)}
 
     def loss(params):
-        return method.loss(bound, params, batch, net.params, client)
+        return method.loss(net.params, client, bound, params, batch)
 
     def plain(params):
         return F.cross_entropy(bound(params, batch.x), batch.y)
@@ -161,10 +161,10 @@ def test_the_teacher_is_the_clients_last_model_and_stays_that_of_its_last_traini
     method, states = PFedSD(), played(backend)
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
-        model = method.personal(states[2].server, row(states[2].clients, client))
+        model = method.personal(states[2].server, states[2].client(client))
         assert_same(model, row(part.uploads, k))
-    assert_same(row(states[3].clients, 2), row(states[2].clients, 2))  # who did not train in round 3
-    assert_same(method.personal(states[2].server, row(states[2].clients, UNSEEN)), net.params)
+    assert_same(states[3].client(2), states[2].client(2))  # who did not train in round 3
+    assert_same(method.personal(states[2].server, states[2].client(UNSEEN)), net.params)
     assert states[2].clients["trained"].tolist() == [client != UNSEEN for client in range(10)]
 
 
