@@ -81,7 +81,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedper": [{}, {"layers": 2}, {"head_init": "server_average", "statistics": "local"}],
     "fedprox": [{"mu": 0.5}],
     "fedrep": [{}, {"body_epochs": 2, "head_epochs": 1}],
-    "floco": [{}, {"endpoints": 3, "tau": 1}, {"endpoints": 3, "tau": 1, "pers_epochs": 1, "stay_inside": True}],
+    "floco": [{}, {"endpoints": 3, "tau": 1}],
+    "floco_plus": [{"endpoints": 3, "tau": 1, "pers_epochs": 1, "stay_inside": True}, {}],
     "fedrod": [{}, {"gamma": 0.0}],
     "fedselect": [
         {"p": 0.5},

@@ -40,7 +40,7 @@ def page(words: Sequence[str]) -> str:
         file = Path(overrides.CONF, group, f"{chosen.get(group, '')}.yaml")
         own = _comments(file) if file.is_file() else _below(told, group)
         title = ": ".join(filter(None, (f"{group}={chosen[group]}" if group in chosen else group, own.get(""))))
-        keys = [key for key in cfg[group] if key not in ("name", "groups", "table")]
+        keys = [key for key in cfg[group] if key not in ("name", "title", "groups", "table")]
         lines = [_key(cfg[group], key, f"{group}.", own, _schema(group, cfg[group])) for key in keys]
         parts.append("\n".join([textwrap.fill(title, _width()), "", *lines]).rstrip())
     return "\n\n".join(parts)

@@ -1,18 +1,21 @@
 """FedOBP: element-wise personalization by an Optimal-Brain-Damage score and a quantile threshold."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast, Below, Between
 from fedpfl.ground.tree import Masked, Tree
 from fedpfl.methods.shared import fisher, importance
 from fedpfl.methods.shared.batch import Data, Shard
 from fedpfl.methods.shared.by_mask import ByMask
 from fedpfl.models import Bound
+
+Share = Annotated[float, Between(0, 1)]
 
 
 @dataclass(frozen=True)
@@ -46,19 +49,17 @@ class FedOBP(ByMask):
         moved furthest fall back to their initial values) or has no personal entries (`global`).
     """
 
-    q: float | tuple[float, ...]
+    q: Share | tuple[Share, ...]
     norm: Literal["none", "layer", "global"] = "global"
     score: Literal["obp", "obp_as_published", "gradient", "fisher", "fisher_batch"] = "obp"
     scope: Literal["all", "tensor"] = "all"
     classifier_only: bool = False
-    ema: float = 0.0
+    ema: Annotated[float, AtLeast(0), Below(1)] = 0.0
     cold_start: Literal["paper", "global"] = "paper"
 
     def __post_init__(self):
         super().__post_init__()
-        self.check(all(0 <= q <= 1 for q in self._list), "q", "between 0 and 1")
         self.check(self._list == tuple(sorted({*self._list})) != (), "q", "in ascending order, if it is a list")
-        self.check(0 <= self.ema < 1, "ema", "at least 0 and below 1")
         if len(self._list) > 1 and self.score.startswith("obp"):  # of what it lacks a client knows no score
             self.check(not self.ema, "ema", f"0 with several q and score={self.score}")
             self.check(self.norm != "layer", "norm", f"none or global with several q and score={self.score}")

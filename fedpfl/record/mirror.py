@@ -6,16 +6,15 @@ uploaded, so a resumed run does not trust it: the rounds that it lacks are read 
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import importlib.util
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record import rounds
 from fedpfl.record.overview import Overview
 from fedpfl.record.sinks import RunInfo
 
@@ -113,19 +112,10 @@ def _marks(run: RunInfo) -> dict[str, Any]:
     return marks | ({"commit": commit} if commit else {})
 
 
-def _past(run: RunInfo) -> Iterator[dict[str, float | None]]:
+def _past(run: RunInfo) -> list[dict[str, float | None]]:
     """The rows of rounds.csv up to where the run resumes."""
     path = run.path / "rounds.csv"
     if not run.start_round or not path.exists():
-        return
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]  # behind it: nothing, or half a line
-    for cells in csv.DictReader(io.StringIO(whole)):
-        if int(cells["round"]) <= run.start_round:
-            yield {key: _number(cell) for key, cell in cells.items()} | {"round": int(cells["round"])}
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell) if cell else None
-    except ValueError:
-        return None
+        return []
+    rows = rounds.read(path.read_text(encoding="utf-8"))
+    return [row for row in rows if row["round"] is not None and row["round"] <= run.start_round]

@@ -6,11 +6,17 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from fedpfl.record.columns import PERSONAL, VALIDATION, column
+
 LAST = (
-    *("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy"),
-    *("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy"),
+    "accuracy",
+    "accuracy_pooled",
+    "accuracy_worst10",
+    column("accuracy", tuned=True),
+    VALIDATION,
+    column("accuracy", "unseen"),
+    column("accuracy", "unseen", tuned=True),
 )
-LAYER = "personal/"
 
 
 class Overview:
@@ -38,7 +44,7 @@ class Overview:
         self._marks |= {f"last_{name}": known[name] for name in LAST if name in known}
         if known.get("accuracy", -1) > self._marks.get("best_accuracy", -1):
             self._marks |= {"best_accuracy": known["accuracy"], "best_round": known["round"]}
-        layers = [value for key, value in known.items() if key.startswith(LAYER)]
+        layers = [value for key, value in known.items() if key.startswith(PERSONAL)]
         if layers:
             self._marks["personal_entries"] = sum(layers)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 import math
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record import checkpoint
+from fedpfl.record import checkpoint, rounds
 from fedpfl.record.picture import partition_picture
 
 _REPLACED = (
@@ -113,7 +111,7 @@ class RunDirectory:
         """
         self._close_rounds()
         self._columns, self._restored = None, True
-        state, rounds = self.path / "state.pt", self.path / "rounds.csv"
+        state, table = self.path / "state.pt", self.path / "rounds.csv"
         try:
             if not state.exists():
                 self._guard()
@@ -121,21 +119,21 @@ class RunDirectory:
                 if earlier is None:
                     return None
         except OSError as error:
-            raise files.refused(rounds, error) from None
+            raise files.refused(table, error) from None
         payload = checkpoint.load(state) if state.exists() else {**earlier} if earlier else {}
         if payload.pop("identity", self._identity) != self._identity and state.exists():
             raise self._other_run()
         texts = payload.pop("files", None)
         if texts is None:  # of an older version
-            rows = _first_rows(files.content(rounds) or b"", payload["round"])
+            rows = _first_rows(files.content(table) or b"", payload["round"])
             if rows is None:
-                raise files.damaged(rounds, f"lacks rows up to round {payload['round']}, at which state.pt is")
+                raise files.damaged(table, f"lacks rows up to round {payload['round']}, at which state.pt is")
             texts = {"rounds.csv": rows.decode(errors="replace")}
         for name in _BESIDE:
             if name in texts:
                 self._write(name, texts[name].encode())
         if texts.get("rounds.csv"):
-            self._columns = tuple(next(csv.reader([texts["rounds.csv"].partition("\n")[0]])))
+            self._columns = tuple(rounds.cells(texts["rounds.csv"].partition("\n")[0] + "\n")[0])
         self._compare(payload.pop("codes", []))
         return payload
 
@@ -151,9 +149,9 @@ class RunDirectory:
                 if path.exists() and not self._restored:
                     raise RuntimeError("restore() comes before the first row()")
                 self._rounds = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            header = "" if self._columns else _line(list(row))
+            header = "" if self._columns else rounds.line(row)
             columns = self._columns or tuple(row)
-            line = (header + _line(_cells(row, columns))).encode()
+            line = (header + _line(row, columns)).encode()
             files.append(self._rounds, line)
         except OSError as error:
             raise files.refused(path, error) from None
@@ -188,7 +186,7 @@ class RunDirectory:
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace clients.csv; the first row's keys are the columns. Raises ValueError for a row with other keys."""
         columns = tuple(rows[0]) if rows else ()
-        text = "".join([_line(columns), *(_line(_cells(row, columns)) for row in rows)]) if rows else ""
+        text = "".join([rounds.line(columns), *(_line(row, columns) for row in rows)]) if rows else ""
         self._write("clients.csv", text.encode())
 
     def write_partition(
@@ -425,35 +423,15 @@ def _digest(summary: Mapping[str, Any]) -> str:
     return files.digest(json.dumps(summary, sort_keys=True).encode())
 
 
-def _line(cells: Sequence[Any]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow(cells)
-    return buffer.getvalue()
-
-
-def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+def _line(row: Mapping[str, Any], columns: Sequence[str]) -> str:
     unknown = [key for key in row if key not in columns]
     if unknown:
         raise ValueError(f"unknown column {unknown[0]!r}: the first row fixed {', '.join(columns)}")
-    return [_cell(row.get(name)) for name in columns]
-
-
-def _cell(value: Any) -> str:
-    value = _scalar(value)
-    if value is None:
-        return ""
-    return repr(value) if isinstance(value, float) else str(value)
-
-
-def _scalar(value: Any) -> Any:
-    """A numpy or torch number as Python's; everything else as it is."""
-    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.ndim == 0):
-        return value.item()
-    return value
+    return rounds.line(row.get(name) for name in columns)
 
 
 def _jsonable(value: Any) -> Any:
-    value = _scalar(value)
+    value = rounds.scalar(value)
     if isinstance(value, Mapping):
         return {str(key): _jsonable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -463,10 +441,10 @@ def _jsonable(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _first_rows(content: bytes, rounds: int) -> bytes | None:
+def _first_rows(content: bytes, count: int) -> bytes | None:
     """Header and first rows of a rounds.csv of which nothing else is known; None where they are not all there."""
-    lines = content.split(b"\n")[:-1][: rounds + 1]  # behind the last line break: nothing, or half a line
-    if [line.split(b",")[0] for line in lines] != [b"round", *(b"%d" % number for number in range(1, rounds + 1))]:
+    lines = content.split(b"\n")[:-1][: count + 1]  # behind the last line break: nothing, or half a line
+    if [line.split(b",")[0] for line in lines] != [b"round", *(b"%d" % number for number in range(1, count + 1))]:
         return None
     return b"".join(line + b"\n" for line in lines)
 

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record.columns import METRICS, PERSONAL
 from fedpfl.record.mirror import Mirror, run_id
-from fedpfl.record.overview import LAYER
 from fedpfl.record.sinks import RunInfo
 
 MODES = ("auto", "online", "offline", "disabled")
@@ -29,11 +29,7 @@ PATIENCE = 30.0  # seconds that `auto` waits for the server before it goes offli
 CLOUD = ("api.forge.coreweave.com", "api.wandb.ai")
 """The public server: under the first name `wandb login` keeps the key since 0.31, under the second before."""
 
-_PARTS = [f"{others}{tuned}" for others in ("", "val_", "unseen_") for tuned in ("", "ft_")]
-SUMMARIES = {
-    **{f"{part}accuracy{kind}": "max,last" for part in _PARTS for kind in ("", "_pooled", "_worst10")},
-    **{f"{part}loss": "min,last" for part in _PARTS},
-}
+SUMMARIES = {name: f"{metric.best},last" for name, metric in METRICS.items() if metric.evaluated and metric.best}
 """What W&B keeps of a column; of the others the last value."""
 
 
@@ -130,7 +126,7 @@ class WandbSink(Mirror):
                 self._defined.add(name)
                 self._run.define_metric(name, step_metric="round", summary=SUMMARIES.get(name))
         sent = dict(values)
-        layers = [float(value) for key, value in values.items() if key.startswith(LAYER)]
+        layers = [float(value) for key, value in values.items() if key.startswith(PERSONAL)]
         if row.get("accuracy") is not None and 0 < len(layers) <= MAX_BINS:
             # Bin i is layer i in the order of the columns.
             edges = np.arange(len(layers) + 1.0)

@@ -22,9 +22,10 @@ import pandas as pd
 import yaml
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import essence, identity
+from fedpfl.ground.identity import essence, identity, present
 from fedpfl.ground.lock import living, verdict
 from fedpfl.report.filters import choose, since
+from fedpfl.report.names import DATASETS, METHODS
 from fedpfl.report.text import clip, plain
 
 # The C loader reads a config some ten times faster; a thousand runs are a common sweep.
@@ -43,28 +44,6 @@ STATUSES = ("finished", "running", "interrupted", "failed", "diverged", "broken"
 """The first that a configuration's seeds have speaks for it."""
 QUIET = 600.0
 """Seconds: where no lock tells, a directory that has not changed for longer is nobody's."""
-
-
-def _named(names: str, **others: str) -> dict[str, str]:
-    """Map names of the configuration to those for people, which are the same but for case, hyphens and spaces."""
-    told = [name.strip() for name in names.split(",")]
-    return {others.get(name, name.lower().replace("-", "_").replace(" ", "_")): name for name in told}
-
-
-# In the order of the paper's tables, the method under study last.
-METHODS = _named(
-    "Local-Only, FedAvg, FedAvgM, FedAdam, FedYogi, FedProx, SCAFFOLD, FedPer, APFL, LG-FedAvg, FedRep, FedBABU, "
-    "FedBN, FedRoD, Ditto, pFedMe, Per-FedAvg, FedPAC, pFedFDA, FLUTE, FedDPA, FLOCO, FedALA, FedSelect, "
-    "Update magnitude, SeqFedEDT, "
-    "Random dropout, FjORD, HeteroFL, FedRolex, FlexFL, Hermes, FedMP, PruneFL, FedSPU, pFedSD, FedCAC, FedPURIN, "
-    "SubFLOT, FedOBP",
-    **{"Update magnitude": "pspfl"},
-)
-DATASETS = _named(
-    "Digits, MNIST, FMNIST, EMNIST, CIFAR10, CIFAR100, SVHN, OrganAMNIST, OrganCMNIST, CIFAR10-C, Tiny-ImageNet, "
-    "Mini-ImageNet, OfficeHome, PACS, Digit5, Speech Commands, AG News, HAR, CINIC10, FEMNIST, Shakespeare",
-    OfficeHome="office_home",
-)
 
 
 class Mask(NamedTuple):
@@ -454,6 +433,7 @@ def begun(path: Path, held: Callable[[Path], bool | None] = living) -> Run:
     for key in ("dataset", "partition", "method"):
         if not isinstance(config.get(key), dict) or "name" not in config[key]:
             raise FedpflError(f"{path}: config.yaml lacks {key}.name")
+    config["method"] = present(config["method"])
     if (status := _told_status(summary)) not in ("finished", "running", "failed", "diverged"):
         raise FedpflError(f"{path}: summary.json holds an unknown status, {clip(repr(status))}")
     try:

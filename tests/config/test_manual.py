@@ -34,7 +34,7 @@ def test_every_key_has_a_line_with_its_value_and_its_comment(page):
     wanted = {
         key: value
         for key, value in leaves({k: v for k, v in OmegaConf.to_container(cfg, resolve=True).items() if k != "hydra"})
-        if key.rpartition(".")[2] not in ("name", "groups", "table") or key == "name"
+        if key.rpartition(".")[2] not in ("name", "title", "groups", "table") or key == "name"
     }
     assert told.keys() == wanted.keys()
     assert (told["rounds"], told["method.q"], told["dataset.classes"]) == ("7", "paper", "100")

@@ -188,7 +188,7 @@ def test_quantile_adaptive_is_a_list():
         ("quantile.q=[]", "quantile.q must be in ascending order, if it is a list, got ()"),
         ("quantile.q=[0.9,0.5]", "quantile.q must be in ascending order, if it is a list, got (0.9, 0.5)"),
         ("quantile.q=[0.5,0.5]", "quantile.q must be in ascending order"),
-        ("quantile.q=[0.5,1.5]", "quantile.q must be between 0 and 1, got (0.5, 1.5)"),
+        ("quantile.q=[0.5,1.5]", "quantile.q must be between 0 and 1, got [0.5, 1.5]"),
         ("quantile.q=[0.5,x]", "quantile.q must be a number or a list of numbers, got [0.5, 'x']"),
         ("quantile=adaptive method.ema=0.3", "method.ema must be 0 with several q and score=obp, got 0.3"),
         ("quantile=adaptive norm=layer", "norm.name must be none or global with several q and score=obp, got 'layer'"),

@@ -12,8 +12,8 @@ from fedpfl.engine import begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import Batch, Ditto, FedAvg, Floco
-from fedpfl.methods.floco import at, centres, components, onto_simplex
+from fedpfl.methods import Batch, Ditto, FedAvg, Floco, FlocoPlus
+from fedpfl.methods.shared.simplex import at, centres, components, onto_simplex
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -236,7 +236,7 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
 
 def test_the_projection_leaves_private_copies_and_their_statistics_alone(backend, federation):
     """Of FLOCO+ clients that only took part in the gathering, not in the round after it."""
-    method = Floco(endpoints=3, tau=1, pers_epochs=1)
+    method = FlocoPlus(endpoints=3, tau=1, pers_epochs=1)
     before, after = trajectory(method, tiny(norm=True), federation, COHORTS[:2], engine=backend)[1:]
     for client in set(EVERYONE) - set(COHORTS[1]):
         old, new = row(before.clients, client), row(after.clients, client)
@@ -261,7 +261,7 @@ def test_before_the_projection_clients_are_judged_at_the_centre_and_after_it_at_
 
 
 def test_with_one_endpoint_floco_plus_is_ditto(backend, net, federation):
-    method, ditto = Floco(endpoints=1, pers_epochs=2, lam=0.7), Ditto(lam=0.7)
+    method, ditto = FlocoPlus(endpoints=1, pers_epochs=2, lam=0.7), Ditto(lam=0.7)
     own = trajectory(method, net, federation, engine=backend)
     for state, other in zip(own, trajectory(ditto, net, federation, engine=backend), strict=True):
         for client in EVERYONE:
@@ -273,7 +273,7 @@ def test_with_one_endpoint_floco_plus_is_ditto(backend, net, federation):
 def test_the_private_copy_does_not_change_the_simplex(net, federation):
     plain = trajectory(Floco(endpoints=3, tau=1), net, federation)[-1]
     for epochs in (1, 2, 3):
-        method = Floco(endpoints=3, tau=1, pers_epochs=epochs)
+        method = FlocoPlus(endpoints=3, tau=1, pers_epochs=epochs)
         plus = trajectory(method, net, federation)[-1]
         assert_same(plus.server, plain.server)
         assert_same(plus.clients["beta"], plain.clients["beta"])
@@ -285,10 +285,10 @@ def test_without_a_pull_the_private_copy_is_local_training(net, federation):
     """From the initial model, at the points that a FLOCO client would draw."""
     state = begin(Floco(endpoints=3), net, 10, CPU)
     plus = participate(
-        Floco(endpoints=3, pers_epochs=2, lam=0.0),
+        FlocoPlus(endpoints=3, pers_epochs=2, lam=0.0),
         net,
         federation,
-        begin(Floco(endpoints=3, pers_epochs=2), net, 10, CPU),
+        begin(FlocoPlus(endpoints=3, pers_epochs=2), net, 10, CPU),
         [0],
     )
     plain = participate(Floco(endpoints=3), net, federation, state, [0])
@@ -296,7 +296,7 @@ def test_without_a_pull_the_private_copy_is_local_training(net, federation):
 
 
 def test_batch_normalisation_of_the_private_copy_is_its_own(backend, federation):
-    state = trajectory(Floco(endpoints=3, pers_epochs=2), tiny(norm=True), federation, engine=backend)[-1]
+    state = trajectory(FlocoPlus(endpoints=3, pers_epochs=2), tiny(norm=True), federation, engine=backend)[-1]
     assert set(state.server_buffers) == {"main"}
     assert set(state.client_buffers) == {"v"}
     assert len(state.client_buffers["v"]["norm.running_mean"][:, 0].unique()) > 5
@@ -331,10 +331,11 @@ def test_numbers_that_are_not_finite_are_one_line(net, federation):
         ({"endpoints": 0}, "endpoints must be 1 or more"),
         ({"tau": -1}, "tau must be 0 or more"),
         ({"rho": -0.1}, "rho must be 0 or more"),
-        ({"pers_epochs": -1}, "pers_epochs must be 0 or more"),
-        ({"cold_start": "x"}, "cold_start must be initial or global"),
+        ({"pers_epochs": 0}, "pers_epochs must be 1 or more, or null"),
+        ({"lam": -1.0}, "lam must be 0 or more"),
+        ({"cold_start": "x"}, "cold_start must be one of initial, global"),
     ],
 )
 def test_out_of_range(values, message):
     with pytest.raises(ValueError, match=message):
-        Floco(**values)
+        FlocoPlus(**values)

@@ -140,7 +140,7 @@ def test_neither_squares_nor_rescaling_change_the_selection(played):
         difference, squared = (SeqFedEDT(s, q).prepare(state.server, own)["mask"] for s in ("difference", "squared"))
         assert_same(difference, squared)
         scores = importance.gradient(state.server, own["scored"])
-        scaled = importance.normalize(scores, "global")
+        scaled = tree.unflat(importance.rescaled(tree.flat(scores)), scores)
         assert_same(importance.above_quantile(scaled, q), difference)
         assert 0 < int(tree.flat(difference).sum()) == importance.personal_count(q, 549)
 
@@ -199,7 +199,7 @@ def test_statistics_of_batch_normalisation_stay_with_the_client(backend, federat
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"score": "fisher"}, "score must be difference, squared or importance"),
+        ({"score": "fisher"}, "score must be one of difference, squared, importance"),
         ({"q": -0.1}, "q must be between 0 and 1"),
     ],
 )

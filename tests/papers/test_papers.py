@@ -131,7 +131,6 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (BASELINES, "floco: method.endpoints", 10, LOGS),
     (BASELINES, "floco: method.tau", 10, LOGS),
     (BASELINES, "floco: method.rho", 0.1, LOGS),
-    (BASELINES, "floco: method.pers_epochs", 0, LOGS),
     (BASELINES, "fedala: method.layers", 1, "FL-bench, defaults"),
     (BASELINES, "fedala: method.eta", 1.0, "FL-bench, defaults"),
     (BASELINES, "fedala: method.share", 0.8, "FL-bench, defaults"),

@@ -3,11 +3,13 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast, Between
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method
 
@@ -30,15 +32,9 @@ class Critical(Method, ABC):
     BatchNorm statistics stay with the client.
     """
 
-    tau: float = 0.5
-    beta: int = 100
-    cutoff: float = 1e-10
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.tau <= 1, "tau", "between 0 and 1")
-        self.check(self.beta >= 1, "beta", "1 or more")
-        self.check(self.cutoff >= 0 or self.cutoff == -1, "cutoff", "0 or more, or -1 for none")
+    tau: Annotated[float, Between(0, 1)] = 0.5
+    beta: Annotated[int, AtLeast(1)] = 100
+    cutoff: Annotated[float, AtLeast(0)] | Literal[-1] = 1e-10
 
     def _shared(self, params, parts):
         """Return the tensors that travel and are scored."""
