@@ -1,12 +1,14 @@
 """A method, a model, a data set and a partition of one's own: docs/own.md."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from torch import nn
 
 from fedpfl.data.datasets import Raw
 from fedpfl.data.partition import Partition
+from fedpfl.ground.ranges import Between
 from fedpfl.methods import FedAvg
 
 
@@ -14,11 +16,7 @@ from fedpfl.methods import FedAvg
 class Halfway(FedAvg):
     """Evaluate clients between the global model and their own last one."""
 
-    share: float = 0.5  # of the own one
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.share <= 1, "share", "from 0 to 1")
+    share: Annotated[float, Between(0, 1)] = 0.5  # of the own one
 
     def init(self, params, parts):
         return params, {"own": params}

@@ -187,9 +187,12 @@ def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
     blocks = try_docs.BLOCK.findall((ROOT / "docs" / "data.md").read_text())
     source = next(block for language, block in blocks if language == "python" and "def kmnist" in block)
     values = next(yaml.safe_load(block) for language, block in blocks if language == "yaml" and "kmnist" in block)
-    module = types.ModuleType("kmnist")
-    exec(compile(source, "docs/data.md", "exec"), module.__dict__)
-    monkeypatch.setitem(datasets.SETS, "kmnist", datasets.Set(module.kmnist, module.PLACE))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/kmnist.py").write_text(source)
+    monkeypatch.setattr(datasets, "__path__", [*datasets.__path__, str(tmp_path / "code")])
+    monkeypatch.setattr(datasets, "SETS", datasets.readers())  # which then has it without being told
+    monkeypatch.delitem(sys.modules, "fedpfl.data.datasets.kmnist")
+    assert values.pop("title") == "KMNIST"
     with pytest.raises(FedpflError, match=r"kmnist-train-imgs\.npz is absent"):
         datasets.load(data_dir=tmp_path, **values)
     for name, count in (("train", 30), ("test", 20)):
@@ -198,7 +201,7 @@ def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
         np.savez(tmp_path / f"kmnist-{name}-labels.npz", np.arange(count) % 10)
     samples = datasets.load(data_dir=tmp_path, **values)
     assert (tuple(samples.x.shape), samples.test_from, samples.classes) == ((50, 1, 28, 28), 30, 10)
-    assert set(values) == set(yaml.safe_load((ROOT / "conf/dataset/mnist.yaml").read_text()))
+    assert {*values, "title"} == set(yaml.safe_load((ROOT / "conf/dataset/mnist.yaml").read_text()))
 
 
 def test_the_readme_lists_every_choice():

@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 import re
-import types
 import unicodedata
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
 from hydra.errors import MissingConfigException, OverrideParseException
@@ -19,18 +18,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models
 from fedpfl.config import plugins
-from fedpfl.data import Augment, Federation, datasets, partition
-from fedpfl.data import state_dict as weights
+from fedpfl.data import Augment, Federation, datasets, partition, state_dict
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
+from fedpfl.ground.casting import Checked, cast, hints
 from fedpfl.ground.errors import FedpflError, near
 from fedpfl.ground.identity import essence, identity
+from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
 from fedpfl.record import rundir
 from fedpfl.record.loggers import check_logger
 
-LISTS = (tuple, list, Sequence)
 NOISE = (
     *("full_key:", "object_type=", "reference_type=", "Set the environment variable", "See https"),
     *("Error parsing override", "LexerNoViableAltException", "^"),
@@ -49,34 +48,31 @@ KNOWN = {
 PLUGINS = ("launcher", "sweeper")  # groups of Hydra's, which are chosen with a slash
 SHORT = 12  # names that are listed even where one is near what was meant
 FLOAT = torch.finfo(torch.float32)
+Seed = Annotated[int, Between(0, 2**32 - 1)]
 
 
 @dataclass(frozen=True)
-class Eval:
+class Eval(Checked):
     """When all clients are judged; see conf/train.yaml."""
 
-    every: int
-    finetune_epochs: int
+    every: Annotated[int, AtLeast(1)]
+    finetune_epochs: Annotated[int, AtLeast(0)]
     finetune_every: int
     finetune_part: Literal["all", "head"]
 
     def __post_init__(self) -> None:
-        _require(self.every >= 1, "every", "1 or more", self.every)
-        _require(self.finetune_epochs >= 0, "finetune_epochs", "0 or more", self.finetune_epochs)
+        super().__post_init__()
         multiple = self.finetune_every >= 1 and self.finetune_every % self.every == 0
         allowed = f"a positive multiple of eval.every ({self.every})"
-        _require(multiple or not self.finetune_epochs, "finetune_every", allowed, self.finetune_every)
+        self.check(multiple or not self.finetune_epochs, "finetune_every", allowed)
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Checked):
     """How often the state is saved, and whether a finished run keeps it; see conf/train.yaml."""
 
-    seconds: float
+    seconds: Annotated[float, AtLeast(0)]
     keep: bool = True
-
-    def __post_init__(self) -> None:
-        _require(self.seconds >= 0, "seconds", "0 or more", self.seconds)
 
     def due(self, since: float, cost: float) -> bool:
         """Return whether to save, so many seconds after the last time, which took `cost` seconds.
@@ -87,15 +83,15 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Checked):
     """The top level of the configuration."""
 
-    seed: int
-    rounds: int
-    clients: int
-    participation: float
-    validation: float
-    unseen: float
+    seed: Seed
+    rounds: Annotated[int, AtLeast(1)]
+    clients: Annotated[int, AtLeast(1)]
+    participation: Annotated[float, Above(0), AtMost(1)]
+    validation: Annotated[float, AtLeast(0), Below(1)]
+    unseen: Annotated[float, AtLeast(0), Below(1)]
     data_dir: str
     device: str
     restart: bool
@@ -104,14 +100,9 @@ class Settings:
     plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _require(0 <= self.seed < 2**32, "seed", "from 0 to 4294967295", self.seed)
-        _require(self.rounds >= 1, "rounds", "1 or more", self.rounds)
-        _require(self.clients >= 1, "clients", "1 or more", self.clients)
-        _require(0 < self.participation <= 1, "participation", "above 0 and at most 1", self.participation)
-        _require(0 <= self.validation < 1, "validation", "at least 0 and below 1", self.validation)
-        _require(0 <= self.unseen < 1, "unseen", "at least 0 and below 1", self.unseen)
+        super().__post_init__()
         rule = self.newcomers > 0 or not self.unseen
-        _require(rule, "unseen", f"0, or a share that is a client or more of {self.clients}", self.unseen)
+        self.check(rule, "unseen", f"0, or a share that is a client or more of {self.clients}")
 
     @property
     def newcomers(self) -> int:
@@ -123,10 +114,7 @@ class Settings:
 class Deal:
     """What every partition may have: a seed of its own in place of the run's; see docs/data.md."""
 
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _require(0 <= (self.seed or 0) < 2**32, "seed", "from 0 to 4294967295, or null", self.seed)
+    seed: Seed | None = None
 
 
 @dataclass(frozen=True)
@@ -266,7 +254,7 @@ def _weights(folder: Path, given: Path) -> dict[str, torch.Tensor]:
     if not place.exists() and given.exists():
         place = given
     if not place.is_dir():
-        return weights.read(place)
+        return state_dict.read(place)
     state = rundir.ended(place)[1]
     server = state["server"].get("model", state["server"].get("body", state["server"]))
     values = {**server, **state["server_buffers"].get("main", {})}
@@ -285,14 +273,12 @@ def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
     """The scheme's own options, and the seed if it is not the run's."""
     scheme = _named("partition", config["partition"], partition.SCHEMES)
     given = tuple(key for key in partition.GIVEN if key != "seed")
-    options = _checked((scheme, Deal), _rest(config["partition"]), "partition", given=given)
-    typed(Deal, {"seed": options.get("seed")}, "partition")
-    return options
+    return _checked((scheme, Deal), _rest(config["partition"]), "partition", given=given)
 
 
 def _source(config: Mapping[str, Any]) -> dict[str, Any]:
     """What is to be loaded."""
-    reader = _named("dataset", config["dataset"], datasets.SETS).read
+    reader = _named("dataset", config["dataset"], datasets.SETS)
     return _checked((datasets.load, reader), config["dataset"], "dataset", given=("data_dir", "options", "source"))
 
 
@@ -461,14 +447,19 @@ def _checked(
     schemas = schema if isinstance(schema, tuple) else (schema,)
     own = {name: parameter for one in schemas for name, parameter in inspect.signature(one).parameters.items()}
     parameters = {name: parameter for name, parameter in own.items() if name not in given}
-    told = [one.__init__ if inspect.isclass(one) and not is_dataclass(one) else one for one in schemas]
-    hints = {name: hint for one in told for name, hint in get_type_hints(one).items()}
+    annotations = {name: hint for one in schemas for name, hint in hints(one).items()}
     dot = f"{path}." if path else ""
     _known(values, tuple(parameters), path)
     for key, parameter in parameters.items():
         if key not in values and parameter.default is parameter.empty:
             raise FedpflError(f"{dot}{key} has no value; set it with {dot}{key}=...")
-    return {key: _cast(_held(value, dot + key), hints.get(key, Any), dot + key) for key, value in values.items()}
+    arguments = {}
+    try:
+        for key, value in values.items():
+            arguments[key] = cast(_held(value, dot + key), annotations.get(key, Any), dot + key)
+    except ValueError as error:
+        raise FedpflError(str(error)) from None
+    return arguments
 
 
 def _known(values: Mapping[str, Any], keys: tuple[str, ...], path: str) -> None:
@@ -500,45 +491,6 @@ def _held(value: Any, path: str) -> Any:
     return value
 
 
-def _cast(value: Any, hint: Any, path: str) -> Any:
-    """`value` if it fits the annotation (an int also fits a float, a list a tuple, a str a Path)."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if hint is Any or hint is inspect.Parameter.empty:
-        return value
-    if origin in (Union, types.UnionType):
-        for option in inside:
-            try:
-                return _cast(value, option, path)
-            except FedpflError:
-                continue
-    elif origin is Literal:
-        if value in inside:
-            return value
-    elif origin in LISTS and isinstance(value, list):
-        return tuple(_cast(item, inside[0] if inside else Any, path) for item in value)
-    elif hint is float and type(value) in (int, float):
-        return float(value)
-    elif hint is Path and isinstance(value, str):
-        return Path(value)
-    elif hint in (int, str, bool, type(None)) and type(value) is hint:
-        return value
-    if origin is Literal:
-        raise FedpflError(f"{path} must be {_one_of([str(choice) for choice in inside], value)}")
-    raise FedpflError(f"{path} must be {_describe(hint)}, got {value!r}")
-
-
-def _describe(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_describe(option) for option in inside)
-    if origin is Literal:
-        return f"one of {', '.join(map(str, inside))}"
-    if origin in LISTS:
-        return f"a list of {_describe(inside[0]).removeprefix('a ')}s"
-    return names.get(hint, "a path" if hint is Path else str(hint))
-
-
 def _named(group: str, values: Any, registry: Mapping[str, Any]) -> Any:
     name = values.get("name") if isinstance(values, Mapping) else values
     if not isinstance(name, str) or name not in registry:
@@ -568,8 +520,3 @@ def _table_q(config: Mapping[str, Any]) -> Any:
             f"it has {known}; set quantile.q=..."
         )
     return q
-
-
-def _require(rule: bool, field: str, allowed: str, value: Any) -> None:
-    if not rule:
-        raise ValueError(f"{field} must be {allowed}, got {value!r}")

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -26,13 +26,12 @@ class Kind(NamedTuple):
     group: str
     registry: dict[str, Any]
     given: tuple[str, ...] = ()
-    entry: Callable[[Any], Any] = lambda value: value
 
 
 KINDS = {
     "METHODS": Kind("method", METHODS),
     "MODELS": Kind("model", MODELS, ("shape", "classes")),
-    "DATASETS": Kind("dataset", datasets.SETS, ("source",), lambda read: datasets.Set(read, "nothing")),
+    "DATASETS": Kind("dataset", datasets.SETS, ("source",)),
     "PARTITIONS": Kind("partition", partition.SCHEMES, partition.GIVEN),
 }
 """By the name that a plugin gives its dictionary of names and classes or functions."""
@@ -63,7 +62,7 @@ def load(files: Iterable[str]) -> list[str]:
             raise FedpflError(f"plugins: {path} adds nothing; it needs a dictionary {known} of names and values")
         for kind, key, value in ((KINDS[name], key, value) for name in own for key, value in own[name].items()):
             _check(path, kind, key, value)
-            kind.registry[key] = kind.entry(value)
+            kind.registry[key] = value
             ConfigStore.instance().store(key, {"name": key, **_defaults(kind, value)}, kind.group)
             _added.append((kind, key))
     return [str(path) for path in paths]

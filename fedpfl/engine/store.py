@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 
@@ -20,7 +21,7 @@ SPARE = 8  # one of so many rows may stand empty
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(Checked):
     """device: auto (with the model), cpu (host memory) or disk (files mapped into memory, in the run directory).
 
     The files have no names: they are gone, and their room is free again, when the process ends in whatever way.

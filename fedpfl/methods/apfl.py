@@ -1,12 +1,13 @@
 """APFL: a global model and a private one, mixed by a weight that each client learns."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast, Between
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Batch
 from fedpfl.methods.shared.method import Method, Phase
@@ -35,18 +36,12 @@ class APFL(Method):
         in the references, or 0, which is the `global` model. Training starts with the initial alpha and v either way.
     """
 
-    alpha: float = 0.5
+    alpha: Annotated[float, Between(0, 1)] = 0.5
     adaptive: bool = True
     mixing: Literal["output", "param"] = "output"
-    alpha_lr: float = 0.01
-    alpha_decay: float = 0.02
+    alpha_lr: Annotated[float, AtLeast(0)] = 0.01
+    alpha_decay: Annotated[float, AtLeast(0)] = 0.02
     cold_start: Literal["initial", "global"] = "initial"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.alpha <= 1, "alpha", "between 0 and 1")
-        self.check(self.alpha_lr >= 0, "alpha_lr", "0 or more")
-        self.check(self.alpha_decay >= 0, "alpha_decay", "0 or more")
 
     def init(self, params, parts):
         """Start both models from the same values."""

@@ -1,9 +1,10 @@
 """Ditto: a global model and a private one that stays near it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.shared.method import Method
 from fedpfl.methods.shared.private import side_by_side
 
@@ -20,14 +21,9 @@ class Ditto(Method):
         references do) or the `global` one (its parameters; BatchNorm statistics of the private model stay its own).
     """
 
-    lam: float = 1.0
-    personal_epochs: int | None = None
+    lam: Annotated[float, AtLeast(0)] = 1.0
+    personal_epochs: Annotated[int, AtLeast(0)] | None = None
     cold_start: Literal["initial", "global"] = "initial"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.lam >= 0, "lam", "0 or more")
-        self.check(self.personal_epochs is None or self.personal_epochs >= 0, "personal_epochs", "0 or more, or null")
 
     def init(self, params, parts):
         """Start both models from the same values."""

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast, AtMost
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import top
 from fedpfl.methods.shared.method import Method, flag
@@ -31,21 +33,12 @@ class FedALA(Method):
     A client that never trained takes the global model. A is learned with BatchNorm in evaluation mode.
     """
 
-    layers: int = 1
-    share: float = 0.8
-    eta: float = 1.0
-    threshold: float = 0.1
-    window: int = 10
-    max_epochs: int = 100
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.layers >= 0, "layers", "0 or more")
-        self.check(0 < self.share <= 1, "share", "above 0 and at most 1")
-        self.check(0 <= self.eta < math.inf, "eta", "0 or more")
-        self.check(self.threshold >= 0, "threshold", "0 or more")
-        self.check(self.window >= 1, "window", "1 or more")
-        self.check(self.max_epochs >= 1, "max_epochs", "1 or more")
+    layers: Annotated[int, AtLeast(0)] = 1
+    share: Annotated[float, Above(0), AtMost(1)] = 0.8
+    eta: Annotated[float, AtLeast(0)] = 1.0
+    threshold: Annotated[float, AtLeast(0)] = 0.1
+    window: Annotated[int, AtLeast(1)] = 10
+    max_epochs: Annotated[int, AtLeast(1)] = 100
 
     def init(self, params, parts):
         """Keep the top layers alone of a client's own model; begin with all of the global one."""

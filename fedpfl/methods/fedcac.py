@@ -1,10 +1,12 @@
 """FedCAC: the entries that changed most for their size are averaged over those clients alone that are alike."""
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast, Between
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared.critical import collaborators, highest, overlaps
 from fedpfl.methods.shared.method import Method
@@ -31,15 +33,9 @@ class FedCAC(Method):
     Defaults of the paper for CIFAR10. BatchNorm statistics stay with the client.
     """
 
-    tau: float = 0.5
-    beta: int = 100
-    cutoff: float = 1e-10
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.tau <= 1, "tau", "between 0 and 1")
-        self.check(self.beta >= 1, "beta", "1 or more")
-        self.check(self.cutoff >= 0 or self.cutoff == -1, "cutoff", "0 or more, or -1 for none")
+    tau: Annotated[float, Between(0, 1)] = 0.5
+    beta: Annotated[int, AtLeast(1)] = 100
+    cutoff: Annotated[float, AtLeast(0)] | Literal[-1] = 1e-10
 
     def buffers(self):
         """Keep the statistics with the client."""

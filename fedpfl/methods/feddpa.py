@@ -1,12 +1,13 @@
 """FedDPA: entries of high Fisher information stay personal."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast, Between
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared import fisher, importance
 from fedpfl.methods.shared.by_mask import ByMask
@@ -28,18 +29,12 @@ class FedDPA(ByMask):
     Nothing is personal at a client that never trained. The paper uses Adam; here local training is what `local` says.
     """
 
-    threshold: float = 0.4
+    threshold: Annotated[float, Between(0, 1)] = 0.4
     rule: Literal["value", "quantile"] = "value"
     train: Literal["two_phase", "joint"] = "two_phase"
-    lam1: float = 0.1
-    lam2: float = 0.05
-    clip: float = 0.5
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.threshold <= 1, "threshold", "between 0 and 1")
-        for field in ("lam1", "lam2", "clip"):
-            self.check(getattr(self, field) >= 0, field, "0 or more")
+    lam1: Annotated[float, AtLeast(0)] = 0.1
+    lam2: Annotated[float, AtLeast(0)] = 0.05
+    clip: Annotated[float, AtLeast(0)] = 0.5
 
     def init(self, params, parts):
         """Make nothing personal, by scores of zero."""

@@ -1,11 +1,12 @@
 """FedOBP: element-wise personalization by an Optimal-Brain-Damage score and a quantile threshold."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast, Below, Between
 from fedpfl.ground.tree import Masked, Tree
 from fedpfl.methods.shared import fisher, importance
 from fedpfl.methods.shared.by_mask import ByMask
@@ -37,21 +38,13 @@ class FedOBP(ByMask):
         moved furthest fall back to their initial values) or has no personal entries (`global`).
     """
 
-    q: float
+    q: Annotated[float, Between(0, 1)]
     norm: Literal["none", "layer", "global"] = "global"
     score: Literal["obp", "obp_as_published", "gradient", "fisher", "fisher_batch"] = "obp"
     scope: Literal["all", "tensor"] = "all"
     classifier_only: bool = False
-    ema: float = 0.0
+    ema: Annotated[float, AtLeast(0), Below(1)] = 0.0
     cold_start: Literal["paper", "global"] = "paper"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self._check_q()
-        self.check(0 <= self.ema < 1, "ema", "at least 0 and below 1")
-
-    def _check_q(self):
-        self.check(0 <= self.q <= 1, "q", "between 0 and 1")
 
     def init(self, params, parts):
         """Let theta_g and theta_i start equal; of theta_i only what is scored is kept, and scores from training."""

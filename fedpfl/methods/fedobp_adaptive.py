@@ -1,13 +1,14 @@
 """FedOBP with an adaptive quantile: each client chooses its q from a list, by its validation samples."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Between
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.fedobp import FedOBP
 from fedpfl.methods.shared.batch import Data, Shard
@@ -30,12 +31,12 @@ class FedOBPAdaptive(FedOBP):
     is neither `ema` nor norm=layer.
     """
 
-    q: tuple[float, ...]  # type: ignore[assignment]
+    q: tuple[Annotated[float, Between(0, 1)], ...]  # type: ignore[assignment]
 
     validates: ClassVar[bool] = True
 
-    def _check_q(self):
-        self.check(all(0 <= q <= 1 for q in self.q), "q", "between 0 and 1")
+    def __post_init__(self):
+        super().__post_init__()
         self.check(self.q == tuple(sorted({*self.q})) != (), "q", "one or more, ascending")
         if len(self.q) > 1 and self.score.startswith("obp"):
             self.check(not self.ema, "ema", f"0 with several q and score={self.score}")

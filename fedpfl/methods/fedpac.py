@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Masked
 from fedpfl.methods.shared.by_name import ByName, all_but, only
 from fedpfl.methods.shared.method import Phase
@@ -35,21 +36,14 @@ class FedPAC(ByName):
     client is sampled again. The authors train all of 20 clients each round.
     """
 
-    lam: float = 1.0
-    head_epochs: int = 1
-    body_epochs: int | None = None
-    head_lr: float | None = 0.1
+    lam: Annotated[float, AtLeast(0)] = 1.0
+    head_epochs: Annotated[int, AtLeast(0)] = 1
+    body_epochs: Annotated[int, AtLeast(0)] | None = None
+    head_lr: Annotated[float, Above(0)] | None = 0.1
     combine: bool = True
     keep_prototypes: bool = False
 
     _key: ClassVar[str] = "head"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.lam >= 0, "lam", "0 or more")
-        self.check(self.head_epochs >= 0, "head_epochs", "0 or more")
-        self.check(self.body_epochs is None or self.body_epochs >= 0, "body_epochs", "0 or more, or null")
-        self.check(self.head_lr is None or 0 < self.head_lr < math.inf, "head_lr", "a positive number, or null")
 
     def init(self, params, parts):
         """Begin without prototypes."""

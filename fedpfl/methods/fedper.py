@@ -1,9 +1,10 @@
 """FedPer: shared body, personal top layers."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.shared.by_name import ByName, top
 from fedpfl.models import Parts
 
@@ -17,14 +18,10 @@ class FedPer(ByName):
         leave a client) or the `server_average` of uploaded ones (FL-bench; the personal layers then travel too).
     """
 
-    layers: int = 1
+    layers: Annotated[int, AtLeast(0)] = 1
     head_init: Literal["initial", "server_average"] = "initial"
 
     _key: ClassVar[str] = "head"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.layers >= 0, "layers", "0 or more")
 
     def _own(self, parts: Parts) -> tuple[str, ...]:
         return top(parts, self.layers)

@@ -1,8 +1,10 @@
 """FedProx: FedAvg whose clients are held back."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.shared.method import Method
 
 
@@ -13,11 +15,7 @@ class FedProx(Method):
     mu: pull towards the model received, over all trainable scalars; mu = 0 is FedAvg. No stragglers.
     """
 
-    mu: float = 0.01
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.mu >= 0, "mu", "0 or more")
+    mu: Annotated[float, AtLeast(0)] = 0.01
 
     def loss(self, server, client, net, params, batch):
         """Add the proximal term to FedAvg's objective."""

@@ -1,11 +1,12 @@
 """FedPURIN: FedCAC with other scores, and critical entries alone go up."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtMost
 from fedpfl.ground.tree import Masked
 from fedpfl.methods.fedcac import FedCAC
 from fedpfl.methods.shared.method import Phase
@@ -27,14 +28,11 @@ class FedPURIN(FedCAC):
     judge: the model evaluated after training: `sparse` theta m (the authors' code, so their tables) or `dense` theta.
     """
 
+    tau: Annotated[float, Above(0), AtMost(1)] = 0.5
     score: Literal["gradient", "delta"] = "gradient"
     hessian: bool = False
     include_norm: bool = False
     judge: Literal["sparse", "dense"] = "sparse"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.tau > 0, "tau", "above 0")
 
     def _shared(self, params, parts):
         return params if self.include_norm else tree.without(params, parts.batch_norm)

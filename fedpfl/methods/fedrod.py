@@ -1,13 +1,14 @@
 """FedRoD: a generic head trained for all classes alike, and a personal one added to it."""
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method
 
@@ -27,11 +28,7 @@ class FedRoD(Method):
     The paper's variant that generates q_i from class counts by a hypernetwork is not here.
     """
 
-    gamma: float = 1.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.gamma < math.inf, "gamma", "0 or more")
+    gamma: Annotated[float, AtLeast(0)] = 1.0
 
     def init(self, params, parts):
         """Keep the personal head under the names of the generic one."""

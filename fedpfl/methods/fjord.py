@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 
+from fedpfl.ground.ranges import Between
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import Phase
 from fedpfl.methods.shared.submodel import Submodel, padded
@@ -26,11 +28,10 @@ class FjORD(Submodel):
     """
 
     ordered: bool = False
-    distill: float = 0.0
+    distill: Annotated[float, Between(0, 1)] = 0.0
 
     def __post_init__(self):
         super().__post_init__()
-        self.check(0 <= self.distill <= 1, "distill", "between 0 and 1")
         self.check(self.ordered or self.distill == 0, "distill", "0 unless ordered")
 
     def init(self, params, parts):

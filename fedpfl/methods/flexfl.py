@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 
+from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import levels, neurons
 from fedpfl.methods.shared.neurons import Rounding
@@ -39,27 +40,21 @@ class FlexFL(Cut):
     device can hold.
     """
 
-    levels: tuple[float, ...] = (0.25, 0.5, 1.0)
-    apoz: tuple[float, ...] = ()
-    tolerance: float = 0.05
+    levels: tuple[Annotated[float, Above(0), AtMost(1)], ...] = (0.25, 0.5, 1.0)
+    apoz: tuple[Annotated[float, Between(0, 1)], ...] = ()
+    tolerance: Annotated[float, AtLeast(0), Below(1)] = 0.05
     rounding: Rounding = "floor"
-    devices: tuple[float, ...] = (4, 3, 3)
+    devices: tuple[Annotated[float, AtLeast(0)], ...] = (4, 3, 3)
     assign: Assign = "blocks"
-    gamma: float = 10.0
-    temperature: float = 3.0
+    gamma: Annotated[float, AtLeast(0)] = 10.0
+    temperature: Annotated[float, Above(0)] = 3.0
 
     def __post_init__(self):
         super().__post_init__()
         ascending = all(low < high for low, high in pairwise(self.levels))
         self.check(len(self.levels) > 0 and ascending, "levels", "one or more, ascending")
-        self.check(all(0 < level <= 1 for level in self.levels), "levels", "above 0 and at most 1")
-        self.check(all(0 <= share <= 1 for share in self.apoz), "apoz", "between 0 and 1")
-        self.check(0 <= self.tolerance < 1, "tolerance", "at least 0 and below 1")
         self.check(len(self.devices) == len(self.levels), "devices", "as many numbers as levels")
-        possible = all(0 <= count < math.inf for count in self.devices) and sum(self.devices) > 0
-        self.check(possible, "devices", "0 or more, and not all 0")
-        self.check(0 <= self.gamma < math.inf, "gamma", "0 or more")
-        self.check(0 < self.temperature < math.inf, "temperature", "a positive number")
+        self.check(sum(self.devices) > 0, "devices", "0 or more, and not all 0")
 
     def init(self, params, parts):
         """Add each level's neurons at the server, what the client's device can hold, and the level of its model."""

@@ -1,11 +1,13 @@
 """FLOCO: a simplex of heads over one body; each client gets a region of it."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Masked
 from fedpfl.methods.shared.method import Method, Phase, Turn, flag
 from fedpfl.methods.shared.simplex import at, centres, endpoint, onto_simplex
@@ -28,16 +30,10 @@ class Floco(Method):
     magnitude is positive.
     """
 
-    endpoints: int = 10
-    tau: int = 10
-    rho: float = 0.1
+    endpoints: Annotated[int, AtLeast(1)] = 10
+    tau: Annotated[int, AtLeast(0)] = 10
+    rho: Annotated[float, AtLeast(0)] = 0.1
     stay_inside: bool = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.endpoints >= 1, "endpoints", "1 or more")
-        for field in ("tau", "rho"):
-            self.check(getattr(self, field) >= 0, field, "0 or more")
 
     def init(self, params, parts):
         """Put the endpoints under the name of the weight they replace, and beta at the centre."""

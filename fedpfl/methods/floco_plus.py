@@ -1,9 +1,10 @@
 """FLOCO+: FLOCO, and beside it a private simplex that stays near the common one, as Ditto's model."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.floco import Floco
 from fedpfl.methods.shared.private import side_by_side
 from fedpfl.methods.shared.simplex import at
@@ -21,14 +22,9 @@ class FlocoPlus(Floco):
     cold_start: the private copy of a client that was never sampled: `initial`, or the `global` one.
     """
 
-    pers_epochs: int | None = None
-    lam: float = 1.0
+    pers_epochs: Annotated[int, AtLeast(1)] | None = None
+    lam: Annotated[float, AtLeast(0)] = 1.0
     cold_start: Literal["initial", "global"] = "initial"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.pers_epochs is None or self.pers_epochs >= 1, "pers_epochs", "1 or more, or null")
-        self.check(self.lam >= 0, "lam", "0 or more")
 
     def buffers(self):
         """Keep the private model's statistics on the client."""

@@ -1,14 +1,14 @@
 """FLUTE: personal heads, which the server and a regulariser push towards an even spread of the client's classes."""
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import ByName, only
 from fedpfl.methods.shared.method import Phase
@@ -30,20 +30,14 @@ class FLUTE(ByName):
     A client that was never sampled has the initial head. In the head phase the body's BatchNorm statistics stay.
     """
 
-    l1: float = 0.25
-    l2: float = 0.0025
-    l3: float = 0.0005
-    server_lr: float = 0.5
-    rep_epochs: int = 1
+    l1: Annotated[float, AtLeast(0)] = 0.25
+    l2: Annotated[float, AtLeast(0)] = 0.0025
+    l3: Annotated[float, AtLeast(0)] = 0.0005
+    server_lr: Annotated[float, AtLeast(0)] = 0.5
+    rep_epochs: Annotated[int, AtLeast(0)] = 1
     variant: Literal["paper", "as_published"] = "paper"
 
     _key: ClassVar[str] = "head"
-
-    def __post_init__(self):
-        super().__post_init__()
-        for field in ("l1", "l2", "l3", "server_lr"):
-            self.check(0 <= getattr(self, field) < math.inf, field, "0 or more")
-        self.check(self.rep_epochs >= 0, "rep_epochs", "0 or more")
 
     def before_training(self, server, client, net, shard):
         """Return which classes there are."""

@@ -12,7 +12,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import Phase
 from fedpfl.methods.shared.neurons import Rounding
-from fedpfl.methods.shared.submodel import Submodel
+from fedpfl.methods.shared.submodel import Submodel, Widths
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)  # a, b, c, d, e of the paper
 
@@ -38,7 +38,7 @@ class HeteroFL(Submodel):
     Clients are evaluated with what they trained last, before that with the initial model's part for their width.
     """
 
-    widths: tuple[float, ...] = RATES
+    widths: Widths = RATES
     rounding: Rounding = "ceil"
     scaler: bool = False
     masked: bool = True

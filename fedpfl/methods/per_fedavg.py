@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method, Phase
 
@@ -36,17 +37,10 @@ class PerFedAvg(Method):
     own_steps: ClassVar[bool] = True
 
     version: Literal["fo", "hf"] = "fo"
-    inner_lr: float = 0.01
-    outer_lr: float = 0.001
-    delta: float = 0.001
-    adapt_steps: int = 0
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.inner_lr >= 0, "inner_lr", "0 or more")
-        self.check(self.outer_lr >= 0, "outer_lr", "0 or more")
-        self.check(self.delta > 0, "delta", "a positive number")
-        self.check(self.adapt_steps >= 0, "adapt_steps", "0 or more")
+    inner_lr: Annotated[float, AtLeast(0)] = 0.01
+    outer_lr: Annotated[float, AtLeast(0)] = 0.001
+    delta: Annotated[float, Above(0)] = 0.001
+    adapt_steps: Annotated[int, AtLeast(0)] = 0
 
     def phases(self, server, client, params, epochs):
         """Take steps on D and D', and D'' for the Hessian-vector product."""

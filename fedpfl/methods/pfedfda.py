@@ -1,11 +1,12 @@
 """pFedFDA: a common feature extractor under a generative classifier that each client fits to its own features."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast, Below
 from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import gaussian
 from fedpfl.methods.shared.gaussian import packed, unpacked
@@ -31,17 +32,11 @@ class PFedFDA(Method):
     Linear algebra is in float64. All of this happens client by client.
     """
 
-    eps: float = 1e-4
-    folds: int = 2
+    eps: Annotated[float, Above(0), Below(1)] = 1e-4
+    folds: Annotated[int, AtLeast(2)] = 2
     single_beta: bool = False
-    cov_reg: float = 1.0
+    cov_reg: Annotated[float, AtLeast(0)] = 1.0
     variant: Literal["paper", "as_published"] = "paper"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 < self.eps < 1, "eps", "above 0 and below 1")
-        self.check(self.folds >= 2, "folds", "2 or more")
-        self.check(self.cov_reg >= 0, "cov_reg", "0 or more")
 
     @property
     def _published(self) -> bool:

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.methods.shared.method import Method, Phase
 
 
@@ -31,21 +32,17 @@ class PFedMe(Method):
 
     own_steps: ClassVar[bool] = True
 
-    lam: float = 15.0
-    inner_steps: int = 5
-    inner_lr: float = 0.01
-    outer_lr: float = 0.005
-    beta: float = 1.0
-    mu: float = 0.001
+    lam: Annotated[float, AtLeast(0)] = 15.0
+    inner_steps: Annotated[int, AtLeast(1)] = 5
+    inner_lr: Annotated[float, Above(0)] = 0.01
+    outer_lr: Annotated[float, Above(0)] = 0.005
+    beta: Annotated[float, AtLeast(0)] = 1.0
+    mu: Annotated[float, AtLeast(0)] = 0.001
     average: Literal["uniform", "samples"] = "uniform"
 
     def __post_init__(self):
         super().__post_init__()
-        for field in ("lam", "beta", "mu"):
-            self.check(getattr(self, field) >= 0, field, "0 or more")
-        self.check(self.inner_steps >= 1, "inner_steps", "1 or more")
         for field in ("inner_lr", "outer_lr"):
-            self.check(getattr(self, field) > 0, field, "a positive number")
             stable = getattr(self, field) * self.lam < 2
             self.check(stable, field, f"below 2 / lam = {2 / (self.lam or 1):.4g}, or it diverges; lower it or lam")
 

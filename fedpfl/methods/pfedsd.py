@@ -1,12 +1,13 @@
 """pFedSD: clients that learn from their own last model."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.methods.shared.method import Method
 
 
@@ -24,14 +25,9 @@ class PFedSD(Method):
         in the public codes.
     """
 
-    lam: float = 0.5
-    tau: float = 3.0
+    lam: Annotated[float, AtLeast(0)] = 0.5
+    tau: Annotated[float, Above(0)] = 3.0
     teacher: Literal["eval", "train"] = "eval"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.lam >= 0, "lam", "0 or more")
-        self.check(self.tau > 0, "tau", "a positive number")
 
     def init(self, params, parts):
         """Begin without a teacher."""

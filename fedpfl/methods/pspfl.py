@@ -1,9 +1,10 @@
 """Update-magnitude personalisation: a reconstruction of how PSPFL selects parameters, not PSPFL."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Between
 from fedpfl.ground.tree import Agreed, Masked
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.by_mask import ByMask
@@ -27,12 +28,8 @@ class PSPFL(ByMask):
     BatchNorm statistics stay with the client.
     """
 
-    q: float = 0.1
+    q: Annotated[float, Between(0, 1)] = 0.1
     upload: Literal["shared", "all"] = "shared"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.q <= 1, "q", "between 0 and 1")
 
     def buffers(self):
         """Keep the statistics with the client."""

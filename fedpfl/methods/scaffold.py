@@ -1,10 +1,12 @@
 """SCAFFOLD: control variates against client drift."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.methods.shared.method import Method, Phase
 
 
@@ -19,13 +21,8 @@ class Scaffold(Method):
     clients: how many there are in all, K. server_lr: eta_g.
     """
 
-    clients: int
-    server_lr: float = 1.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.clients >= 1, "clients", "1 or more")
-        self.check(self.server_lr > 0, "server_lr", "a positive number")
+    clients: Annotated[int, AtLeast(1)]
+    server_lr: Annotated[float, Above(0)] = 1.0
 
     def init(self, params, parts):
         """Set all controls to zero."""

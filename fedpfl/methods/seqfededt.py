@@ -1,11 +1,12 @@
 """SeqFedEDT: a model that goes from client to client, each of which puts back some entries of its own."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Between
 from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.by_mask import ByMask
@@ -35,14 +36,10 @@ class SeqFedEDT(ByMask):
     """
 
     score: Literal["difference", "squared", "importance"] = "squared"
-    q: float = 0.9995
+    q: Annotated[float, Between(0, 1)] = 0.9995
     classifier_only: bool = False
 
     _key: ClassVar[str] = "scored"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.q <= 1, "q", "between 0 and 1")
 
     def buffers(self):
         """Keep the statistics with the client."""

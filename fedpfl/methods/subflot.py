@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast, Below, Between
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import neurons, transport
 from fedpfl.methods.shared.submodel import Assign, Cut, assigned, padded
@@ -47,10 +48,10 @@ class SubFLOT(Cut):
     Clients are evaluated with what they trained last, before the first time with the initial model.
     """
 
-    rates: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
+    rates: tuple[Annotated[float, AtLeast(0), Below(1)], ...] = (0.0, 0.25, 0.5, 0.75)
     assign: Assign = "random"
-    alpha: float = 0.5
-    lam: float = 1.0
+    alpha: Annotated[float, Between(0, 1)] = 0.5
+    lam: Annotated[float, AtLeast(0)] = 1.0
     mode: Mode = "one"
     initial: Literal["random", "prefix"] = "random"
     otp: bool = True
@@ -61,9 +62,6 @@ class SubFLOT(Cut):
     def __post_init__(self):
         super().__post_init__()
         self.check(len(self.rates) > 0, "rates", "at least one rate")
-        self.check(all(0 <= rate < 1 for rate in self.rates), "rates", "at least 0 and below 1")
-        self.check(0 <= self.alpha <= 1, "alpha", "between 0 and 1")
-        self.check(0 <= self.lam < float("inf"), "lam", "0 or more")
 
     def init(self, params, parts):
         """Give the client a rate and all neurons, not yet chosen."""

@@ -16,6 +16,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
+from fedpfl.models.initial import start_from
 from fedpfl.models.lenet5 import LeNet5
 from fedpfl.models.lstm import LSTM
 from fedpfl.models.mlp import mlp
@@ -24,7 +25,6 @@ from fedpfl.models.resnet import resnet8, resnet10, resnet18
 from fedpfl.models.shapes import Unfit, kind
 from fedpfl.models.split import parts
 from fedpfl.models.text import text
-from fedpfl.models.weights import start_from
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn4": CNN4,

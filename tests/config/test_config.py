@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import hydra
 import numpy as np
@@ -18,8 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import train
 from fedpfl.config import plan as config
+from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import present
+from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS, FedOBP
 from fedpfl.models import MODELS
 from tests.command import TINY
@@ -263,7 +265,7 @@ def test_a_run_belongs_below_its_data_set_or_experiment() -> None:
 
 
 @dataclass(frozen=True)
-class Schema:
+class Schema(Checked):
     count: int = 1
     share: float = 0.5
     fast: bool = False
@@ -273,10 +275,11 @@ class Schema:
     values: Sequence[float] = ()
     pair: tuple[int, ...] = ()
     where: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ValueError(f"count must be 0 or more, got {self.count}")
+    part: Annotated[float, Between(0, 1)] = 0.5
+    rate: Annotated[float, Above(0), AtMost(1)] | Literal["auto"] = "auto"
+    tries: Annotated[int, AtLeast(1)] | None = None
+    levels: Annotated[float, AtLeast(0), Below(1)] | tuple[Annotated[float, AtLeast(0), Below(1)], ...] = ()
+    ends: tuple[Annotated[float, Above(0)], float] = (1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +296,15 @@ class Schema:
         ("pair", [1, 2], (1, 2)),
         ("kind", "b", "b"),
         ("where", "there", Path("there")),
+        ("part", 0, 0.0),
+        ("part", 1, 1.0),
+        ("rate", 1, 1.0),
+        ("rate", "auto", "auto"),
+        ("tries", 1, 1),
+        ("tries", None, None),
+        ("levels", 0, 0.0),
+        ("levels", [0, 0.99], (0.0, 0.99)),
+        ("ends", [0.1, -3], (0.1, -3.0)),
     ],
 )
 def test_a_value_that_fits_is_taken(key: str, value: Any, becomes: Any) -> None:
@@ -315,11 +327,23 @@ def test_a_value_that_fits_is_taken(key: str, value: Any, becomes: Any) -> None:
         ("kind", "c", "one of a, b"),
         ("kind", ["a"], "one of a, b"),
         ("limit", 0.5, "a whole number or null"),
-        ("values", [0.5, "abc"], "a number"),
+        ("values", [0.5, "abc"], "a list of numbers"),
         ("values", 0.5, "a list of numbers"),
-        ("pair", [1, 0.5], "a whole number"),
+        ("pair", [1, 0.5], "a list of whole numbers"),
         ("where", 3, "a path or null"),
-        ("count", -1, "0 or more"),
+        ("part", -0.1, "between 0 and 1"),
+        ("part", 1.1, "between 0 and 1"),
+        ("part", "abc", "a number"),
+        ("rate", 0, "above 0 and at most 1, or auto"),
+        ("rate", 1.1, "above 0 and at most 1, or auto"),
+        ("rate", "aut", "a number or auto"),
+        ("tries", 0, "1 or more, or null"),
+        ("tries", 1.5, "a whole number or null"),
+        ("levels", 1, "at least 0 and below 1"),
+        ("levels", [0.5, 1], "at least 0 and below 1"),
+        ("levels", "abc", "a number or a list of numbers"),
+        ("ends", [0, 1], "a positive number"),
+        ("ends", [1], "a list of 2 numbers"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(key: str, value: Any, allowed: str) -> None:
@@ -328,6 +352,9 @@ def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(key: str, value
     message = str(caught.value)
     assert message.startswith(f"group.{key} must be {allowed}, got ")
     assert "\n" not in message
+    with pytest.raises(ValueError, match="must be") as caught:  # also where Python makes it
+        Schema(**{key: value})
+    assert str(caught.value) == message.removeprefix("group.")
 
 
 @pytest.mark.parametrize(
@@ -355,9 +382,7 @@ def test_what_cannot_be_computed_with_or_written_down_is_refused(key: str, value
 
 
 def test_an_unknown_key_is_named_with_the_known_ones() -> None:
-    with pytest.raises(
-        FedpflError, match=r"^group\.cuont is not a key here; known keys: count, share, .*group\.count\?$"
-    ):
+    with pytest.raises(FedpflError, match=r"^group\.cuont is not a key here; did you mean group\.count\?$"):
         config.typed(Schema, {"cuont": 1}, "group")
 
 
@@ -418,7 +443,7 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
     [
         ("local.steps=20", "local.steps must be null beside local.epochs=5; set local.epochs=null, got 20"),
         ("local.optimizer=adan", "local.optimizer must be one of sgd, adam, adamw, got 'adan'"),
-        ("local.decay=linear", "local.decay must be a number or one of cosine, got 'linear'"),
+        ("local.decay=linear", "local.decay must be a number or cosine, got 'linear'"),
         (
             "method=pfedme local.optimizer=adam",
             "local.optimizer=adam has no part in method=pfedme, which makes its own steps; leave it at sgd",
@@ -430,7 +455,7 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
         ("dataset=pacs dataset.size=big", "dataset.size must be a whole number, got 'big'"),
         ("dataset=cifar10_c dataset.corruptions=fog", "dataset.corruptions must be a list of texts or null, got 'fog'"),
         ("dataset.name=foo", "dataset.name must be one of ag_news, cifar10, "),
-        ("partition.seed=-1", "partition.seed must be from 0 to 4294967295, or null, got -1"),
+        ("partition.seed=-1", "partition.seed must be between 0 and 4294967295, or null, got -1"),
         ("partition=file", "partition.path has no value; set it with partition.path=..."),
         ("partition=file partition.path=mine.json", "partition.path: there is no file mine.json; check the path"),
         ("validation=1", "validation must be at least 0 and below 1, got 1"),

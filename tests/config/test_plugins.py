@@ -82,7 +82,7 @@ def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) ->
 
 def test_changed_text_is_read_anew_and_a_resumed_run_tells(folder: Path) -> None:
     assert call(*ALL, *SMALL, cwd=folder).code == 0
-    (folder / "mine.py").write_text(MINE.replace("0 <= self.share", "-1 <= self.share"))
+    (folder / "mine.py").write_text(MINE.replace("Between(0, 1)", "Between(-1, 1)"))
     result = call(*ALL, *SMALL, cwd=folder)
     assert "already finished" in result.out
     assert "code        of the method changed" in result.out

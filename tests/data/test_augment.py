@@ -222,8 +222,8 @@ def test_the_groups_and_their_identity():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("augment.rotate=-1", "augment.rotate must be from 0 to 180 degrees, got -1"),
-        ("augment.crop=-2", "augment.crop must be 0 or more pixels, got -2"),
+        ("augment.rotate=-1", "augment.rotate must be between 0 and 180, got -1"),
+        ("augment.crop=-2", "augment.crop must be 0 or more, got -2"),
         ("augment.fill=white", "augment.fill must be one of black, mean, got 'white'"),
         ("+augment.colour=1", "augment.colour is not a key here"),
     ],

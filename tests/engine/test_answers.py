@@ -178,8 +178,16 @@ def _forgets(self, *given):
             lambda self, *given: _pair(self, *given)[0],
             "a tensor torch.float32 []; it must return the loss",
         ),
-        ({"step": "_own"}, lambda self, server, client, net, params, *given: params, "a dict; it must return two things: the new tree"),
-        ({"step": "_own"}, lambda self, server, client, net, params, *given: (head(params), None), "classifier.bias was"),
+        (
+            {"step": "_own"},
+            lambda self, server, client, net, params, *given: params,
+            "a dict; it must return two things: the new tree",
+        ),
+        (
+            {"step": "_own"},
+            lambda self, server, client, net, params, *given: (head(params), None),
+            "classifier.bias was",
+        ),
         ({"after_gradient": "_own"}, _forgets, "None"),
         ({"loss": "_own"}, _pair, "a tuple of 2; it must return the loss"),
     ],

@@ -23,7 +23,6 @@ from tests.conftest import (
     assert_same,
     federate,
     rounds,
-    row,
     tiny,
     trajectory,
 )

@@ -281,10 +281,10 @@ def test_one_model_travels_each_way(net, federation):
     [
         ({"alpha": 1.1}, "alpha must be between 0 and 1"),
         ({"alpha": float("nan")}, "alpha must be between 0 and 1"),
-        ({"mixing": "both"}, "mixing must be output or param"),
+        ({"mixing": "both"}, "mixing must be one of output, param"),
         ({"alpha_lr": -1.0}, "alpha_lr must be 0 or more"),
         ({"alpha_decay": -1.0}, "alpha_decay must be 0 or more"),
-        ({"cold_start": "x"}, "cold_start must be initial or global"),
+        ({"cold_start": "x"}, "cold_start must be one of initial, global"),
     ],
 )
 def test_out_of_range(values, message):

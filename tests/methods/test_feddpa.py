@@ -146,8 +146,8 @@ def test_everything_travels(net, federation):
     ("values", "message"),
     [
         ({"threshold": 1.5}, "threshold must be between 0 and 1"),
-        ({"rule": "top"}, "rule must be value or quantile"),
-        ({"train": "both"}, "train must be two_phase or joint"),
+        ({"rule": "top"}, "rule must be one of value, quantile"),
+        ({"train": "both"}, "train must be one of two_phase, joint"),
         ({"lam1": -0.1}, "lam1 must be 0 or more"),
     ],
 )

@@ -21,7 +21,6 @@ from tests.conftest import (
     assert_same,
     participate,
     rounds,
-    row,
     tiny,
     trajectory,
 )
@@ -264,7 +263,7 @@ def test_a_client_that_was_never_sampled_has_the_initial_head(net, federation):
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"lam": -1.0}, "lam must be 0 or more"), ({"head_lr": 0.0}, "head_lr must be a positive number, or null")],
+    [({"lam": -1.0}, "lam must be 0 or more"), ({"head_lr": 0.0}, "head_lr must be a positive number or null")],
 )
 def test_out_of_range(values, message):
     with pytest.raises(ValueError, match=message):

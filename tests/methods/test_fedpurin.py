@@ -605,12 +605,12 @@ def test_sizes_of_table_3(network, shape, classes, dense, printed):
     ("kind", "values", "message"),
     [
         (FedCAC, {"tau": -0.1}, "tau must be between 0 and 1"),
-        (FedPURIN, {"tau": 1.5}, "tau must be between 0 and 1"),
+        (FedPURIN, {"tau": 1.5}, "tau must be above 0 and at most 1"),
         (FedPURIN, {"tau": 0.0}, "tau must be above 0"),
         (FedCAC, {"beta": 0}, "beta must be 1 or more"),
         (FedPURIN, {"cutoff": -0.5}, "cutoff must be 0 or more, or -1"),
-        (FedPURIN, {"score": "weight"}, "score must be gradient or delta"),
-        (FedPURIN, {"judge": "both"}, "judge must be sparse or dense"),
+        (FedPURIN, {"score": "weight"}, "score must be one of gradient, delta"),
+        (FedPURIN, {"judge": "both"}, "judge must be one of sparse, dense"),
     ],
 )
 def test_out_of_range(kind, values, message):

@@ -430,9 +430,9 @@ def test_shared_entries_travel_and_a_mask_when_it_is_another(backend, net, feder
     [
         ({"p": 1.5}, "p must be between 0 and 1"),
         ({"alpha": -0.1}, "alpha must be between 0 and 1"),
-        ({"delta": "epoch"}, "delta must be round or window"),
+        ({"delta": "epoch"}, "delta must be one of round, window"),
         ({"every": 0}, "every must be 1 or more"),
-        ({"scope": "layer"}, "scope must be tensor or all"),
+        ({"scope": "layer"}, "scope must be one of tensor, all"),
         ({"lr_v": 0.0}, "lr_v must be a positive number or null"),
         ({"lr_u": -1.0}, "lr_u must be a positive number or null"),
     ],

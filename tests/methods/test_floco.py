@@ -333,7 +333,7 @@ def test_numbers_that_are_not_finite_are_one_line(net, federation):
         ({"rho": -0.1}, "rho must be 0 or more"),
         ({"pers_epochs": 0}, "pers_epochs must be 1 or more, or null"),
         ({"lam": -1.0}, "lam must be 0 or more"),
-        ({"cold_start": "x"}, "cold_start must be initial or global"),
+        ({"cold_start": "x"}, "cold_start must be one of initial, global"),
     ],
 )
 def test_out_of_range(values, message):

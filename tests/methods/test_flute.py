@@ -10,7 +10,7 @@ from fedpfl.engine import begin
 from fedpfl.ground import tree
 from fedpfl.methods import FLUTE, FedPer, Phase
 from fedpfl.methods.flute import collapse
-from tests.conftest import CLASSES, COHORTS, CPU, HEAD, assert_close, assert_same, participate, row, tiny, trajectory
+from tests.conftest import CLASSES, COHORTS, CPU, HEAD, assert_close, assert_same, participate, tiny, trajectory
 
 PLAIN = {"l1": 0.0, "l2": 0.0, "l3": 0.0, "server_lr": 0.0}
 

@@ -472,9 +472,9 @@ def test_statistics_of_other_channels_stay_as_they_were(backend, federation):
     [
         ({"widths": ()}, "widths must be at least one share"),
         ({"widths": (0.0,)}, "widths must be above 0 and at most 1"),
-        ({"weighting": "x"}, "weighting must be equal or samples"),
-        ({"rounding": "x"}, "rounding must be floor, ceil or round"),
-        ({"assign": "x"}, "assign must be blocks or random"),
+        ({"weighting": "x"}, "weighting must be one of equal, samples"),
+        ({"rounding": "x"}, "rounding must be one of floor, ceil, round"),
+        ({"assign": "x"}, "assign must be one of blocks, random"),
     ],
 )
 def test_out_of_range(kind, values, message):

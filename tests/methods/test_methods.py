@@ -514,7 +514,7 @@ def test_with_one_client_fedper_is_fedavg(backend, net):
 def test_fedper_refuses_nonsense():
     with pytest.raises(ValueError, match="layers must be 0 or more, got -1"):
         FedPer(layers=-1)
-    with pytest.raises(ValueError, match="head_init must be initial or server_average, got 'x'"):
+    with pytest.raises(ValueError, match="head_init must be one of initial, server_average, got 'x'"):
         FedPer(head_init="x")
 
 

@@ -237,10 +237,10 @@ def test_with_lr_times_mu_of_one_each_step_starts_from_the_model_received(net, f
     [
         (lambda: FedProx(mu=-1.0), "mu must be 0 or more"),
         (lambda: LGFedAvg(layers=-1), "layers must be 0 or more"),
-        (lambda: LGFedAvg(variant="x"), "variant must be paper or as_published"),
+        (lambda: LGFedAvg(variant="x"), "variant must be one of paper, as_published"),
         (lambda: FedRep(body_epochs=-1), "body_epochs must be 0 or more"),
         (lambda: FedRep(head_epochs=-1), "head_epochs must be 0 or more, or null"),
-        (lambda: FedBABU(finetune="x"), "finetune must be all, head or body"),
+        (lambda: FedBABU(finetune="x"), "finetune must be one of all, head, body"),
     ],
 )
 def test_out_of_range(make_it, message):

@@ -25,7 +25,6 @@ from tests.conftest import (
     differing,
     federate,
     participate,
-    row,
     tiny,
     trajectory,
 )
@@ -306,7 +305,7 @@ def test_one_model_travels_each_way(net, federation):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"version": "so"}, "version must be fo or hf"),
+        ({"version": "so"}, "version must be one of fo, hf"),
         ({"inner_lr": -0.1}, "inner_lr must be 0 or more"),
         ({"outer_lr": -0.1}, "outer_lr must be 0 or more"),
         ({"delta": 0.0}, "delta must be a positive number"),

@@ -22,7 +22,6 @@ from tests.conftest import (
     assert_close,
     assert_same,
     participate,
-    row,
     tiny,
     trajectory,
 )
@@ -282,7 +281,7 @@ def test_as_published_it_is_fedavg_under_heads_from_statistics_that_never_move(b
         ({"eps": 0.0}, "eps must be above 0"),
         ({"folds": 1}, "folds must be 2 or more"),
         ({"cov_reg": -1.0}, "cov_reg must be 0 or more"),
-        ({"variant": "other"}, "variant must be paper or as_published"),
+        ({"variant": "other"}, "variant must be one of paper, as_published"),
     ],
 )
 def test_out_of_range(values, message):

@@ -226,7 +226,7 @@ def test_one_model_travels_each_way(net, federation):
         ({"lam": 30.0, "outer_lr": 0.07}, r"outer_lr must be below 2 / lam = 0.06667, or it diverges; lower it or lam"),
         ({"beta": -1.0}, "beta must be 0 or more"),
         ({"mu": -1.0}, "mu must be 0 or more"),
-        ({"average": "x"}, "average must be uniform or samples"),
+        ({"average": "x"}, "average must be one of uniform, samples"),
     ],
 )
 def test_out_of_range(values, message):

@@ -206,7 +206,7 @@ def test_a_model_travels_each_way(net, federation):
     [
         ({"lam": -1.0}, "lam must be 0 or more"),
         ({"tau": 0.0}, "tau must be a positive number"),
-        ({"teacher": "both"}, "teacher must be eval or train"),
+        ({"teacher": "both"}, "teacher must be one of eval, train"),
     ],
 )
 def test_out_of_range(values, message):

@@ -195,7 +195,7 @@ def test_statistics_of_batch_normalisation_stay_with_the_client(backend, federat
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"q": 1.1}, "q must be between 0 and 1"), ({"upload": "none"}, "upload must be shared or all")],
+    [({"q": 1.1}, "q must be between 0 and 1"), ({"upload": "none"}, "upload must be one of shared, all")],
 )
 def test_out_of_range(values, message):
     with pytest.raises(ValueError, match=message):

@@ -199,7 +199,7 @@ def test_statistics_of_batch_normalisation_stay_with_the_client(backend, federat
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"score": "fisher"}, "score must be difference, squared or importance"),
+        ({"score": "fisher"}, "score must be one of difference, squared, importance"),
         ({"q": -0.1}, "q must be between 0 and 1"),
     ],
 )

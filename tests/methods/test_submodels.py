@@ -346,15 +346,15 @@ def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries
     [
         (FedSPU, {"widths": ()}, "widths must be at least one share"),
         (FedSPU, {"widths": (0.5, 1.5)}, "widths must be above 0 and at most 1"),
-        (FedSPU, {"assign": "x"}, "assign must be blocks or random"),
-        (FedSPU, {"rounding": "x"}, "rounding must be floor, ceil or round"),
-        (RandomDropout, {"judge": "x"}, "judge must be global or own"),
+        (FedSPU, {"assign": "x"}, "assign must be one of blocks, random"),
+        (FedSPU, {"rounding": "x"}, "rounding must be one of floor, ceil, round"),
+        (RandomDropout, {"judge": "x"}, "judge must be one of global, own"),
         (FjORD, {"distill": 0.5}, "distill must be 0 unless ordered"),
         (FjORD, {"distill": -1.0, "ordered": True}, "distill must be between 0 and 1"),
         (Hermes, {"ranking_epochs": -1}, "ranking_epochs must be 0 or more"),
         (Hermes, {"ranking_lr": 0.0}, "ranking_lr must be a positive number"),
-        (Hermes, {"first": "x"}, "first must be initial or current"),
-        (PruneFL, {"ranking_epochs": 0}, "ranking_epochs must be 1 or more to have gradients"),
+        (Hermes, {"first": "x"}, "first must be one of initial, current"),
+        (PruneFL, {"ranking_epochs": 0}, "ranking_epochs must be 1 or more"),
     ],
 )
 def test_out_of_range(kind, values, message):

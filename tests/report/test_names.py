@@ -12,7 +12,7 @@ from fedpfl.report import names
 
 def test_every_method_and_data_set_has_a_title():
     assert set(names.METHODS) == set(METHODS)
-    assert set(names.DATASETS) == set(datasets.NAMES) - {"npz"}  # named after its file
+    assert set(names.DATASETS) == set(datasets.SETS) - {"npz"}  # named after its file
     assert (names.METHODS["lg_fedavg"], names.DATASETS["cifar10_c"]) == ("LG-FedAvg", "CIFAR10-C")
 
 

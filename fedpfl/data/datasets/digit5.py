@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedpfl.data.datasets.samples import Raw
-from fedpfl.data.datasets.source import Source, counted, folder, kept, reading, wrong
+from fedpfl.data.datasets.shared.samples import Raw
+from fedpfl.data.datasets.shared.source import Source, counted, folder, kept, reading, wrong
 from fedpfl.ground.errors import FedpflError
 
 PLACE = (
@@ -46,7 +46,7 @@ def digit5(source: Source, size: int = 32) -> Raw:
     """
     if size < 1:
         raise FedpflError(f"dataset.size must be 1 or more, got {size}")
-    root = folder(source, "Digit-Five", "digit_five", "Digit5")
+    root = folder(source, PLACE, "Digit-Five", "digit_five", "Digit5")
     paths = [root / f"{name}.mat" for name in FILES]
 
     def make() -> Raw:

@@ -59,7 +59,7 @@ def _npz(path: Path) -> dict[str, list[Index]]:
     """Flat indices and offsets of each split, as runs write them."""
     with npz.opened(path) as arrays:
         names = [name for name in SPLITS if name != "validation" or f"{name}_indices" in arrays]
-        owned = {name: _cut(arrays[f"{name}_indices"](), arrays[f"{name}_offsets"]()) for name in names}
+        owned = {name: _cut(arrays[f"{name}_indices"], arrays[f"{name}_offsets"]) for name in names}
     if len({len(parts) for parts in owned.values()}) > 1:
         raise ValueError("its splits have other numbers of clients")
     return owned

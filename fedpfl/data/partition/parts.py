@@ -51,33 +51,22 @@ def groups(
             "partition=groups needs a data set whose samples are from several domains or persons (digit5, har, "
             "office_home, pacs, femnist, shakespeare, speech_commands, cifar10_c, or your archive with an array groups)"
         )
-    owned = [(number, index) for number, index in enumerate(by_class(np.asarray(groups))) if len(index) >= min_samples]
-    if not owned:
-        raise FedpflError(f"partition=groups: no group has partition.min_samples={min_samples} samples; lower it")
     if test_fraction is None and test_from is None:
         raise FedpflError(
             "partition.test_fraction=null tests clients on the data set's original test part, and this one has none; "
             "set partition.test_fraction=0.25 to split each client's samples"
         )
     rng = np.random.default_rng(seed)
-    if clients < len(owned):
-        owned = [owned[place] for place in sorted(rng.choice(len(owned), clients, replace=False))]
-    if clients % len(owned):
-        enough = f" of at least {min_samples} samples" if min_samples > 1 else ""
-        raise FedpflError(
-            f"partition=groups needs clients to be at most the {len(owned)} groups{enough} or a multiple of them, got "
-            f"{clients}; set clients={len(owned) * (clients // len(owned))}"
-        )
-    each = clients // len(owned)
-    needed = samples_per_client or 1
+    taken = _taken(np.asarray(groups), clients, min_samples, rng)
+    each, needed = clients // len(taken), samples_per_client or 1
     pieces: list[Index] = []
-    for number, index in owned:
+    names = [group_names[number] if group_names else str(number) for number, _ in taken for _ in range(each)]
+    for place, (_, index) in enumerate(taken):
         parts = np.array_split(rng.permutation(index), each)
         if len(parts[-1]) < needed:
-            name = group_names[number] if group_names else number
             raise FedpflError(
-                f"partition=groups: group {name} has {len(index)} samples, too few for {each} clients of {needed}; "
-                "lower clients or partition.samples_per_client, or raise partition.min_samples"
+                f"partition=groups: group {names[place * each]} has {len(index)} samples, too few for {each} clients "
+                f"of {needed}; lower clients or partition.samples_per_client, or raise partition.min_samples"
             )
         pieces += [part[:samples_per_client] for part in parts]
     if test_fraction is not None:
@@ -85,12 +74,30 @@ def groups(
     train, test = ([own[(own >= test_from) == held].astype(np.int64) for own in pieces] for held in (False, True))
     for client, own in enumerate(train):
         if not len(own):
-            number = owned[client // each][0]
             raise FedpflError(
-                f"partition=groups: group {group_names[number] if group_names else number} leaves client {client} no "
-                "training samples, as the data set's own split has it; set partition.test_fraction=0.25 to split anew"
+                f"partition=groups: group {names[client]} leaves client {client} no training samples, as the data "
+                "set's own split has it; set partition.test_fraction=0.25 to split anew"
             )
     return Partition(tuple(train), tuple(test))
+
+
+def _taken(groups: np.ndarray, clients: int, min_samples: int, rng: np.random.Generator) -> list[tuple[int, Index]]:
+    """Numbers and samples of the groups that clients are made of: of those large enough as many as there are clients.
+
+    Raises FedpflError if there are none, or clients are more and no multiple of them.
+    """
+    large = [(number, index) for number, index in enumerate(by_class(groups)) if len(index) >= min_samples]
+    if not large:
+        raise FedpflError(f"partition=groups: no group has partition.min_samples={min_samples} samples; lower it")
+    if clients < len(large):
+        return [large[place] for place in sorted(rng.choice(len(large), clients, replace=False))]
+    if clients % len(large):
+        enough = f" of at least {min_samples} samples" if min_samples > 1 else ""
+        raise FedpflError(
+            f"partition=groups needs clients to be at most the {len(large)} groups{enough} or a multiple of them, got "
+            f"{clients}; set clients={len(large) * (clients // len(large))}"
+        )
+    return large
 
 
 def shuffled_shards(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError, near
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Batch, Shard
@@ -74,7 +74,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Checked):
     """Answer what the engine asks in a round: fields are hyperparameters, hooks are pure functions of ONE client.
 
     Trees: `server` is what the server knows; `client` is a client's state, wherever it is stored (always a dict, of
@@ -98,10 +98,8 @@ class Method:
     """Whether hooks look at `Shard.held_out`: a run that holds no samples out is then refused."""
 
     def __post_init__(self) -> None:
-        """Check what annotations say of the values."""
-        for name, allowed in _choices(type(self)).items():  # type: ignore[arg-type]
-            *others, last = map(str, allowed)
-            self.check(getattr(self, name) in allowed, name, f"{', '.join(others)} or {last}")
+        """Check what annotations say of the values, and that `buffers` does what `statistics` says."""
+        super().__post_init__()
         where = sorted({*self.buffers().values()})
         self.check(self.statistics in (None, *where), "statistics", f"{' or '.join(where)} for {type(self).__name__}")
 
@@ -117,11 +115,6 @@ class Method:
                 )
             if callable(value) and (fault := misplaced(getattr(cls, name), getattr(Method, name))):
                 raise FedpflError(f"{cls.__name__}.{name} takes {fault}")
-
-    def check(self, rule: bool, field: str, allowed: str) -> None:
-        """Raise ValueError about a hyperparameter unless `rule` holds."""
-        if not rule:
-            raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}")
 
     # ---- before round 1
 
@@ -248,7 +241,7 @@ class Method:
 
 def hooks() -> list[str]:
     """Return the names of all hooks."""
-    return [name for name, hook in vars(Method).items() if callable(hook) and name[0] != "_" and name != "check"]
+    return [name for name, hook in vars(Method).items() if callable(hook) and name[0] != "_"]
 
 
 def flag(like: Tree) -> Tensor:
@@ -276,8 +269,3 @@ def misplaced(function: Callable[..., Any], like: Callable[..., Any] | Sequence[
     if not strange and len(given) == len(right):
         return ""
     return f"({', '.join(given)}) where the contract has ({', '.join(right)}); change its arguments, and calls of it"
-
-
-@cache
-def _choices(method: Any) -> dict[str, tuple[Any, ...]]:
-    return {name: get_args(hint) for name, hint in get_type_hints(method).items() if get_origin(hint) is Literal}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.submodel import Submodel, padded
@@ -25,18 +26,13 @@ class Pruned(Submodel, ABC):
     first: what a client ranks and begins with: the `initial` model, as in that comparison, or the `current` global one.
     """
 
-    ranking_epochs: int = 1
-    ranking_lr: float = 0.01
+    ranking_epochs: Annotated[int, AtLeast(0)] = 1
+    ranking_lr: Annotated[float, Above(0)] = 0.01
     first: Literal["initial", "current"] = "initial"
 
     @abstractmethod
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
         """Return what entries count, from the copy trained for ranking and the sum of its gradients on the way."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.ranking_epochs >= 0, "ranking_epochs", "0 or more")
-        self.check(0 < self.ranking_lr < float("inf"), "ranking_lr", "a positive number")
 
     def init(self, params, parts):
         """Give the client all neurons, not yet ranked."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Generator, Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtMost
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.methods.shared.neurons import Rounding
 
 Assign = Literal["blocks", "random"]
+Widths = tuple[Annotated[float, Above(0), AtMost(1)], ...]
 
 FIVE = (0.2, 0.4, 0.6, 0.8, 1.0)  # FedSPU's capability clusters
 
@@ -89,14 +91,13 @@ class Submodel(Cut, ABC):
     rounding: of share times neurons; at least one neuron is left.
     """
 
-    widths: tuple[float, ...] = FIVE
+    widths: Widths = FIVE
     assign: Assign = "blocks"
     rounding: Rounding = "floor"
 
     def __post_init__(self):
         super().__post_init__()
         self.check(len(self.widths) > 0, "widths", "at least one share")
-        self.check(all(0 < width <= 1 for width in self.widths), "widths", "above 0 and at most 1")
 
     def init(self, params, parts):
         """Give the client a width too."""

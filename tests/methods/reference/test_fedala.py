@@ -7,7 +7,7 @@ import pytest
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.methods import FedALA
-from tests.conftest import assert_close, rounds, row
+from tests.conftest import assert_close, rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.fedala import fedala
 

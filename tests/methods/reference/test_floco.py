@@ -9,7 +9,7 @@ import pytest
 
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import Floco, FlocoPlus
-from tests.conftest import assert_close, rounds, row
+from tests.conftest import assert_close, rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.floco import WEIGHT, floco
 

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from fedpfl.methods import FLUTE, FedPAC, FedRoD
-from tests.conftest import CLASSES, LOCAL, assert_close, rounds, row
+from tests.conftest import CLASSES, LOCAL, assert_close, rounds
 from tests.methods.reference import heads
 from tests.methods.reference.conftest import SEED
 

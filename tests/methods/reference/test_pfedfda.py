@@ -14,7 +14,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.methods import PFedFDA
 from fedpfl.methods.shared.gaussian import unpacked
-from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds, row
+from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.pfedfda import pfedfda
 

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from fedpfl.methods import PFedMe
-from tests.conftest import Tiny, assert_close, rounds, row, tiny
+from tests.conftest import Tiny, assert_close, rounds, tiny
 from tests.methods.reference import pfedme
 from tests.methods.reference.conftest import SEED
 

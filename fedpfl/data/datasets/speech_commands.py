@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpfl.data.datasets.samples import Raw, numbered
-from fedpfl.data.datasets.source import Source, counted, kept, reading, unpacked, wrong
+from fedpfl.data.datasets.shared.samples import Raw, numbered
+from fedpfl.data.datasets.shared.source import Source, counted, kept, reading, unpacked, wrong
 
 URL = "https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz"
 MD5 = "6b74f3901214cb2c2934e98196829835"  # torchaudio's and the server's own
@@ -28,11 +28,7 @@ def speech_commands(source: Source) -> Raw:
     with unpacked(source, base, archive, (MD5,), (URL,), flat=True) as root:
         paths = sorted(path for path in root.glob("*/*.wav") if not path.parent.name.startswith("_"))
         counted(root, "clips", len(paths), FILES)
-
-        def make() -> Raw:
-            return _read(root, paths)
-
-        return kept(source, {}, paths, make) if root.is_relative_to(source.folder) else make()
+        return kept(source, {}, paths, lambda: _read(root, paths))
 
 
 def _read(root: Path, paths: list[Path]) -> Raw:

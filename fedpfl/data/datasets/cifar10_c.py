@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpfl.data.datasets import corruptions as recipes
-from fedpfl.data.datasets.archive import archive
-from fedpfl.data.datasets.pixels import cifar
-from fedpfl.data.datasets.samples import Raw
-from fedpfl.data.datasets.source import Source, check_md5, corrupt, kept, reading, unpacked, wrong
+from fedpfl.data.datasets.cifar10 import cifar10
+from fedpfl.data.datasets.shared import corruptions as recipes
+from fedpfl.data.datasets.shared.archive import archive
+from fedpfl.data.datasets.shared.samples import Raw
+from fedpfl.data.datasets.shared.source import Source, check_md5, corrupt, kept, reading, unpacked, wrong
 from fedpfl.ground.errors import FedpflError
 
 # Addresses and sums of Zenodo record 2535967; those of the single files as in torch-uncertainty
@@ -44,7 +44,7 @@ LABELS_MD5 = "c439b113295ed5254878798ffe28fd54"
 MAIN = tuple(MD5)[:15]  # the last four were published for validation
 COUNT = 10_000  # images of each severity
 SEED = 2019  # of corruptions made here: the same images in every run
-PLACE = "CIFAR-10-C.tar (or CIFAR-10-C/, unpacked); dataset=cifar10_c_made makes most of it from CIFAR-10"
+HINT = "; dataset=cifar10_c_made makes most of it from CIFAR-10"
 
 
 def cifar10_c(
@@ -86,7 +86,7 @@ def cifar10_c(
 
 def _published(source: Source, kinds: Sequence[tuple[str, int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Images and labels of each corruption and severity."""
-    with unpacked(source, "CIFAR-10-C", "CIFAR-10-C.tar", (TAR_MD5,), (URL,)) as root:
+    with unpacked(source, "CIFAR-10-C", "CIFAR-10-C.tar", (TAR_MD5,), (URL,), hint=HINT) as root:
         y = _array(root / "labels.npy", LABELS_MD5, (5 * COUNT,))
         arrays = {name: _array(root / f"{name}.npy", MD5[name], (5 * COUNT, 32, 32, 3)) for name in dict(kinds)}
         for name, severity in kinds:
@@ -108,7 +108,7 @@ def _array(path: Path, md5: str, shape: tuple[int, ...]) -> np.ndarray:
 def _made(source: Source, kinds: Sequence[tuple[str, int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The same, of CIFAR-10 as it is found."""
     own = source.folder / "cifar10.npz"
-    clean = archive(own) if own.is_file() else cifar(source._replace(name="cifar10", place="cifar-10-python.tar.gz"))
+    clean = archive(own) if own.is_file() else cifar10(source._replace(name="cifar10"))
     start = clean.test_from if clean.test_from is not None else 5 * COUNT
     images, y = clean.x[start:].transpose(0, 2, 3, 1), np.asarray(clean.y[start:]).reshape(-1)
     if images.shape != (COUNT, 32, 32, 3) or images.dtype != np.uint8:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedpfl.data.datasets.samples import Raw, merged
-from fedpfl.data.datasets.source import Source, file, kept, reading
+from fedpfl.data.datasets.shared.samples import Raw, merged
+from fedpfl.data.datasets.shared.source import Source, file, kept, reading
 from fedpfl.ground.errors import FedpflError
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MD5 = {"train": "b1a00f826fdfbd249f79597b59e1dc12", "test": "d52ea96a97a2d943681189a97654912d"}  # torchtext's
+PLACE = "ag_news_csv/train.csv and ag_news_csv/test.csv"
 WORD = re.compile(r"[a-z0-9]+")
 PAD, UNKNOWN = 0, 1
 
@@ -29,7 +30,7 @@ def ag_news(source: Source, vocabulary: int = 20_000, length: int = 64) -> Raw:
     for key, value, least in (("vocabulary", vocabulary, 3), ("length", length, 1)):
         if value < least:
             raise FedpflError(f"dataset.{key} must be {least} or more, got {value}")
-    paths = {part: file(source, f"ag_news_csv/{part}.csv", (MD5[part],), (f"{URL}{part}.csv",)) for part in MD5}
+    paths = {part: file(source, f"ag_news_csv/{part}.csv", (MD5[part],), [f"{URL}{part}.csv"], PLACE) for part in MD5}
 
     def make() -> Raw:
         texts = {part: _texts(path) for part, path in paths.items()}

@@ -11,16 +11,16 @@ import tarfile
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from fedpfl.data import npz
-from fedpfl.data.datasets.samples import Raw
+from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.ground.errors import FedpflError
 
 log = logging.getLogger(__name__)
@@ -29,22 +29,24 @@ LONG = 300  # letters of another library's message that are shown
 
 
 class Source(NamedTuple):
-    """A data set's name, the folder `data_dir`, whether files may be downloaded, and which files belong where."""
+    """What a reader is given: the data set's name, the folder `data_dir`, and whether files may be downloaded."""
 
     name: str
     folder: Path
     download: bool
-    place: str
 
 
-def file(source: Source, relative: str, md5: tuple[str, ...], urls: tuple[str, ...]) -> Path:
-    """The file below `data_dir`, its md5 checked; downloaded if it is absent and the user allows."""
+def file(source: Source, relative: str, md5: tuple[str, ...], urls: Sequence[str], place: str = "") -> Path:
+    """Return the file below `data_dir`, its md5 checked; downloaded if it is absent and the user allows.
+
+    place: which files the user is to put there, if it is not this one alone. Raises FedpflError.
+    """
     path = source.folder / relative
     if path.is_file():
         check_md5(path, md5)
         return path
     if not source.download:
-        raise absent(source, f"{relative} is absent and dataset.download is false")
+        raise absent(source, f"{relative} is absent and dataset.download is false", place or relative)
     reasons = []
     for url in urls:
         try:
@@ -52,31 +54,40 @@ def file(source: Source, relative: str, md5: tuple[str, ...], urls: tuple[str, .
             return path
         except (OSError, HTTPException) as error:  # URLError, timeouts and a read-only folder are OSErrors
             reasons.append(line(error))
-    raise absent(source, f"{relative} is absent and its download failed: {'; '.join(reasons)}")
+    raise absent(source, f"{relative} is absent and its download failed: {'; '.join(reasons)}", place or relative)
 
 
-def folder(source: Source, *relatives: str) -> Path:
-    """The first of some folders below `data_dir` that is there; none of them can be downloaded."""
+def folder(source: Source, place: str, *relatives: str) -> Path:
+    """Return the first of some folders below `data_dir` that is there; none of them can be downloaded.
+
+    place: what the user is to put there. Raises FedpflError if there is none.
+    """
     for relative in relatives:
         if (source.folder / relative).is_dir():
             return source.folder / relative
-    raise absent(source, f"{relatives[0]} is absent and has no address to download from")
+    raise absent(source, f"{relatives[0]} is absent and has no address to download from", place)
 
 
 @contextmanager
 def unpacked(
-    source: Source, base: str, archive: str, md5: tuple[str, ...], urls: tuple[str, ...], flat: bool = False
+    source: Source,
+    base: str,
+    archive: str,
+    md5: tuple[str, ...],
+    urls: Sequence[str],
+    flat: bool = False,
+    hint: str = "",
 ) -> Iterator[Path]:
-    """Folder `base` below `data_dir`, unpacked from the archive where it is absent.
+    """Yield folder `base` below `data_dir`, unpacked from the archive where it is absent.
 
-    flat: the archive holds what is in the folder, not the folder. From a `data_dir` that cannot be written to it is
-    unpacked to a temporary folder.
+    flat: the archive holds what is in the folder, not the folder. hint: what else the user may do where both are
+    absent. From a `data_dir` that cannot be written to it is unpacked to a temporary folder.
     """
     target = source.folder / base
     if target.is_dir():
         yield target
         return
-    path = file(source, archive, md5, urls)
+    path = file(source, archive, md5, urls, f"{archive} (or {base}/, unpacked){hint}")
     writable = os.access(source.folder, os.W_OK)
     with tempfile.TemporaryDirectory(dir=source.folder if writable else None) as scratch:
         found = Path(scratch) / target.name
@@ -103,27 +114,31 @@ def _unpack(path: Path, into: Path) -> None:
 
 
 def _download(url: str, path: Path, md5: tuple[str, ...]) -> None:
-    """Fetch to a temporary file, check, then rename: what lies at `path` is always whole.
-
-    Raises: OSError or HTTPException if it cannot be had.
-    """
+    """Fetch and check a file. Raises OSError or HTTPException if it cannot be had."""
     log.info("downloading %s to %s", url, path)
     digest = hashlib.md5(usedforsecurity=False)
-    with urllib.request.urlopen(url, timeout=60) as response:
-        path.parent.mkdir(parents=True, exist_ok=True)  # only now: without network nothing is left behind
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            try:
-                while chunk := response.read(1 << 20):
-                    digest.update(chunk)
-                    file.write(chunk)
-                file.flush()
-                if digest.hexdigest() not in md5:
-                    raise OSError(f"{url} gave another file: md5 is {digest.hexdigest()}, expected {' or '.join(md5)}")
-                temporary.chmod(0o644)  # a temporary file has 0600
-                os.replace(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
+    # The file second: without network nothing is left behind.
+    with urllib.request.urlopen(url, timeout=60) as response, _whole(path) as file:
+        while chunk := response.read(1 << 20):
+            digest.update(chunk)
+            file.write(chunk)
+        if digest.hexdigest() not in md5:
+            raise OSError(f"{url} gave another file: md5 is {digest.hexdigest()}, expected {' or '.join(md5)}")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that takes its place when it is whole; several processes may write the same one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            yield file
+            file.flush()
+            temporary.chmod(0o644)  # a temporary file has 0600
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def check_md5(path: Path, md5: tuple[str, ...]) -> None:
@@ -138,13 +153,16 @@ def check_md5(path: Path, md5: tuple[str, ...]) -> None:
 
 
 def kept(source: Source, options: Mapping[str, Any], inputs: Iterable[Path], make: Callable[[], Raw]) -> Raw:
-    """What `make` reads from `inputs`, kept in `data_dir`/cache from the second time on.
+    """Return what `make` reads from `inputs`, kept in `data_dir`/cache from the second time on.
 
     It is made again if the options, or name, size or time of any input change. A `data_dir` that cannot be written to
     keeps nothing. Raises FedpflError if an input is missing, or is what one would wait for without end (a pipe).
     """
+    inputs = sorted(inputs)
+    if not all(path.is_relative_to(source.folder) for path in inputs):
+        return make()  # unpacked elsewhere, for this once
     digest = hashlib.blake2b(repr((1, sorted(options.items()))).encode(), digest_size=6)
-    for path in sorted(inputs):
+    for path in inputs:
         try:
             facts = path.stat()
         except OSError:
@@ -173,32 +191,23 @@ def _keep(raw: Raw, path: Path) -> None:
         arrays["groups"] = raw.groups
     if raw.test_from is not None:
         arrays["test_from"] = np.int64(raw.test_from)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            np.savez(file, **arrays)
-            file.flush()
-            temporary.chmod(0o644)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with _whole(path) as file:
+        np.savez(file, **arrays)
 
 
 def _restored(path: Path) -> Raw:
     with npz.opened(path) as arrays:
-        groups = arrays["groups"]() if "groups" in arrays else None
-        test_from = int(arrays["test_from"]()) if "test_from" in arrays else None
-        return Raw(arrays["x"](), arrays["y"](), groups, tuple(arrays["names"]().tolist()), test_from)
+        test_from = int(arrays["test_from"]) if "test_from" in arrays else None
+        return Raw(arrays["x"], arrays["y"], arrays.get("groups"), tuple(arrays["names"].tolist()), test_from)
 
 
 # Errors
 
 
-def absent(source: Source, reason: str) -> FedpflError:
-    """The files are not there: which to put where."""
+def absent(source: Source, reason: str, place: str) -> FedpflError:
+    """Return that files are not there, and which to put where."""
     return FedpflError(
-        f"data set {source.name} is not in data_dir={source.folder} ({reason}): put {source.place} there, or "
+        f"data set {source.name} is not in data_dir={source.folder} ({reason}): put {place} there, or "
         f"{source.name}.npz with x and y; dataset=digits works offline"
     )
 
