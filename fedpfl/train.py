@@ -281,7 +281,7 @@ def begin(run: config.Run, past: dict[str, Any], path: Path) -> tuple[engine.Sta
     blocks, past = past.pop("rows", []), ranks.share(past)
     if not past:
         return state, {}, {}, 0.0, {}
-    for block in ranks.share_each(blocks):
+    for block in map(state.rows.renewed, ranks.share_each(blocks)):
         if tree.form(tree.take(tree.without(block, ["who"]), 0)) != tree.form(state.rows.initial):
             how = "holds client states of another form than the method now has"
             raise damaged(path / "state.pt", how)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Engine, Local, Outcome, State, Stopping, Tuning, begin, make, pick, play
-from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Agreed, Masked, Tree
+from fedpfl.ground.tree import Agreed, Known, Masked, Tree
 from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
 from fedpfl.models.norm import BatchNorm2d
@@ -443,24 +443,18 @@ def clients_are_apart(trial: Trial) -> None:
 
 
 @promise(
-    "start and training see of the server what download sends",
-    "`start` or `loss` uses entries of the server's state that `download` does not send; send them, or keep them in "
-    "the client's state",
+    "training sees of the server what download sends",
+    "`loss` or a Phase's function uses entries of the server's state that `download` does not send; send them, or keep "
+    "them in the client's state",
 )
 def sees_what_was_sent(trial: Trial) -> None:
-    """With nan in the rest of the server's state, nothing changes.
-
-    Not asked of several turns: there the model is the client's before, whose upload it was.
-    """
+    """With nan in the rest of the server's state, nothing changes."""
     method, net = trial.method, tiny()
     first, *states = trial.played("loop")[0]
-    if len(method.turns(0, COHORTS[0], len(EVERYONE), generator(0, "turns", 1))) > 1:
-        return
     for state in states:
         for number in EVERYONE:
             client = trial.entered(net, state, number)
-            other, start = poisoned(method, first.server, state.server, client), method.start(state.server, client)
-            same(f"`start` of client {number} without what is not sent", method.start(other, client), start)
+            other, start = poisoned(method, first.server, state.server, client), method._begin(state.server, client)
             shard = training_shard(small(), number, LOCAL.batch_size, Draws(0, "train", 1))
             for phase in method.phases(state.server, client, start, 2):
                 seen, known = (
@@ -497,6 +491,8 @@ def told(method: Method, server: Tree, client: dict[str, Tree]) -> list[Tensor]:
         if isinstance(sent, Masked | Agreed):
             pairs = zip(tree.leaves(sent.values), tree.leaves(sent.mask), strict=True)
             return sum(total(torch.where(mask, leaf, 0.0)) for leaf, mask in pairs if leaf.is_floating_point())
+        if isinstance(sent, Known):
+            return total(sent.values)
         if isinstance(sent, dict):
             return sum((total(part) for part in sent.values()), torch.zeros(()))
         return (sent * (1 + torch.rand(sent.shape, generator=generator))).sum()

@@ -137,6 +137,15 @@ class Rows:
             {"who": torch.tensor(block.who), **tree.take(block.rows, slice(len(block.who)))} for block in self._blocks
         ]
 
+    def renewed(self, block: dict[str, Any]) -> dict[str, Any]:
+        """Return a saved block in today's form: once, methods kept flags of their own in place of the engine's facts."""
+        if "facts" in block:
+            return block
+        flags = [own for name in ("trained", "joined", "ranked") if (own := block["client"].get(name)) is not None]
+        took_part = flags[0] if flags else torch.ones(len(block["who"]), dtype=torch.bool)
+        client = {name: own for name, own in block["client"].items() if name in self.initial["client"]}
+        return {**block, "client": client, "facts": dict.fromkeys(self.initial["facts"], took_part)}
+
     def load_(self, saved: Sequence[dict[str, Any]]) -> None:
         """Write rows that were `saved`."""
         for block in saved:

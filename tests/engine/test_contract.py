@@ -34,7 +34,6 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
-    differing,
     every_method,
     federate,
     flatten,
@@ -326,7 +325,7 @@ def test_phases_are_the_same_for_all_clients(name, values, net):
 # What travels
 
 
-def test_a_start_from_what_was_not_sent_is_found(net):
+def test_training_on_what_was_not_sent_is_found(net):
     @dataclasses.dataclass(frozen=True)
     class Leaky(FedOBP):
         def loss(self, server, client, net, params, batch):
@@ -337,5 +336,5 @@ def test_a_start_from_what_was_not_sent_is_found(net):
     other = poisoned(method, first.server, state.server, client)
     assert int(tree.flat(other).isnan().sum()) == int(tree.flat(client["mask"]).sum()) > 0
     assert_same(method._begin(other, client), method._begin(state.server, client))
-    with pytest.raises(Unkept, match="without what is not sent"):
+    with pytest.raises(contract.Unkept, match="without what is not sent"):
         contract.sees_what_was_sent(trial(method))
