@@ -74,4 +74,4 @@ class FedPURIN(FedCAC):
 
     def _judged(self, params, mask):
         """Return the model that `judge` says, with zeros where a shared tensor is not critical."""
-        return params if self.judge == "dense" else {**params, **tree.received(Masked(tree.named(params, mask), mask))}
+        return params if self.judge == "dense" else {**params, **tree.masked(tree.named(params, mask), mask)}
