@@ -219,7 +219,7 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
     part = runner.participate(method, federation, before, EVERYONE, LOCAL, Draws(0, "gather", 2))
     turn = method.turns(1, COHORTS[1], 10, None)[0]
     assert turn.clients == EVERYONE
-    server, client = turn.survey(before.server, part.uploads, before.clients)
+    server, client = turn.survey(before.server, before.clients, part.uploads)
     assert_same(server, before.server)
     assert_same(client["beta"], after.clients["beta"])
     assert set(client) == set(before.clients)
@@ -239,8 +239,8 @@ def test_the_projection_leaves_private_copies_and_their_statistics_alone(backend
     method = FlocoPlus(endpoints=3, tau=1, pers_epochs=1)
     before, after = trajectory(method, tiny(norm=True), federation, COHORTS[:2], engine=backend)[1:]
     for client in set(EVERYONE) - set(COHORTS[1]):
-        old, new = row(before.clients, client), row(after.clients, client)
-        for part in ("v", "trained"):
+        old, new = before.client(client), after.client(client)
+        for part in ("v", "participated", "trained"):
             assert_same({part: old[part]}, {part: new[part]})
         assert bool(new["projected"])
         assert not torch.equal(old["beta"], new["beta"])
@@ -322,7 +322,7 @@ def test_numbers_that_are_not_finite_are_one_line(net, federation):
     uploads = tree.repeat(state.server, 10)
     uploads["endpoints"][NAME][4] = math.nan
     with pytest.raises(FedpflError, match=r"not finite; lower local\.lr"):
-        method.turns(1, COHORTS[1], 10, None)[0].survey(state.server, uploads, state.clients)
+        method.turns(1, COHORTS[1], 10, None)[0].survey(state.server, state.clients, uploads)
 
 
 @pytest.mark.parametrize(
