@@ -125,7 +125,7 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
 
     shard = Shard(never, 32, lambda stream, epoch: never(), lambda: held)
     for hook in (method.before_training, method.before_evaluation):
-        found = hook(net.bind({}, training=True), shard, {WEIGHT: SHARED}, client)
+        found = hook({WEIGHT: SHARED}, client, net.bind({}, training=True), shard)
         assert found.keys() == {"q"}
         assert (found["q"].item(), found["q"].dtype) == (best, torch.float64)
     entered = method.prepare({WEIGHT: SHARED}, client | found)
