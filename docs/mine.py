@@ -1,4 +1,4 @@
-"""A method, a model, a data set and a partition of one's own: docs/own.md."""
+"""A method, a model, a data set, a partition and a callback of one's own: docs/extend.md."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import numpy as np
 from torch import nn
 
+from fedpfl import Callback
 from fedpfl.data.datasets import Raw
 from fedpfl.data.partition import Partition
 from fedpfl.ground.ranges import Between
@@ -53,7 +54,21 @@ def equal(y: np.ndarray, clients: int, seed: int, test_fraction: float = 0.25) -
     )
 
 
+class Best(Callback):
+    """Keep the best accuracy so far in the run directory, in best.txt."""
+
+    def on_begin(self, run):
+        self.file, self.best = run.path / "best.txt", 0.0
+
+    def on_round(self, round):
+        accuracy = round.row["accuracy"]  # None where nobody was judged
+        if accuracy is not None and accuracy > self.best:
+            self.best = accuracy
+            self.file.write_text(f"round {round.row['round']}: {accuracy:.2f} %\n")
+
+
 METHODS = {"halfway": Halfway}
 MODELS = {"wide": Wide}
 DATASETS = {"stripes": stripes}
 PARTITIONS = {"equal": equal}
+CALLBACKS = [Best]

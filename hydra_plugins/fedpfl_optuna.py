@@ -1,4 +1,4 @@
-"""The Hydra sweeper `optuna`: a search for the values with the best validation accuracy; see fedpfl/trials.py."""
+"""The Hydra sweeper `optuna`: a search for the best validation accuracy; see fedpfl/runner/trials.py."""
 
 import sys
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Search(Sweeper):
                 raise ValueError(f"hydra.sweeper.{name} must be 1 or more, got {getattr(self, f'_{name}')}")
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Called by Hydra with the overrides of the command line. Raises what the first failed job raised."""
+        """Search as the command line's overrides say. Raises what the first failed job raised."""
         from fedpfl.ground.errors import FedpflError
         from fedpfl.runner import trials  # imports torch, which other Hydra programs need not wait for
 
@@ -93,7 +93,7 @@ class Search(Sweeper):
         return [returns]
 
     def _search(self, arguments: list[str]) -> tuple[Any, list[str]]:
-        """The search that the overrides ask for, and those of them that all its jobs have."""
+        """Return the search that the overrides ask for, and those of them that all its jobs have."""
         from fedpfl.config import overrides
         from fedpfl.config import plan as config
         from fedpfl.engine import ranks
@@ -132,13 +132,13 @@ class Search(Sweeper):
 
 
 def _diverged(job: JobReturn) -> bool:
-    from fedpfl.train import Diverged
+    from fedpfl.runner.faults import Diverged
 
     return job.status == JobStatus.FAILED and isinstance(job._return_value, Diverged)
 
 
 def _outcome(job: JobReturn) -> Any:
-    """What became of a trial. Raises what the job raised, but for divergence, which tells of its values."""
+    """Return what became of a trial. Raises what the job raised, but for divergence, which tells of its values."""
     from fedpfl.runner import trials
 
     assert job.hydra_cfg is not None

@@ -24,6 +24,7 @@ from fedpfl import train
 from fedpfl.config import plan as config
 from fedpfl.record import rundir
 from fedpfl.record.picture import partition_picture
+from fedpfl.runner import resume, session
 from tests.conftest import ROOT
 
 TINY = (
@@ -109,7 +110,7 @@ def play(folder: Path, *overrides: str) -> str:
         contextlib.redirect_stdout(told),
         contextlib.redirect_stderr(told),
     ):
-        train.train(composed(*overrides), folder)
+        session.play(composed(*overrides), folder)
     return told.getvalue()
 
 
@@ -166,4 +167,4 @@ def older(folder: Path) -> None:
 def state(folder: Path) -> dict[str, Any]:
     """The trees of the last checkpoint, and its round."""
     payload = torch.load(folder / "state.pt", weights_only=True)
-    return {"round": torch.tensor(payload["round"]), **{part: payload[part] for part in ("rows", *train.STATE)}}
+    return {"round": torch.tensor(payload["round"]), **{part: payload[part] for part in ("rows", *resume.STATE)}}

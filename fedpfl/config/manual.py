@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedpfl.config import overrides
 from fedpfl.config import plan as config
+from fedpfl.config.choices import choices
 from fedpfl.data import datasets, partition
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
@@ -49,7 +50,7 @@ def page(words: Sequence[str]) -> str:
 def _names(group: str) -> list[str]:
     """The choices of a group, but not Hydra's own."""
     registry = REGISTRIES.get(group, {})
-    return sorted({path.stem for path in Path(overrides.CONF, group).glob("*.yaml")} | set(registry))
+    return sorted({*choices(group), *registry})
 
 
 def _comments(file: Path) -> dict[str, str]:

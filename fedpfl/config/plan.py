@@ -18,12 +18,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models
 from fedpfl.config import plugins
+from fedpfl.config.choices import choices, moved
+from fedpfl.config.resolvers import folder
 from fedpfl.data import Augment, Federation, datasets, partition, state_dict
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.casting import Checked, cast, hints
 from fedpfl.ground.errors import FedpflError, near
-from fedpfl.ground.identity import essence, identity
+from fedpfl.ground.identity import essence, identity, present
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
@@ -137,7 +139,7 @@ SCHEMAS: dict[str, Callable[..., Any]] = {
 }
 """What groups of keys are for that hold the same keys whatever is chosen."""
 
-OPTIONAL: dict[str, tuple[str, ...]] = {"quantile": ("q", "otherwise", "table"), "norm": (), "score": ()}
+OPTIONAL: dict[str, tuple[str, ...]] = {"quantile": ("q", "otherwise", "table", "title"), "norm": (), "score": ()}
 """Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names those it has."""
 
 
@@ -198,6 +200,8 @@ def _plan(config: dict[str, Any]) -> Plan:
     device = find_device(settings.device)
     engine.check(own["engine"], device)
     check_logger(config["logger"])
+    if (now := present(config["method"])["name"]) != config["method"]["name"]:
+        raise FedpflError(f"method={config['method']['name']} with these values is now method={now}")
     method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
     if getattr(method, "clients", settings.clients) != settings.clients:
         raise FedpflError(f"method.clients is the run's clients={settings.clients} and cannot be set; leave it out")
@@ -288,60 +292,65 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     Raises FedpflError for missing values, and for a group that chooses what the method does not have.
     """
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    groups = [group for group in GROUPS if group not in OPTIONAL]
     try:
-        missing = OmegaConf.missing_keys(cfg)
+        if missing := OmegaConf.missing_keys(cfg):
+            raise _without_value(min(missing))
+        if OmegaConf.is_config(cfg.get("method")):
+            cfg.method = OmegaConf.to_container(cfg.method, resolve=True)
+        plain: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
+        # These are in the method by now; what it takes nothing from, as where the user sets method.q, is not looked up.
+        optional = {group: plain[group] for group in OPTIONAL if plain.get(group) is not None}
+        cfg = OmegaConf.masked_copy(cfg, [key for key in plain if key not in OPTIONAL])
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise FedpflError(one_line(error)) from None
-    groups = [group for group in GROUPS if group not in OPTIONAL]
-    if missing := missing or {key for key in (*SETTINGS, *groups) if config.get(key) is None}:
-        key = min(missing)
-        raise FedpflError(f"{key} has no value; set it with {key}=...")
-    chosen = [group for group in OPTIONAL if config.get(group) is not None]
-    for group in (*groups, *chosen):
-        if not isinstance(config[group], Mapping):
-            raise FedpflError(f"{group} must be a group of keys, got {config[group]!r}")
+    for key in (*SETTINGS, *groups):
+        if config.get(key) is None:
+            raise _without_value(key)
+    for group, values in [(group, config[group]) for group in groups] + [*optional.items()]:
+        if not isinstance(values, Mapping):
+            raise FedpflError(f"{group} must be a group of keys, got {values!r}")
     method = config["method"]
     for group in ("method", "dataset"):
         config[group].pop("title", None)  # for tables (fedpfl.report.names): it decides nothing
     own = method.pop("groups", ())
-    for group in chosen:
+    for group, values in optional.items():
         if group not in own:
             raise FedpflError(f"{group} is for a hyperparameter that method={method.get('name')} does not have")
-        _known(_rest(config[group]), OPTIONAL[group], group)
-        _held(config[group], group)
-    for key, source in OmegaConf.to_container(cfg.method, resolve=False).items():  # type: ignore[union-attr, assignment]
-        if source == "${quantile.q}" and method[key] == "paper":
-            method[key] = _table_q(config)
-    return {key: value for key, value in config.items() if key not in OPTIONAL}
+        _known(_rest(values), OPTIONAL[group], group)
+        _held(values, group)
+    return config
 
 
-def run_subdir(config: Mapping[str, Any], experiment: str | None) -> str:
-    """Where a run belongs below outputs/: `<experiment or dataset>/<method>/<key>/seed<k>`.
+def _without_value(key: str) -> FedpflError:
+    return FedpflError(f"{key} has no value; set it with {key}=...")
 
+
+def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | None = None) -> str:
+    """Where a run belongs below outputs/: `<place>/<method>/<key>/seed<k>`.
+
+    The place is the experiment's folder, an experiment's name that is in none, or else the data set; with `_<debug>`.
     The method's name is that of the identity, so that runs of earlier versions lie where they are looked for.
     """
-    place, method = experiment or config["dataset"]["name"], essence(config)["method"]["name"]
-    return f"{place}/{method}/{identity(config)}/seed{config['seed']}"
+    place = "_".join(filter(None, (folder(experiment) if experiment else config["dataset"]["name"], debug)))
+    return f"{place}/{essence(config)['method']['name']}/{identity(config)}/seed{config['seed']}"
 
 
 def register() -> None:
-    """Teach OmegaConf the resolvers that conf/train.yaml names. Safe to repeat.
+    """Teach OmegaConf the resolvers that conf/train.yaml names. Safe to repeat."""
 
-    `fedpfl.run_subdir:table3` puts an experiment's runs among those of another one, of which it is a part.
-    """
-
-    def subdir(place: str | None = None, *, _root_: DictConfig) -> str:
-        choices = OmegaConf.select(_root_, "hydra.runtime.choices")
+    def subdir(*, _root_: DictConfig) -> str:
+        choices = OmegaConf.select(_root_, "hydra.runtime.choices") or {}
         try:
             config = check(_root_).config
         except Exception:
             return "invalid"  # the run itself tells what is wrong, and nothing is written before that
-        return run_subdir(config, place or (choices.get("experiment") if choices else None))
+        return run_subdir(config, choices.get("experiment"), choices.get("debug"))
 
     for name, function in (
         ("fedpfl.run_subdir", subdir),
-        ("fedpfl.run_dir", lambda place=None, *, _root_: f"outputs/{subdir(place, _root_=_root_)}"),
+        ("fedpfl.run_dir", lambda *, _root_: f"outputs/{subdir(_root_=_root_)}"),
     ):
         OmegaConf.register_new_resolver(name, function, replace=True, use_cache=False)
 
@@ -357,16 +366,26 @@ def one_line(error: Exception) -> str:
     text, cause = str(error), error.__cause__
     if isinstance(error, FedpflError):
         return text
+    inner: BaseException | None = error if isinstance(error, OmegaConfBaseException) else None
+    while inner and not isinstance(inner, FedpflError):
+        inner = inner.__cause__ or inner.__context__
+    if inner:  # raised by a resolver of ours
+        return str(inner)
     if isinstance(error, MissingConfigException):
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        group, name = re.fullmatch(r"((?:hydra/)?[^/]*)/?(.*)", str(error.missing_cfg_file)).groups()  # type: ignore[union-attr]
+        if now := moved(group, name):
+            return f"{group}={name} is now {now}"
         # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
-        if group and (known := error.options or _choices(group)):
+        if known := choices(group) or error.options:
             return f"{group} must be {_one_of(known, name)}"
     if unknown := re.search(r"Could not override '(.*?)'", text):
         if unknown[1].split(".")[0] in OPTIONAL:
             return f"{unknown[1]} is for a hyperparameter that the method does not have"
         root = cause.parent_node._get_root() if isinstance(cause, OmegaConfBaseException) and cause.parent_node else {}
-        meant = _near_key(unknown[1], OmegaConf.to_container(root, resolve=False) if root else dict.fromkeys(GROUPS))
+        given: Any = OmegaConf.to_container(root, resolve=False) if root else dict.fromkeys(GROUPS)
+        if now := moved(str((given.get("method") or {}).get("name")), unknown[1]):
+            return f"{unknown[1]} is now {now}"
+        meant = _near_key(unknown[1], given)
         asked = "--cfg hydra" if unknown[1].startswith("hydra") else "--help"
         rest = f"did you mean {meant}?" if meant else f"`python -m fedpfl.train {asked}` tells all keys"
         return f"{unknown[1] or 'nothing'} is not a key here; {rest}"
@@ -400,11 +419,6 @@ def _one_of(known: Collection[str], got: object) -> str:
     meant = near(str(got), known)
     listed = ", ".join(known) if len(known) <= SHORT or not meant else f"{len(known)} names"
     return f"one of {listed}, got {got!r}{meant}"
-
-
-def _choices(group: str) -> list[str]:
-    """Names of a configuration group's files."""
-    return sorted(path.stem for path in (Path(__file__).parents[1] / "conf" / group).glob("*.yaml"))
 
 
 def _near_key(got: str, config: Any) -> str | None:
@@ -500,23 +514,3 @@ def _named(group: str, values: Any, registry: Mapping[str, Any]) -> Any:
 
 def _rest(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != "name"}
-
-
-def _table_q(config: Mapping[str, Any]) -> Any:
-    """Table II, or the fallback of quantile=auto."""
-    quantile, name, alpha = config["quantile"], config["dataset"].get("name"), config["partition"].get("alpha")
-    table = quantile.get("table")
-    if not isinstance(table, Mapping) or not all(isinstance(row, Mapping) for row in table.values()):
-        raise FedpflError(f"quantile.table must map data sets to alphas to q, got {table!r}")
-    row = table.get(name, {}) if isinstance(name, str) else {}
-    found = isinstance(alpha, int | float) and alpha in row
-    q, source = (row[alpha], "table") if found else (quantile.get("otherwise"), "otherwise")
-    if q is not None and not (type(q) in (int, float) and 0 <= q <= 1):
-        raise FedpflError(f"quantile.{source} must hold numbers between 0 and 1, got {q!r}")
-    if q is None:
-        known = "; ".join(f"{d} ({', '.join(map(str, row))})" for d, row in table.items())
-        raise FedpflError(
-            f"quantile=paper: Table II has no q for dataset {name} with alpha {alpha}; "
-            f"it has {known}; set quantile.q=..."
-        )
-    return q

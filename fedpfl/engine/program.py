@@ -20,6 +20,7 @@ from fedpfl.engine.jobs import End, TrainJob
 from fedpfl.engine.planning import train_steps
 from fedpfl.engine.sgd import Local, Movement, at_rest, complete, idle, movement, numbered, parked, update_
 from fedpfl.ground import tree
+from fedpfl.ground.errors import reason
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
@@ -78,8 +79,8 @@ class Programs:
         try:
             return self._capture(step)
         except Exception as error:
-            self._failed, reason = True, " ".join(str(error).split())
-        log.warning("engine.graphs: a step could not be captured, so steps run eagerly from here on (%s)", reason)
+            self._failed, why = True, reason(error)
+        log.warning("engine.graphs: a step could not be captured, so steps run eagerly from here on (%s)", why)
         return None
 
 

@@ -20,6 +20,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def reason(error: BaseException, kind: bool = False) -> str:
+    """Return what an error says, on one line; its class where it says nothing, or with `kind` before what it says."""
+    text = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if kind and text else text or type(error).__name__
+
+
 def near(word: str, known: Iterable[str], told: str = "; did you mean {}?") -> str:
     """Return what to tell of the known word that was probably meant, or nothing where none is near."""
     found = difflib.get_close_matches(word, list(known), 1)

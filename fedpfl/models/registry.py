@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedpfl.ground import memory
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
@@ -77,9 +77,7 @@ def build(
         keys = " or ".join(f"model.{key}" for key, value in options.items() if not isinstance(value, str))
         raise FedpflError(f"model={name}: {error}; lower {keys or 'the size of the samples'}") from None
     except Exception as error:  # ValueError, or a mistake in the network
-        text = " ".join(str(error).split())[:300]
-        prefix = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise FedpflError(f"model={name}: {prefix}{text}") from error
+        raise FedpflError(f"model={name}: {reason(error, kind=not isinstance(error, ValueError))[:300]}") from error
 
 
 class _Hollow(TorchFunctionMode):

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its directory, and sinks (terminal, log file, W&B) that mirror the rows while it runs.
+"""What a run leaves behind: its directory, and callbacks (terminal, log file, loggers) that hear of it while it runs.
 
 Nothing here knows methods, data or the engine: rows and summaries are plain mappings. `columns` and `rounds`, which say
 what rounds.csv holds and read it, load no torch.

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from fedpfl.ground import files, lock
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.record import checkpoint, rounds
 from fedpfl.record.picture import partition_picture
 
@@ -93,17 +93,17 @@ class RunDirectory:
 
     @property
     def status(self) -> str:
-        """What the files say: `new`, `interrupted` (begun and not ended), `finished`, `diverged` or `failed`."""
+        """Return what the files say: `new`, `interrupted` (begun and not ended), `finished`, `diverged` or `failed`."""
         status = str(self._summary.get("status", "new"))
         return status if status == "new" else lock.verdict(status, held=False)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """A copy of what summary.json holds."""
+        """Return a copy of what summary.json holds."""
         return dict(self._summary)
 
     def restore(self, earlier: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """The last checkpoint, else `earlier` (of another run), or None; the rows are those up to it.
+        """Return the last checkpoint, else `earlier` (of another run), or None; the rows are those up to it.
 
         Call before the first `row`. Its tensors are on the CPU, and stay in the file until they are read.
 
@@ -123,12 +123,9 @@ class RunDirectory:
         payload = checkpoint.load(state) if state.exists() else {**earlier} if earlier else {}
         if payload.pop("identity", self._identity) != self._identity and state.exists():
             raise self._other_run()
-        texts = payload.pop("files", None)
-        if texts is None:  # of an older version
-            rows = _first_rows(files.content(table) or b"", payload["round"])
-            if rows is None:
-                raise files.damaged(table, f"lacks rows up to round {payload['round']}, at which state.pt is")
-            texts = {"rounds.csv": rows.decode(errors="replace")}
+        if "files" not in payload:
+            raise files.damaged(state, "is of an older version")
+        texts = payload.pop("files")
         for name in _BESIDE:
             if name in texts:
                 self._write(name, texts[name].encode())
@@ -251,7 +248,7 @@ class RunDirectory:
             # An interrupt (Ctrl-C, a scheduler's signal) stays `running` on disk, which reads as interrupted.
             if isinstance(error, Exception) and self._summary.get("status") == "running":
                 with contextlib.suppress(FedpflError):
-                    self.write_summary(status="failed", error=" ".join(f"{type(error).__name__}: {error}".split()))
+                    self.write_summary(status="failed", error=reason(error, kind=True))
         finally:
             self.close()
 
@@ -280,7 +277,7 @@ class RunDirectory:
         self._write("config.yaml", config_yaml.encode())
 
     def _is_whole(self) -> bool:
-        """Whether a finished run's files are as it left them; where state.pt can mend them, it is unfinished again.
+        """Tell whether a finished run's files are as it left them; what state.pt can mend makes it unfinished again.
 
         Raises FedpflError where state.pt cannot: it is gone (as it may be), of an older version, or damaged itself.
         """
@@ -359,7 +356,7 @@ class RunDirectory:
 
 
 def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The summary and the checkpoint of a finished run. Raises FedpflError where it is none, or has no checkpoint."""
+    """Return the summary and the checkpoint of a finished run. Raises FedpflError where it is none or has none."""
     summary, whole = _read_summary(path)
     if not whole:
         raise files.damaged(path / "summary.json")
@@ -371,7 +368,7 @@ def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Absent:
-    """Stand in for run directory and sinks in a process that writes nothing: what it is told it forgets."""
+    """Stand in for a run directory in a process that writes nothing: what it is told it forgets."""
 
     def __init__(self, path: Path, *about: Any):
         self.path = path if path.is_dir() else None  # on another machine; what is mapped then goes where such files go
@@ -383,11 +380,11 @@ class Absent:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
 
 def _is_new(path: Path) -> bool:
-    """Whether no run has begun in the directory. Raises FedpflError where it is somebody else's, touching nothing."""
+    """Tell whether no run has begun in the directory. Raises FedpflError where it is somebody else's."""
     for name in (*_REPLACED, "run.log", "run.lock"):
         files.regular(path / name)
         files.regular(files.temporary(path / name))
@@ -401,7 +398,7 @@ def _is_new(path: Path) -> bool:
 
 
 def _read_summary(path: Path) -> tuple[dict[str, Any], bool]:
-    """What summary.json holds, {} where there is none, and whether it is as it was written."""
+    """Return what summary.json holds, {} where there is none, and whether it is as it was written."""
     content = files.content(path / "summary.json")
     if content is None:
         return {}, True
@@ -441,18 +438,10 @@ def _jsonable(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _first_rows(content: bytes, count: int) -> bytes | None:
-    """Header and first rows of a rounds.csv of which nothing else is known; None where they are not all there."""
-    lines = content.split(b"\n")[:-1][: count + 1]  # behind the last line break: nothing, or half a line
-    if [line.split(b",")[0] for line in lines] != [b"round", *(b"%d" % number for number in range(1, count + 1))]:
-        return None
-    return b"".join(line + b"\n" for line in lines)
-
-
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.int64), *(np.asarray(part, np.int64) for part in parts)])
 
 
 def _offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Client k's indices are `indices[offsets[k]:offsets[k + 1]]`."""
+    """Return offsets: client k's indices are `indices[offsets[k]:offsets[k + 1]]`."""
     return np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)

@@ -118,6 +118,7 @@ A, B = (1.0, 0.0), (0.0, 1.0)
 def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
     net, method = Net(Table()), FedOBPAdaptive(q=several)
     _, client = method.init({WEIGHT: OWN}, net.parts)
+    client = {**client, "participated": torch.tensor(True)}
     assert client["q"] == several[-1]
     held = Data(torch.tensor(x).view(-1, 1, 1, 2), torch.tensor(y, dtype=torch.int64))
 

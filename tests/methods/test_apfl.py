@@ -246,7 +246,7 @@ def test_the_first_round_of_a_cold_client_is_judged_like_that_too(backend, net, 
     assert_close(cold.before, shared.before)
     assert_same(cold.after, initial.after)
     assert not torch.equal(cold.before.loss, initial.before.loss)
-    assert cold.clients["trained"].tolist() == [True, False]
+    assert cold.trained.tolist() == [True, False]
 
 
 # Statistics, traffic, ranges

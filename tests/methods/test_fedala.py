@@ -130,7 +130,7 @@ def test_learning_on_kept_features_is_learning_by_whole_forwards(played, net, fe
 
     @dataclasses.dataclass(frozen=True)
     class Whole(FedALA):
-        def _objective(self, net, batch, server, client):
+        def _objective(self, server, client, net, batch):
             return lambda top: batch.cross_entropy(net({**server, **top}, batch.x))
 
     fast, slow = (learned(m, net, federation, state, 2)["weights"] for m in (FedALA(), Whole()))
@@ -143,8 +143,8 @@ def epochs(method, net, federation, state, client):
     count, inner = [0], method._objective
 
     class Counting(type(method)):
-        def _objective(self, net, batch, server, client):
-            objective = inner(net, batch, server, client)
+        def _objective(self, server, client, net, batch):
+            objective = inner(server, client, net, batch)
 
             def counted(top):
                 count[0] += 1
@@ -208,7 +208,7 @@ def test_it_settles_when_the_standard_deviation_of_the_last_losses_is_below_the_
     given_losses, made = iter(losses), []
 
     class Told(FedALA):
-        def _objective(self, net, batch, server, client):
+        def _objective(self, server, client, net, batch):
             made.append(len(batch.y))
             last = len(made) == 2
             return lambda top: 0 * tree.flat(top).sum() + (next(given_losses) if last else 100.0)
@@ -250,7 +250,7 @@ def test_a_client_without_a_minibatch_keeps_its_weights(played, net, federation)
     """80 % of two samples is a lone one."""
     method = FedALA()
     state = played(method)[-1]
-    assert state.clients["trained"][8]
+    assert state.client(8)["participated"]
     assert_same(learned(method, net, federation, state, 8)["weights"], row(state.clients["weights"], 8))
 
 

@@ -128,7 +128,7 @@ def test_a_personal_head_changes_only_with_training_and_counts_from_then_on(back
     assert_same(after["q"], row(states[3].clients["q"], 7))
     assert not torch.equal(after["q"]["classifier.bias"], initial["classifier.bias"])
     assert_same(row(states[3].clients["q"], 9), initial)  # sampled twice, without a batch
-    assert not states[3].clients["trained"][9]
+    assert not states[3].client(9)["trained"]
 
 
 def test_the_personal_head_follows_its_own_loss_alone(net, federation):

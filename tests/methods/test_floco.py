@@ -239,8 +239,9 @@ def test_the_projection_leaves_private_copies_and_their_statistics_alone(backend
     method = FlocoPlus(endpoints=3, tau=1, pers_epochs=1)
     before, after = trajectory(method, tiny(norm=True), federation, COHORTS[:2], engine=backend)[1:]
     for client in set(EVERYONE) - set(COHORTS[1]):
-        old, new = row(before.clients, client), row(after.clients, client)
-        assert_same({"v": old["v"]}, {"v": new["v"]})
+        old, new = before.client(client), after.client(client)
+        for part in ("v", "participated", "trained"):
+            assert_same({part: old[part]}, {part: new[part]})
         assert bool(new["projected"])
         assert not torch.equal(old["beta"], new["beta"])
         assert_same(row(before.client_buffers, client), row(after.client_buffers, client))

@@ -329,7 +329,7 @@ def test_ema_over_three_rounds_by_hand(backend, net, federation):
         for i in average:
             kept = row(states[t + 1].clients["average"], i)
             assert_close(kept, {k: leaf.float() for k, leaf in average[i].items()}, atol=1e-12, rtol=1e-4)
-    assert states[-1].clients["averaged"].tolist() == [True] * 3 + [False] * 7
+    assert states[-1].client(range(10))["participated"].tolist() == [True] * 3 + [False] * 7
     # What the last round started from was chosen by the average, not by the score alone.
     chosen = importance.above_quantile({k: leaf.float() for k, leaf in average[0].items()}, 0.8)
     prepared = method.prepare(states[-2].server, states[-2].client(0))
@@ -344,14 +344,13 @@ def test_ema_is_what_each_tensors_quantile_is_taken_of():
     client = {
         "model": {"a": torch.tensor([2.0, 1.0, 0.0]), "b": torch.tensor([10.0, 0.0, 0.0])},
         "average": {"a": torch.tensor([0.0, 3.0, 6.0]), "b": torch.tensor([0.0, 400.0, 0.0])},
-        "averaged": torch.tensor(True),
-        "trained": torch.tensor(True),
+        "participated": torch.tensor(True),
     }
     method = FedOBP(q=0.5, scope="tensor", ema=0.75)
     prepared = method.prepare(server, client)
     assert_close(prepared["average"], {"a": torch.tensor([1.0, 2.5, 4.5]), "b": torch.tensor([25.0, 300.0, 0.0])})
     assert_same(prepared["mask"], {"a": torch.tensor([False, False, True]), "b": torch.tensor([False, True, False])})
-    first = method.prepare(server, {**client, "averaged": torch.tensor(False)})  # whose past does not count
+    first = method.prepare(server, {**client, "participated": torch.tensor(False)})  # whose past does not count
     assert_close(first["average"], {"a": torch.tensor([4.0, 1.0, 0.0]), "b": torch.tensor([100.0, 0.0, 0.0])})
     assert_same(first["mask"], {"a": torch.tensor([True, False, False]), "b": torch.tensor([True, False, False])})
 
@@ -374,7 +373,7 @@ def test_cold_start_global_has_nothing_personal_before_training(score, backend, 
     state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
     assert_same(personal(method, state, UNSEEN), state.server)
     assert differing(personal(method, state, 2), state.server)
-    assert state.clients["trained"].tolist() == [client != UNSEEN for client in EVERYONE]
+    assert state.client(EVERYONE)["participated"].tolist() == [client != UNSEEN for client in EVERYONE]
 
 
 @pytest.mark.parametrize("score", ["gradient", "fisher", "fisher_batch"])
@@ -613,8 +612,8 @@ def test_a_local_model_does_not_depend_on_other_clients_data(backend, net, feder
     for client in range(1, 10):
         x[federation.train[client]] = 255 - x[federation.train[client]]
     state = trajectory(LocalOnly(), net, replace(federation, x=x), engine=backend)[-1]
-    assert_same(state.client(0), row(local_only[-1].clients, 0))
-    assert differing(state.client(2), row(local_only[-1].clients, 2))
+    assert_same(state.client(0), local_only[-1].client(0))
+    assert differing(state.client(2), local_only[-1].client(2))
 
 
 def test_a_local_model_stays_while_its_client_is_not_sampled(local_only, net):

@@ -43,6 +43,7 @@ GENTLE = dataclasses.replace(LOCAL, lr=0.01)
 
 def received(method, server, client):
     """The client's state as it enters a round, in which the server looks at no data."""
+    client = {"participated": torch.tensor(False), **client}
     return method.prepare(server, client | method.before_training(server, client, None, None))
 
 
@@ -160,7 +161,7 @@ def test_a_model_aligned_with_itself_is_itself(mode, world):
 def test_a_history_that_is_the_global_model_is_sent_for_every_alpha(mode, alpha, world):
     method = SubFLOT(rates=(0.0,), mode=mode, alpha=alpha)
     server, client = method.init(world.net.params, world.net.parts)
-    ready = received(method, server, {**client, "joined": torch.tensor(True)})
+    ready = received(method, server, {**client, "participated": torch.tensor(True)})
     assert_same(method._begin(server, ready), world.net.params)
 
 
@@ -183,7 +184,12 @@ def test_a_history_of_the_global_models_neurons_is_sent(turned, world):
     server, client = method.init(world.net.params, world.net.parts)
     own = world.active(0.5)
     history = transport.grown(world.cut(world.net.params, own), neurons.entries(world.plan, own, world.net.params))
-    client |= {"model": history, "own": own[:-1], "joined": torch.tensor(True), "rate": torch.tensor(0.5).double()}
+    client |= {
+        "model": history,
+        "own": own[:-1],
+        "participated": torch.tensor(True),
+        "rate": torch.tensor(0.5).double(),
+    }
     if turned:
         server["model"] = permuted(world.net.params, orders(GROUPS, 1))
     assert_same(method._begin(server, received(method, server, client)), history)
@@ -424,9 +430,9 @@ def test_the_first_time_a_client_gets_the_global_models_entries(backend, net, fe
     method, states = SubFLOT(rates=(0.5,)), played(backend)
     for t, client in ((1, 0), (2, 4), (3, 7)):
         before, after = states[t - 1], states[t]
-        assert not before.clients["joined"][client]
+        assert not before.client(client)["participated"]
         assert_same(row(before.clients["model"], client), net.params)  # and by this it is judged
-        assert after.clients["joined"][client]
+        assert after.client(client)["participated"]
         own = torch.cat([after.clients["own"][client], torch.tensor([True])])
         assert [int(own[:4].sum()), int(own[4:16].sum())] == [2, 6]
         part = participate(method, net, federation, before, [client], engine=backend, local=still())
@@ -449,7 +455,7 @@ def still():
 def test_a_client_keeps_its_neurons(backend, net, federation):
     states = played(backend)
     assert_same(states[1].clients["own"][2], states[2].clients["own"][2])
-    choices = {tuple(own.tolist()) for own in states[-1].clients["own"][states[-1].clients["joined"]]}
+    choices = {tuple(own.tolist()) for own in states[-1].clients["own"][states[-1].client(range(10))["participated"]]}
     assert len(choices) > 5
     first = trajectory(SubFLOT(rates=(0.5,), initial="prefix"), net, federation, engine=backend)[-1].clients["own"]
     for client in (0, 7):

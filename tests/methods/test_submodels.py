@@ -83,7 +83,7 @@ def test_entries_that_are_not_active_do_not_move(method, backend, federation):
     for client in cohort:
         own = old.client(client) | method.sample(old.server, Draws(0, "train", 2).server(client))
         if isinstance(method, Hermes):
-            own |= {"own": new.clients["own"][client], "new": ~old.clients["ranked"][client]}
+            own |= {"own": new.clients["own"][client]}
         own = method.prepare(old.server, own)
         start, end = method._begin(old.server, own), row(new.clients["model"], client)
         for name, mask in own["mask"].items():
@@ -187,7 +187,7 @@ def test_neurons_are_ranked_once(kind, backend, net, federation):
     assert torch.equal(own[1][1], own[3][1])
     assert own[1][2].all()
     assert not own[2][2].all()
-    assert [int(state.clients["ranked"].sum()) for state in states] == [0, 2, 3, 3]
+    assert [int(state.client(range(10))["participated"].sum()) for state in states] == [0, 2, 3, 3]
     assert not torch.equal(own[3][0], own[3][1]) or kind is not PruneFL
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedpfl.data import npz
 from fedpfl.data.partition.common import Index, Partition, checked_labels, split
 from fedpfl.ground import memory
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 
 SPLITS = ("train", "test", "validation")
 Owned = list[Index] | dict[str, list[Index]]
@@ -49,10 +49,8 @@ def _read(path: Path) -> Owned:
     try:
         return _npz(path) if path.suffix == ".npz" else _json(path)
     except Exception as error:  # zipfile, numpy and json raise a dozen kinds
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise FedpflError(
-            f"partition.path: {path} cannot be read as a partition ({reason}); see docs/data.md"
-        ) from None
+        why = reason(error, kind=True)
+        raise FedpflError(f"partition.path: {path} cannot be read as a partition ({why}); see docs/data.md") from None
 
 
 def _npz(path: Path) -> dict[str, list[Index]]:

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedpfl.data import npz
 from fedpfl.data.datasets.shared.samples import Raw
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.files import whole
 
 log = logging.getLogger(__name__)
 
@@ -117,28 +118,14 @@ def _download(url: str, path: Path, md5: tuple[str, ...]) -> None:
     """Fetch and check a file. Raises OSError or HTTPException if it cannot be had."""
     log.info("downloading %s to %s", url, path)
     digest = hashlib.md5(usedforsecurity=False)
-    # The file second: without network nothing is left behind.
-    with urllib.request.urlopen(url, timeout=60) as response, _whole(path) as file:
-        while chunk := response.read(1 << 20):
-            digest.update(chunk)
-            file.write(chunk)
-        if digest.hexdigest() not in md5:
-            raise OSError(f"{url} gave another file: md5 is {digest.hexdigest()}, expected {' or '.join(md5)}")
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that takes its place when it is whole; several processes may write the same one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            yield file
-            file.flush()
-            temporary.chmod(0o644)  # a temporary file has 0600
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with urllib.request.urlopen(url, timeout=60) as response:
+        path.parent.mkdir(parents=True, exist_ok=True)  # only now: without network nothing is left behind
+        with whole(path) as aside, aside.open("wb") as file:
+            while chunk := response.read(1 << 20):
+                digest.update(chunk)
+                file.write(chunk)
+            if digest.hexdigest() not in md5:
+                raise OSError(f"{url} gave another file: md5 is {digest.hexdigest()}, expected {' or '.join(md5)}")
 
 
 def check_md5(path: Path, md5: tuple[str, ...]) -> None:
@@ -191,7 +178,8 @@ def _keep(raw: Raw, path: Path) -> None:
         arrays["groups"] = raw.groups
     if raw.test_from is not None:
         arrays["test_from"] = np.int64(raw.test_from)
-    with _whole(path) as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as aside, aside.open("wb") as file:
         np.savez(file, **arrays)
 
 
@@ -252,7 +240,5 @@ def shown(text: str) -> str:
 
 def line(error: BaseException) -> str:
     """An error's message as one line, with the error's name where it says little alone."""
-    text = shown(str(error))
-    if text and not isinstance(error, LookupError | TypeError | AttributeError | NameError | ArithmeticError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    terse = LookupError | TypeError | AttributeError | NameError | ArithmeticError
+    return shown(reason(error, kind=isinstance(error, terse)))
