@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from fedpfl.config import overrides
-from fedpfl.config import plan as config
+from fedpfl.config.schema import GROUPS
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report import load
 from fedpfl.report.table import Cell, Column, Table, over_seeds
@@ -81,7 +81,7 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
         words.append("validation=0.1")
     swept = [word.partition("=")[0] for word in words if overrides.sweeps(word)]
     plain = [word for word in words if not (word.startswith("hydra.sweeper.") or word.partition("=")[0] in swept)]
-    plain += [f"{key}=null" for key in swept if key not in config.GROUPS]
+    plain += [f"{key}=null" for key in swept if key not in GROUPS]
     for method in asked.methods:  # what one lacks is told hours before its turn
         overrides.composed([f"method={method}", *plain])
     records = list[dict[str, Any]]()

@@ -13,9 +13,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from fedpfl.config import plan as config
+from fedpfl.config.checks import arguments, typed
+from fedpfl.config.plan import _partition, register, resolve
+from fedpfl.config.schema import SETTINGS, Eval, Settings, Start
 from fedpfl.data import datasets, partition
 from fedpfl.engine import Local
+from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
 from tests.command import call, table
@@ -28,7 +31,7 @@ MOST = 8  # jobs of a sweep that are all composed; of larger ones each value onc
 
 def composed(*overrides: str) -> DictConfig:
     """The whole configuration, Hydra's own with it."""
-    config.register()
+    register()
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
         return compose("train", overrides=list(overrides), return_hydra_config=True)
 
@@ -58,15 +61,15 @@ def jobs(name: str) -> list[list[str]]:
 
 def assert_fits(composed: DictConfig) -> None:
     """What was composed is what its method, network, data set and partition take."""
-    cfg = config.resolve(composed)
+    cfg = resolve(composed)
     rest = {group: {k: v for k, v in cfg[group].items() if k != "name"} for group in ("method", "model")}
-    config.typed(METHODS[cfg["method"]["name"]], rest["method"], "method")
-    config.typed(Local, cfg["local"], "local")
-    config.typed(config.Eval, cfg["eval"], "eval")
-    config.typed(config.Settings, {key: cfg[key] for key in config.SETTINGS}, "")
-    network = (MODELS[cfg["model"]["name"]], config.Start)
-    config._checked(network, rest["model"], "model", given=("shape", "classes"))
-    config._partition(cfg)
+    typed(METHODS[cfg["method"]["name"]], rest["method"], "method")
+    typed(Local, cfg["local"], "local")
+    typed(Eval, cfg["eval"], "eval")
+    typed(Settings, {key: cfg[key] for key in SETTINGS}, "")
+    network = (MODELS[cfg["model"]["name"]], Start)
+    arguments(network, rest["model"], "model", given=("shape", "classes"))
+    _partition(cfg)
     assert cfg["dataset"]["name"] in datasets.SETS
 
 
@@ -84,7 +87,7 @@ def test_all_of_an_experiment_composes(name):
 
 def assert_compose(chosen: list[list[str]]) -> None:
     """Each of these jobs fits."""
-    config.register()
+    register()
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
         for overrides in chosen:
             assert_fits(compose("train", overrides=overrides))
@@ -135,7 +138,7 @@ def test_full_experiments_run_as_many_seeds_as_the_paper_averages(name: str):
     seeds = swept(composed(f"experiment={name}")).get("seed", ["42"])
     assert len(set(seeds)) == len(seeds) == SEEDS[name]
     job = jobs(name)[0]
-    assert len({config.identity(config.resolve(composed(*job, f"seed={seed}"))) for seed in seeds}) == 1
+    assert len({identity(resolve(composed(*job, f"seed={seed}"))) for seed in seeds}) == 1
 
 
 @pytest.mark.parametrize("name", ["smoke", "all_methods"])
@@ -156,7 +159,7 @@ def test_the_paper_runs_without_multirun_and_in_one_place(name):
 def test_what_two_tables_share_is_one_run():
     base = ("dataset=fmnist", "partition.alpha=0.1", "method=fedobp")
     keys = {
-        config.identity(config.resolve(composed(f"experiment={name}", *base, *more)))
+        identity(resolve(composed(f"experiment={name}", *base, *more)))
         for name, *more in (
             ("fedobp_paper",),
             ("table2",),
