@@ -13,7 +13,7 @@ import sys
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 
     def _interrupted(*_: object) -> None:
-        """Before `main`: a second or two of imports, nothing is open."""
+        """End before `main`: a second or two of imports, nothing is open."""
         if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
             print("fedpfl: interrupted before anything was done", file=sys.stderr, flush=True)
         os._exit(130)
@@ -48,7 +48,7 @@ _full: list[bool] = []  # whether the user asked for tracebacks
 
 @hydra.main(config_path=CONF, config_name="train", version_base="1.3")
 def job(cfg: DictConfig) -> str | None:
-    """One job of a single run or of a sweep; what a search gave up says so."""
+    """Run one job, alone or of a sweep; what a search gave up says so."""
     _begun.append(True)
     hydra_cfg = HydraConfig.get()
     path, alone = Path(hydra_cfg.runtime.output_dir), hydra_cfg.mode == RunMode.RUN
@@ -96,7 +96,7 @@ def status(words: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Entry point: faults of the user's making are one line and a non-zero exit."""
+    """Run the command: faults of the user's making are one line and a non-zero exit."""
     _begun.clear()
     try:
         register()

@@ -59,7 +59,7 @@ def play(options: Sequence[str], words: Sequence[str], bears: int = 0) -> None:
 
 
 def main() -> None:
-    """Entry point: faults of the user's making are one line and a non-zero exit."""
+    """Run the command: faults of the user's making are one line and a non-zero exit."""
     words = sys.argv[1:]
     if {"-h", "--help"} & {*words} or not words:
         print(__doc__)

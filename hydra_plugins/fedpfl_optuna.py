@@ -62,7 +62,7 @@ class Search(Sweeper):
                 raise ValueError(f"hydra.sweeper.{name} must be 1 or more, got {getattr(self, f'_{name}')}")
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Called by Hydra with the overrides of the command line. Raises what the first failed job raised."""
+        """Search as the command line's overrides say. Raises what the first failed job raised."""
         from fedpfl.ground.errors import FedpflError
         from fedpfl.runner import trials  # imports torch, which other Hydra programs need not wait for
 
@@ -93,7 +93,7 @@ class Search(Sweeper):
         return [returns]
 
     def _search(self, arguments: list[str]) -> tuple[Any, list[str]]:
-        """The search that the overrides ask for, and those of them that all its jobs have."""
+        """Return the search that the overrides ask for, and those of them that all its jobs have."""
         from fedpfl.config import overrides
         from fedpfl.config.plan import check
         from fedpfl.engine import ranks
@@ -138,7 +138,7 @@ def _diverged(job: JobReturn) -> bool:
 
 
 def _outcome(job: JobReturn) -> Any:
-    """What became of a trial. Raises what the job raised, but for divergence, which tells of its values."""
+    """Return what became of a trial. Raises what the job raised, but for divergence, which tells of its values."""
     from fedpfl.runner import trials
 
     assert job.hydra_cfg is not None

@@ -77,7 +77,7 @@ def spoil(folder: Path, name: str) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiment", default="table3")
+    parser.add_argument("--experiment", default="fedobp/table3")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--broken", type=int, default=3)

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl.config import overrides
+from fedpfl.config.choices import choices
 from fedpfl.config.plan import register
 from fedpfl.config.schema import GROUPS, SCHEMAS, Settings
 from fedpfl.data import datasets, partition
@@ -50,7 +51,7 @@ def page(words: Sequence[str]) -> str:
 def _names(group: str) -> list[str]:
     """The choices of a group, but not Hydra's own."""
     registry = REGISTRIES.get(group, {})
-    return sorted({path.stem for path in Path(overrides.CONF, group).glob("*.yaml")} | set(registry))
+    return sorted({*choices(group), *registry})
 
 
 def _comments(file: Path) -> dict[str, str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedpfl.config.choices import choices, moved
 from fedpfl.config.schema import GROUPS, OPTIONAL
 from fedpfl.ground.errors import FedpflError, near, one_of
 
@@ -43,10 +43,14 @@ def one_line(error: Exception) -> str:
     text, cause = str(error), error.__cause__
     if isinstance(error, FedpflError):
         return text
+    if told := _ours(error):
+        return told
     if isinstance(error, MissingConfigException):
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        group, name = re.fullmatch(r"((?:hydra/)?[^/]*)/?(.*)", str(error.missing_cfg_file)).groups()  # type: ignore[union-attr]
+        if now := moved(group, name):
+            return f"{group}={name} is now {now}"
         # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
-        if group and (known := error.options or _choices(group)):
+        if known := choices(group) or error.options:
             return f"{group} must be {one_of(known, name)}"
     if unknown := re.search(r"Could not override '(.*?)'", text):
         return _no_key(unknown[1], cause)
@@ -81,6 +85,14 @@ def described(choice: Mapping[str, Any]) -> str:
     return f"{choice['name']} ({values})" if values else str(choice["name"])
 
 
+def _ours(error: Exception) -> str:
+    """The message of the FedpflError that a resolver raised, which OmegaConf wraps; empty without one."""
+    inner: BaseException | None = error if isinstance(error, OmegaConfBaseException) else None
+    while inner and not isinstance(inner, FedpflError):
+        inner = inner.__cause__ or inner.__context__
+    return str(inner or "")
+
+
 def _no_key(key: str, cause: BaseException | None) -> str:
     if key.split(".")[0] in OPTIONAL:
         return f"{key} is for a hyperparameter that the method does not have"
@@ -90,11 +102,6 @@ def _no_key(key: str, cause: BaseException | None) -> str:
     meant = _near_key(key, known)
     mend = f"did you mean {meant}?" if meant else f"`python -m fedpfl.train {asked}` tells all keys"
     return f"{key or 'nothing'} is not a key here; {mend}"
-
-
-def _choices(group: str) -> list[str]:
-    """Names of a configuration group's files."""
-    return sorted(path.stem for path in (Path(__file__).parents[1] / "conf" / group).glob("*.yaml"))
 
 
 def _near_key(got: str, config: Any) -> str | None:

@@ -22,6 +22,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.yaml ask for
 from fedpfl.ground.errors import FedpflError
 
 CONF = str((Path(__file__).parents[1] / "conf").resolve())
@@ -170,11 +171,11 @@ def sweeps(word: str) -> bool:
 
 def _of_experiment(given: Iterable[Override]) -> Iterator[str]:
     """What the experiment itself sets for its jobs alone, be it a single value."""
-    experiment = [str(override.input_line) for override in given if override.key_or_group == "experiment"]
-    if not experiment:
+    chosen = [str(override.input_line) for override in given if override.key_or_group in ("experiment", "debug")]
+    if not chosen:
         return
     try:
-        sweeper = composed(experiment).hydra.sweeper
+        sweeper = composed(chosen).hydra.sweeper
     except REFUSED:
         return  # Hydra will tell
     yield from map(str, sweeper.params or {})

@@ -15,6 +15,7 @@ from fedpfl import data, engine, models
 from fedpfl.config import plugins
 from fedpfl.config.checks import arguments, check_keys, chosen, options, representable, typed
 from fedpfl.config.messages import at_its_source, one_line
+from fedpfl.config.resolvers import folder
 from fedpfl.config.schema import GROUPS, OPTIONAL, SCHEMAS, SETTINGS, Checkpoint, Deal, Eval, Settings, Start
 from fedpfl.data import Augment, Federation, datasets, partition, state_dict
 from fedpfl.engine import Engine, Local, Stopping, Store
@@ -174,79 +175,64 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     Raises FedpflError for missing values, and for a group that chooses what the method does not have.
     """
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    groups = [group for group in GROUPS if group not in OPTIONAL]
     try:
-        missing = OmegaConf.missing_keys(cfg)
+        if missing := OmegaConf.missing_keys(cfg):
+            raise _without_value(min(missing))
+        if OmegaConf.is_config(cfg.get("method")):
+            cfg.method = OmegaConf.to_container(cfg.method, resolve=True)
+        plain: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
+        # These are in the method by now; what it takes nothing from, as where the user sets method.q, is not looked up.
+        optional = {group: plain[group] for group in OPTIONAL if plain.get(group) is not None}
+        cfg = OmegaConf.masked_copy(cfg, [key for key in plain if key not in OPTIONAL])
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise FedpflError(one_line(error)) from None
-    groups = [group for group in GROUPS if group not in OPTIONAL]
-    if missing := missing or {key for key in (*SETTINGS, *groups) if config.get(key) is None}:
-        key = min(missing)
-        raise FedpflError(f"{key} has no value; set it with {key}=...")
-    extra = [group for group in OPTIONAL if config.get(group) is not None]
-    for group in (*groups, *extra):
-        if not isinstance(config[group], Mapping):
-            raise FedpflError(f"{group} must be a group of keys, got {config[group]!r}")
+    for key in (*SETTINGS, *groups):
+        if config.get(key) is None:
+            raise _without_value(key)
+    for group, values in [(group, config[group]) for group in groups] + [*optional.items()]:
+        if not isinstance(values, Mapping):
+            raise FedpflError(f"{group} must be a group of keys, got {values!r}")
     method = config["method"]
     for group in ("method", "dataset"):
         config[group].pop("title", None)  # for tables (fedpfl.report.names): it decides nothing
     own = method.pop("groups", ())
-    for group in extra:
+    for group, values in optional.items():
         if group not in own:
             raise FedpflError(f"{group} is for a hyperparameter that method={method.get('name')} does not have")
-        check_keys(options(config[group]), OPTIONAL[group], group)
-        representable(config[group], group)
-    for key, source in OmegaConf.to_container(cfg.method, resolve=False).items():  # type: ignore[union-attr, assignment]
-        if source == "${quantile.q}" and method[key] == "paper":
-            method[key] = _table_q(config)
-    return {key: value for key, value in config.items() if key not in OPTIONAL}
+        check_keys(options(values), OPTIONAL[group], group)
+        representable(values, group)
+    return config
 
 
-def run_subdir(config: Mapping[str, Any], experiment: str | None) -> str:
-    """Where a run belongs below outputs/: `<experiment or dataset>/<method>/<key>/seed<k>`.
+def _without_value(key: str) -> FedpflError:
+    return FedpflError(f"{key} has no value; set it with {key}=...")
 
+
+def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | None = None) -> str:
+    """Where a run belongs below outputs/: `<place>/<method>/<key>/seed<k>`.
+
+    The place is the experiment's folder, an experiment's name that is in none, or else the data set; with `_<debug>`.
     The method's name is that of the identity, so that runs of earlier versions lie where they are looked for.
     """
-    place, method = experiment or config["dataset"]["name"], essence(config)["method"]["name"]
-    return f"{place}/{method}/{identity(config)}/seed{config['seed']}"
+    place = "_".join(filter(None, (folder(experiment) if experiment else config["dataset"]["name"], debug)))
+    return f"{place}/{essence(config)['method']['name']}/{identity(config)}/seed{config['seed']}"
 
 
 def register() -> None:
-    """Teach OmegaConf the resolvers that conf/train.yaml names. Safe to repeat.
+    """Teach OmegaConf the resolvers that conf/train.yaml names. Safe to repeat."""
 
-    `fedpfl.run_subdir:table3` puts an experiment's runs among those of another one, of which it is a part.
-    """
-
-    def subdir(place: str | None = None, *, _root_: DictConfig) -> str:
-        choices = OmegaConf.select(_root_, "hydra.runtime.choices")
+    def subdir(*, _root_: DictConfig) -> str:
+        choices = OmegaConf.select(_root_, "hydra.runtime.choices") or {}
         try:
             config = check(_root_).config
         except Exception:
             return "invalid"  # the run itself tells what is wrong, and nothing is written before that
-        return run_subdir(config, place or (choices.get("experiment") if choices else None))
+        return run_subdir(config, choices.get("experiment"), choices.get("debug"))
 
     for name, function in (
         ("fedpfl.run_subdir", subdir),
-        ("fedpfl.run_dir", lambda place=None, *, _root_: f"outputs/{subdir(place, _root_=_root_)}"),
+        ("fedpfl.run_dir", lambda *, _root_: f"outputs/{subdir(_root_=_root_)}"),
     ):
         OmegaConf.register_new_resolver(name, function, replace=True, use_cache=False)
-
-
-def _table_q(config: Mapping[str, Any]) -> Any:
-    """Table II, or the fallback of quantile=auto."""
-    quantile, name, alpha = config["quantile"], config["dataset"].get("name"), config["partition"].get("alpha")
-    table = quantile.get("table")
-    if not isinstance(table, Mapping) or not all(isinstance(row, Mapping) for row in table.values()):
-        raise FedpflError(f"quantile.table must map data sets to alphas to q, got {table!r}")
-    row = table.get(name, {}) if isinstance(name, str) else {}
-    found = isinstance(alpha, int | float) and alpha in row
-    q, source = (row[alpha], "table") if found else (quantile.get("otherwise"), "otherwise")
-    if q is not None and not (type(q) in (int, float) and 0 <= q <= 1):
-        raise FedpflError(f"quantile.{source} must hold numbers between 0 and 1, got {q!r}")
-    if q is None:
-        known = "; ".join(f"{d} ({', '.join(map(str, row))})" for d, row in table.items())
-        raise FedpflError(
-            f"quantile=paper: Table II has no q for dataset {name} with alpha {alpha}; "
-            f"it has {known}; set quantile.q=..."
-        )
-    return q

@@ -13,10 +13,13 @@ import pandas as pd
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import costs, published
 from fedpfl.papers.tables import COMPARED, PLANS, Rule, one_each, own_score
+from fedpfl.record.columns import METRICS
 from fedpfl.report.figures import THIN, accuracy_figure, by_setting, draw_line, look, panels, told
-from fedpfl.report.load import METHODS, Group, Mask, Run
+from fedpfl.report.grouping import Group
+from fedpfl.report.names import METHODS
+from fedpfl.report.run import Mask, Run
 from fedpfl.report.table import over_seeds
-from fedpfl.report.tables import METRICS, judged, unchosen
+from fedpfl.report.tables import judged, unchosen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -161,7 +164,7 @@ def _over_quantiles(name: Callable[[Run], str], tuned: bool) -> Callable[[list[G
                     if points and (not column or (tuned and any(not math.isnan(value) for _, (value, _) in points))):
                         _line(ax, points, label + told_as, number + extra)
             ax.set_xticks(range(len(quantiles)), [f"{q:.10g}" for q in quantiles], rotation=45, ha="right")
-            ax.set(xlabel="quantile q", ylabel=METRICS[rule.accuracy])
+            ax.set(xlabel="quantile q", ylabel=METRICS[rule.accuracy].label)
 
         return panels(by_setting(shown), path, draw)
 
@@ -207,7 +210,7 @@ def _downlink(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
             own = [group for group in members if group.runs[0].method_name == method]
             if points := sorted((_ratio(group), _value(group, rule)) for group in own):
                 _line(ax, points, METHODS[method], number, **({} if method == "fedobp" else {"linestyle": "none"}))
-        ax.set(xlabel="values down / model size", ylabel=METRICS[rule.accuracy])
+        ax.set(xlabel="values down / model size", ylabel=METRICS[rule.accuracy].label)
         ax.locator_params(axis="x", nbins=5)  # labels like 0.9975 are wide
 
     return panels(by_setting(shown), path, draw)
@@ -228,7 +231,7 @@ def _alphas(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
             points = sorted((alpha, _value(group, rule)) for alpha, group in here if group.method == label)
             if len(points) > 1:
                 _line(ax, points, label, number)
-        ax.set(xlabel="Dirichlet alpha", ylabel=METRICS[rule.accuracy], xscale="log")
+        ax.set(xlabel="Dirichlet alpha", ylabel=METRICS[rule.accuracy].label, xscale="log")
         ticks = sorted({alpha for alpha, _ in here})
         ax.set_xticks(ticks, [f"{alpha:g}" for alpha in ticks])
         ax.minorticks_off()

@@ -13,10 +13,12 @@ from typing import Any
 import pandas as pd
 
 from fedpfl.papers import costs, published
+from fedpfl.papers.beside import departures
 from fedpfl.papers.tables import LAST, PLANS, SHOWN, Measure, Plan, Rule, quantile, rank, reckoned_hours, tuned
-from fedpfl.report.load import Group, few, unlike
+from fedpfl.report.grouping import Group, unlike
 from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
-from fedpfl.report.tables import chosen_on, departures, emptiness, judged, over_which
+from fedpfl.report.tables import chosen_on, emptiness, judged, over_which
+from fedpfl.report.text import few
 
 Part = tuple[int, int, float | None]
 """Line, column and alpha of what a cell is the mean of."""

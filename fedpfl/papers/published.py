@@ -7,7 +7,8 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from fedpfl.report.load import DATASETS, Run
+from fedpfl.report.names import DATASETS
+from fedpfl.report.run import Run
 from fedpfl.report.text import bare
 
 FEDOBP = "FedOBP (arXiv:2604.16574) Table "

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpfl.papers import costs, published
-from fedpfl.report.load import DATASETS, METHODS, Group, Run
-from fedpfl.report.tables import setup_differences, setup_of
+from fedpfl.papers.beside import setup_differences, setup_of
+from fedpfl.report.grouping import Group
+from fedpfl.report.names import DATASETS, METHODS
+from fedpfl.report.run import Run
 
 LARGE = ("cifar10", "cifar100", "emnist", "svhn")
 SMALL = ("mnist", "fmnist", "organamnist", "organcmnist")

@@ -116,14 +116,14 @@ def resumed(run: RunInfo) -> tuple[str, ...]:
 
 
 def describe_row(row: Mapping[str, Any], rounds: int) -> str:
-    """One round as one line: `round 10/400  cohort 61.20 -> 88.31 %  all clients 90.04 %  0.82 s`."""
+    """Write one round as one line: `round 10/400  cohort 61.20 -> 88.31 %  all clients 90.04 %  0.82 s`."""
     seconds = row.get("seconds")
     took = f"{seconds:.2f} s" if seconds is not None else ""
     return "  ".join(filter(None, (f"round {row['round']}/{rounds}", cohort(row), everyone(row), took)))
 
 
 def cohort(row: Mapping[str, Any]) -> str:
-    """The cohort's accuracy before and after its training, `` where unknown."""
+    """Write the cohort's accuracy before and after its training, `` where unknown."""
     before, after = row.get("cohort_before"), row.get("cohort_after")
     if before is None or after is None:
         return ""
@@ -131,7 +131,7 @@ def cohort(row: Mapping[str, Any]) -> str:
 
 
 def everyone(row: Mapping[str, Any]) -> str:
-    """All clients' mean accuracy, `` where they were not evaluated."""
+    """Write all clients' mean accuracy, `` where they were not evaluated."""
 
     def told(words: str, prefix: str = "") -> str:
         plain, tuned = row.get(f"{prefix}accuracy"), row.get(f"{prefix}ft_accuracy")
@@ -146,7 +146,7 @@ def everyone(row: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`1:02:03`."""
+    """Write seconds as `1:02:03`."""
     whole = max(0, round(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 

@@ -55,7 +55,7 @@ def add_to_log(path: Path, text: str) -> None:
 
 
 def _stamped(text: str) -> str:
-    """A line with local time."""
+    """Return a line with local time."""
     return f"{datetime.now().astimezone().isoformat(timespec='seconds')} {' '.join(text.split())}\n"
 
 

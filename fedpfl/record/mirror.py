@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +76,9 @@ class Mirror(Callback, ABC):
 
 
 def run_id(run: RunInfo) -> str:
-    """One id per identity, seed and run directory: a baseline that two experiments share keeps a record in each."""
+    """Return one id per identity, seed and run directory: a baseline of two experiments keeps a record in each."""
     text = "\n".join((run.identity, str(run.seed), str(run.path.resolve())))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the configuration's values under dotted keys."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def require(package: str) -> None:
@@ -100,12 +91,12 @@ def require(package: str) -> None:
 
 
 def _plain(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a table can show of summary.json; a traceback is in run.log."""
+    """Return what a table can show of summary.json; a traceback is in run.log."""
     return {key: value for key, value in summary.items() if value is not None and key != "traceback"}
 
 
 def _marks(run: RunInfo) -> dict[str, Any]:
-    """Values that sweeps go over, where the run has them, and the source's commit."""
+    """Return values that sweeps go over, where the run has them, and the source's commit."""
     chosen = {"q": run.config.get("method", {}).get("q"), "alpha": run.config.get("partition", {}).get("alpha")}
     marks: dict[str, Any] = {key: value for key, value in chosen.items() if isinstance(value, int | float)}
     if "q" in marks:
@@ -115,7 +106,7 @@ def _marks(run: RunInfo) -> dict[str, Any]:
 
 
 def _past(run: RunInfo) -> list[dict[str, float | None]]:
-    """The rows of rounds.csv up to where the run resumes."""
+    """Return the rows of rounds.csv up to where the run resumes."""
     path = run.path / "rounds.csv"
     if not run.start_round or not path.exists():
         return []

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.mirror import Mirror, flat, require, run_id
+from fedpfl.record.mirror import Mirror, require, run_id
 
 ID = "fedpfl.run"
 """The tag by which a run directory's MLflow run is found again."""
@@ -112,7 +113,7 @@ class MlflowLogger(Mirror):
 
 
 def _experiment(client: Any, name: str) -> str:
-    """The experiment's id; it is made where there is none, perhaps by another process at the same moment."""
+    """Return the experiment's id; it is made where there is none, perhaps by another process at the same moment."""
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
@@ -125,5 +126,5 @@ def _experiment(client: Any, name: str) -> str:
 
 
 def _name(key: str) -> str:
-    """A name of the characters that MLflow allows."""
+    """Return a name of the characters that MLflow allows."""
     return re.sub(r"[^\w\-. /]", "_", key)

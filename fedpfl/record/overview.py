@@ -50,7 +50,7 @@ class Overview:
 
     @property
     def traffic_gb(self) -> float | None:
-        """All that was sent in both directions so far, in 10^9 bytes; None where no row says it."""
+        """Return all that was sent in both directions so far, in 10^9 bytes; None where no row says it."""
         return sum(self._bits.values()) / 8e9 if self._counted else None
 
     def fields(self) -> dict[str, float]:

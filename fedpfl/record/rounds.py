@@ -28,15 +28,8 @@ def scalar(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
-def number(text: str) -> float | None:
-    """Read a cell: a whole number is an int, an empty cell None. Raises ValueError."""
-    if not text:
-        return None
-    return int(text) if text.lstrip("-").isdecimal() else float(text)
-
-
 def cells(text: str) -> tuple[list[str], list[list[str]]]:
-    """Return the columns' names and each row's cells; the line that a run was caught writing does not count.
+    """Return the columns' names and each row's cells; the line that a run was caught writing is left out.
 
     Raises ValueError, without the file's name, where a row has more or fewer cells than there are columns.
     """
@@ -55,11 +48,27 @@ def cells(text: str) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def read(text: str, only: Collection[str] | None = None) -> list[dict[str, float | None]]:
-    """Read the rows, each a dict of its numbers, None where nothing was measured. Raises ValueError, as `cells`.
+def columns(text: str, only: Collection[str] | None = None) -> dict[str, list[float | None]]:
+    """Read the numbers of each column: a whole one is an int, an empty cell None.
 
-    only: the columns to look at; those that are not there are left out.
+    only: the columns to look at, as far as they are there. Raises ValueError, as `cells`, and for what is no number.
     """
     header, rows = cells(text)
-    places = [(at, name) for at, name in enumerate(header) if only is None or name in only]
-    return [{name: number(row[at]) for at, name in places} for row in rows]
+    return {
+        name: [_number(row[at], name) for row in rows] for at, name in enumerate(header) if only is None or name in only
+    }
+
+
+def read(text: str, only: Collection[str] | None = None) -> list[dict[str, float | None]]:
+    """Read the rows, each a dict by column. Arguments and errors as of `columns`."""
+    found = columns(text, only)
+    return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+
+
+def _number(text: str, name: str) -> float | None:
+    if not text:
+        return None
+    try:
+        return int(text) if text.lstrip("-").isdecimal() else float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} under {name} is no number") from None

@@ -93,17 +93,17 @@ class RunDirectory:
 
     @property
     def status(self) -> str:
-        """What the files say: `new`, `interrupted` (begun and not ended), `finished`, `diverged` or `failed`."""
+        """Return what the files say: `new`, `interrupted` (begun and not ended), `finished`, `diverged` or `failed`."""
         status = str(self._summary.get("status", "new"))
         return status if status == "new" else lock.verdict(status, held=False)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """A copy of what summary.json holds."""
+        """Return a copy of what summary.json holds."""
         return dict(self._summary)
 
     def restore(self, earlier: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """The last checkpoint, else `earlier` (of another run), or None; the rows are those up to it.
+        """Return the last checkpoint, else `earlier` (of another run), or None; the rows are those up to it.
 
         Call before the first `row`. Its tensors are on the CPU, and stay in the file until they are read.
 
@@ -280,7 +280,7 @@ class RunDirectory:
         self._write("config.yaml", config_yaml.encode())
 
     def _is_whole(self) -> bool:
-        """Whether a finished run's files are as it left them; where state.pt can mend them, it is unfinished again.
+        """Tell whether a finished run's files are as it left them; what state.pt can mend makes it unfinished again.
 
         Raises FedpflError where state.pt cannot: it is gone (as it may be), of an older version, or damaged itself.
         """
@@ -359,7 +359,7 @@ class RunDirectory:
 
 
 def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The summary and the checkpoint of a finished run. Raises FedpflError where it is none, or has no checkpoint."""
+    """Return the summary and the checkpoint of a finished run. Raises FedpflError where it is none or has none."""
     summary, whole = _read_summary(path)
     if not whole:
         raise files.damaged(path / "summary.json")
@@ -383,11 +383,11 @@ class Absent:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
 
 def _is_new(path: Path) -> bool:
-    """Whether no run has begun in the directory. Raises FedpflError where it is somebody else's, touching nothing."""
+    """Tell whether no run has begun in the directory. Raises FedpflError where it is somebody else's."""
     for name in (*_REPLACED, "run.log", "run.lock"):
         files.regular(path / name)
         files.regular(files.temporary(path / name))
@@ -401,7 +401,7 @@ def _is_new(path: Path) -> bool:
 
 
 def _read_summary(path: Path) -> tuple[dict[str, Any], bool]:
-    """What summary.json holds, {} where there is none, and whether it is as it was written."""
+    """Return what summary.json holds, {} where there is none, and whether it is as it was written."""
     content = files.content(path / "summary.json")
     if content is None:
         return {}, True
@@ -442,7 +442,7 @@ def _jsonable(value: Any) -> Any:
 
 
 def _first_rows(content: bytes, count: int) -> bytes | None:
-    """Header and first rows of a rounds.csv of which nothing else is known; None where they are not all there."""
+    """Return header and first rows of a rounds.csv of an older version; None where they are not all there."""
     lines = content.split(b"\n")[:-1][: count + 1]  # behind the last line break: nothing, or half a line
     if [line.split(b",")[0] for line in lines] != [b"round", *(b"%d" % number for number in range(1, count + 1))]:
         return None
@@ -454,5 +454,5 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Client k's indices are `indices[offsets[k]:offsets[k + 1]]`."""
+    """Return offsets: client k's indices are `indices[offsets[k]:offsets[k + 1]]`."""
     return np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)

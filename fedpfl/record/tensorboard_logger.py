@@ -9,9 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.mirror import Mirror, flat, require
+from fedpfl.record.mirror import Mirror, require
 
 FOLDER = "tensorboard"
 EVENTS = "events.out.tfevents."

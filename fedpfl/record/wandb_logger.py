@@ -176,7 +176,7 @@ class WandbLogger(Mirror):
 
 
 def choose_mode(mode: str) -> str:
-    """`auto` becomes WANDB_MODE where it is set, online for a user who is logged in, else offline."""
+    """Return the mode: `auto` becomes WANDB_MODE where it is set, online for a user who is logged in, else offline."""
     if mode != "auto":
         return mode
     wish = os.environ.get("WANDB_MODE", "")
@@ -186,7 +186,7 @@ def choose_mode(mode: str) -> str:
 
 
 def logged_in() -> bool:
-    """Whether a W&B key can be found without asking: WANDB_API_KEY, an identity token, or the netrc file."""
+    """Tell whether a W&B key can be found without asking: WANDB_API_KEY, an identity token, or the netrc file."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     hosts = _hosts()
@@ -202,7 +202,7 @@ def logged_in() -> bool:
 
 
 def _hosts() -> tuple[str, ...]:
-    """Under which names a key for the server may be kept: of WANDB_BASE_URL, else of `wandb login --host`."""
+    """Return under which names a key for the server may be kept: of WANDB_BASE_URL, else of `wandb login --host`."""
     url = os.environ.get("WANDB_BASE_URL")
     if not url:
         settings = configparser.ConfigParser(interpolation=None)

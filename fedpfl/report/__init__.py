@@ -4,6 +4,8 @@
 `python -m fedpfl.report` is the command.
 """
 
-from fedpfl.report.load import Group, Run, groups, runs
+from fedpfl.report.grouping import Group, groups
+from fedpfl.report.load import runs
+from fedpfl.report.run import Run
 
 __all__ = ["Group", "Run", "groups", "runs"]

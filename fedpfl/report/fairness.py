@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import essence
-from fedpfl.report.load import Group, Run, canonical, few, flat, groups, span
+from fedpfl.report.grouping import Group, canonical, groups
+from fedpfl.report.run import Run
 from fedpfl.report.table import Cell, Column, Table, over_seeds
 from fedpfl.report.tables import over_which
+from fedpfl.report.text import few, span
 
 BASELINES = {"fedavg": "FedAvg+FT", "local_only": "Local-Only"}
 """What a client could have without a personalised method, by the method's name in the configuration."""

@@ -11,9 +11,11 @@ import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import whole
+from fedpfl.record.columns import METRICS
 from fedpfl.report.compare import labelled
-from fedpfl.report.load import Group, Run, groups
-from fedpfl.report.tables import METRICS, read_reference, reference_for
+from fedpfl.report.grouping import Group, groups
+from fedpfl.report.run import Run
+from fedpfl.report.tables import read_reference, reference_for
 from fedpfl.report.text import clip
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ def accuracy_figure(
             thin = smooth(by_round(group, "cohort_before")["mean"], windows[id(group)])
             color = look(methods.index(label(group)))["color"]
             ax.plot(thin.index, thin, color=color, linewidth=THIN, alpha=0.45, zorder=1)
-        ax.set(xlabel="round", ylabel=METRICS[metric], xlim=(0, None))
+        ax.set(xlabel="round", ylabel=METRICS[metric].label, xlim=(0, None))
 
     note = f"thin: cohort before training, mean of {max(windows.values())} rounds" if cohort else ""
     return panels(by_setting(gathered), path, draw, note)
@@ -127,7 +129,7 @@ def comparison(a: Group, b: Group, metric: str, path: Path) -> list[Path]:
         for place, (letter, group) in enumerate(zip(letters, (a, b), strict=True)):
             name = group.method if len(tasks) == 1 else group.title
             draw_line(ax, group, metric, f"{letter}: {name}", place)
-        ax.set(xlabel="round", ylabel=METRICS[metric], xlim=(0, None))
+        ax.set(xlabel="round", ylabel=METRICS[metric].label, xlim=(0, None))
 
     return panels({next(iter(tasks)) if len(tasks) == 1 else "": "AB"}, path, draw)
 

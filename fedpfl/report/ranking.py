@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record.columns import METRICS
 from fedpfl.report.compare import LEAST, paired_test
 from fedpfl.report.fairness import BASELINES, judged_as
-from fedpfl.report.load import Group, Run, few, groups
+from fedpfl.report.grouping import Group, groups
+from fedpfl.report.run import Run
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
-from fedpfl.report.tables import METRICS, judged, over_which
+from fedpfl.report.tables import judged, over_which
+from fedpfl.report.text import few
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,7 +116,7 @@ def rank_tables(
     which = "the last evaluation" if select == "last" else f"the evaluation that --select {select} chooses"
     over = over_which({name: own for name, own in seeds.items() if name in used})
     caption = (
-        f"{METRICS[metric].capitalize()} at {which}, and below it the rank in its block: data set and partition; "
+        f"{METRICS[metric].label.capitalize()} at {which}, and below it the rank in its block: data set and partition; "
         f"{over.replace('(sample standard deviation)', '')}. Ties share their mean rank. "
     )
     if not metric.startswith("ft_") and any(label.startswith("FedAvg+FT") for label in kept):

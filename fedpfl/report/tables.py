@@ -6,55 +6,52 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers.published import QUANTILE, SETUP, of_run
-from fedpfl.report.load import Group, Run, few, groups, span, to_stderr, worlds
+from fedpfl.record.columns import METRICS, VALIDATION, names
+from fedpfl.report.grouping import Group, groups, worlds
+from fedpfl.report.load import to_stderr
+from fedpfl.report.run import Run
 from fedpfl.report.table import Cell, Column, Table, mark, over_seeds
+from fedpfl.report.text import few, span
 
 SELECTIONS = ("last", "best-checkpoint", "validation")
-AS_PUBLISHED = "as-published"
-"""The selection that stands for each paper's table's own rule."""
 ACCURACIES = ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled")
-VALIDATION = "val_accuracy"
 UNSEEN = ("unseen_accuracy", "unseen_accuracy_worst10", "unseen_ft_accuracy")
-TRAFFIC = ("values_down", "values_up", "bits_down", "bits_up")
-
-METRICS = {
-    "accuracy": "mean test accuracy over clients (%)",
-    "accuracy_pooled": "pooled test accuracy (%)",
-    "accuracy_worst10": "worst decile of clients (%)",
-    "ft_accuracy": "mean test accuracy after fine-tuning (%)",
-    "ft_accuracy_pooled": "pooled test accuracy after fine-tuning (%)",
-    "loss": "test loss",
-    VALIDATION: "mean accuracy on held-out samples (%)",
-    "unseen_accuracy": "mean accuracy of clients that never take part (%)",
-    "unseen_ft_accuracy": "mean accuracy of clients that never take part, fine-tuned (%)",
-}
+TRAFFIC = names("traffic")
+CURVES = (*ACCURACIES, "loss", VALIDATION, "unseen_accuracy", "unseen_ft_accuracy")
+"""What `compare` may draw over rounds."""
 
 _ROW = {"dataset": Column("data set"), "partition": Column("partition"), "method": Column("method")}
+
+
+def _metric(name: str, group: str = "", spare: int = 0, heading: str = "") -> Column:
+    metric = METRICS[name]
+    return Column(heading or metric.heading, metric.kind, group, spare)
+
+
 ACCURACY_COLUMNS = _ROW | {
-    "accuracy": Column("mean", "percent", "before"),
-    "accuracy_pooled": Column("pooled", "percent", "before", spare=4),
-    "accuracy_worst10": Column("worst 10%", "percent", "before", spare=3),
-    "ft_accuracy": Column("mean", "percent", "fine-tuned", spare=2),
-    "ft_accuracy_pooled": Column("pooled", "percent", "fine-tuned", spare=5),
-    VALIDATION: Column("validation", "percent", spare=4),
-    "unseen_accuracy": Column("mean", "percent", "unseen", spare=2),
-    "unseen_accuracy_worst10": Column("worst 10%", "percent", "unseen", spare=5),
-    "unseen_ft_accuracy": Column("fine-tuned", "percent", "unseen", spare=3),
+    "accuracy": _metric("accuracy", "before"),
+    "accuracy_pooled": _metric("accuracy_pooled", "before", 4),
+    "accuracy_worst10": _metric("accuracy_worst10", "before", 3),
+    "ft_accuracy": _metric("ft_accuracy", "fine-tuned", 2),
+    "ft_accuracy_pooled": _metric("ft_accuracy_pooled", "fine-tuned", 5),
+    VALIDATION: _metric(VALIDATION, spare=4, heading="validation"),
+    "unseen_accuracy": _metric("unseen_accuracy", "unseen", 2),
+    "unseen_accuracy_worst10": _metric("unseen_accuracy_worst10", "unseen", 5),
+    "unseen_ft_accuracy": _metric("unseen_ft_accuracy", "unseen", 3, "fine-tuned"),
     "gap": Column("gap", "difference", "unseen", spare=2),
     "published": Column("value", "percent", "published", spare=1),
     "difference": Column("Δ mean", "difference", "published", spare=1),
     "difference_pooled": Column("Δ pooled", "difference", "published", spare=6),
-    "values_down": Column("down", "short", "values", spare=9),
-    "values_up": Column("up", "short", "values", spare=9),
-    "bits_down": Column("down", "short", "bits", spare=7),
-    "bits_up": Column("up", "short", "bits", spare=7),
-    "seconds": Column("s/round", "number", spare=8),
+    "values_down": _metric("values_down", "values", 9),
+    "values_up": _metric("values_up", "values", 9),
+    "bits_down": _metric("bits_down", "bits", 7),
+    "bits_up": _metric("bits_up", "bits", 7),
+    "seconds": _metric("seconds", spare=8),
     "round": Column("round", "whole"),
     "seeds": Column("seeds", "whole"),
     "status": Column("status"),
@@ -71,33 +68,45 @@ CURVE_COLUMNS = _ROW | {
 }
 
 
+class Beside(NamedTuple):
+    """What stands beside a table's rows: of each a published accuracy and its deviation, in percent, or nan."""
+
+    values: Sequence[tuple[float, float]]
+    caption: str
+    notes: tuple[str, ...] = ()
+
+
 def accuracy_table(
-    runs: Iterable[Run], select: str = "last", every: int = 1, warn: Callable[[str], None] = to_stderr
+    runs: Iterable[Run],
+    select: str = "last",
+    every: int = 1,
+    warn: Callable[[str], None] = to_stderr,
+    beside: Callable[[Sequence[Group]], Beside] | None = None,
 ) -> Table:
     """Make the table with a row per data set, partition and configuration.
 
     select: `last` judges the last evaluation of a run; `validation` the one of highest accuracy on held-out samples;
     `best-checkpoint` the one of highest accuracy, which looks at test data and exists to match the published rule.
     every: with `best-checkpoint`, look at the evaluations after multiples of this many rounds only (published: 100).
-    Raises FedpflError for an unknown selection.
+    beside: says what is published. Raises FedpflError for an unknown selection.
     """
     if select not in SELECTIONS:
         raise FedpflError(f"unknown selection {select!r}; choose one of: {', '.join(SELECTIONS)}")
     gathered = groups(runs)
-    records = [_record(group, select, every) for group in gathered]
+    published = beside(gathered) if beside else Beside([(math.nan, math.nan)] * len(gathered), "")
+    records = [_record(group, select, every, *own) for group, own in zip(gathered, published.values, strict=True)]
     for record, group in zip(records, gathered, strict=True):
         if not record["round"]:
             kind = "with held-out samples" if select == "validation" else "of all clients"
             warn(f"{group.title}: no evaluation {kind} to judge")
-    compared = [(group, setup_of(group.runs[0]), known.note) for group in gathered if (known := of_run(group.runs[0]))]
-    notes = (*departures(compared), *chosen_on(select), *emptiness(gathered, select, every), *_unmet(gathered))
+    notes = (*published.notes, *chosen_on(select), *emptiness(gathered, select, every), *_unmet(gathered))
     notes += (*worlds(gathered), *_codes(gathered))
-    caption = _caption(gathered, records, select, every)
     absent = {key for key in (VALIDATION, *UNSEEN, "gap") if all(math.isnan(record[key]) for record in records)}
     columns = {key: column for key, column in ACCURACY_COLUMNS.items() if key not in absent}
     for record in records:
         for key in absent:
             del record[key], record[f"{key}_seed_std"]
+    caption = _caption(gathered, records, select, every, published.caption)
     table = _table(records, columns, caption, notes)
     for _, places in table.blocks():
         finished = [gathered[place].used[0].status == "finished" for place in places]
@@ -254,68 +263,25 @@ def over_which(seeds: Mapping[str, Sequence[int]]) -> str:
     return f"mean(sample standard deviation) over different seeds: {'; '.join(told)}"
 
 
-def departures(compared: Iterable[tuple[Group, Mapping[str, Any], str]]) -> tuple[str, ...]:
-    """Say in what runs depart from the published set-up, and what is known about the published code; a line each.
-
-    compared: groups, each with its set-up by dotted key and what is known.
-    """
-    every = list(compared)
-    behind: dict[str, dict[str, None]] = {}
-    differing: dict[str, list[tuple[str, Group]]] = {}
-    for group, setup, note in every:
-        if note:
-            behind.setdefault(note, {})[group.runs[0].called] = None
-        for what, own, theirs in setup_differences(group.runs[0], setup):
-            differing.setdefault(f"{what} {{}} (published {theirs})", []).append((own, group))
-    told = []
-    for words, found in differing.items():
-        text = words.format(few(dict.fromkeys(own for own, _ in found)))
-        if len(found) < len(every):
-            text += f" for {few(dict.fromkeys(group.method for _, group in found))}"
-        told.append(text)
-    lines = [f"Set-up that differs from the published one: {'; '.join(told)}."] if told else []
-    return (*lines, *(f"{', '.join(names)}: {note}." for note, names in behind.items()))
-
-
-def setup_of(run: Run) -> dict[str, Any]:
-    """Return the set-up of FedOBP's tables for a run's method, data set and partition."""
-    q = of_run(run, QUANTILE)
-    return (
-        SETUP
-        | ({"method.q": q.value} if q else {})
-        | ({"method.norm": "global"} if run.method_name == "fedobp" else {})
-    )
-
-
-def setup_differences(run: Run, setup: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return what, own value and published value, where a run has another one."""
-    found = [(key.removeprefix("method."), run.get(key), value) for key, value in setup.items()]
-    return [(key, str(own), str(value)) for key, own, value in found if own not in (None, value)]
-
-
-def _record(group: Group, select: str, every: int) -> dict[str, Any]:
-    found = judged(group, select, every)
+def _record(group: Group, select: str, every: int, published: float, published_std: float) -> dict[str, Any]:
+    rows = judged(group, select, every)
     # Seeds without an evaluation yet say nothing, unless there is no other.
-    used = list(found) or list(group.used)
+    used = list(rows) or list(group.used)
     record = _row(group)
-    for key in ACCURACIES:
-        values = [float(row.get(key, math.nan)) for row in found.values()]
+
+    def put(key: str, values: Sequence[float]) -> None:
         record[key], record[f"{key}_seed_std"] = over_seeds(values)
-    others = {key: [float(row.get(key, math.nan)) for row in found.values()] for key in (VALIDATION, *UNSEEN)}
-    own = [float(row.get("accuracy", math.nan)) for row in found.values()]
-    others["gap"] = [mine - theirs for mine, theirs in zip(own, others["unseen_accuracy"], strict=True)]
-    for key, values in others.items():
-        record[key], record[f"{key}_seed_std"] = over_seeds(values)
-    known = of_run(group.runs[0])
-    record["published"], record["published_seed_std"] = (known.value, known.std) if known else (math.nan, math.nan)
-    record["difference"] = record["accuracy"] - record["published"]
-    record["difference_pooled"] = record["accuracy_pooled"] - record["published"]
+
+    for key in (*ACCURACIES, VALIDATION, *UNSEEN):
+        put(key, [run.value(key, row) for run, row in rows.items()])
+    put("gap", [run.value("accuracy", row) - run.value("unseen_accuracy", row) for run, row in rows.items()])
+    record |= {"published": published, "published_seed_std": published_std}
+    record["difference"] = record["accuracy"] - published
+    record["difference_pooled"] = record["accuracy_pooled"] - published
     for key in (*TRAFFIC, "seconds"):
-        record[key], record[f"{key}_seed_std"] = over_seeds(
-            [run.seconds if key == "seconds" else run.per_client(key) for run in used]
-        )
+        put(key, [run.value(key, {}) for run in used])
     return record | {
-        "round": span([int(row["round"]) for row in found.values()]) or None,
+        "round": span([int(row["round"]) for row in rows.values()]) or None,
         "seeds": len(used),
         "seed_list": " ".join(str(run.seed) for run in used),
         "status": group.status,
@@ -341,10 +307,9 @@ def _table(
     return Table("", tuple(columns.values()), rows, frame, caption, notes, by=2)
 
 
-def _caption(gathered: list[Group], records: list[dict[str, Any]], select: str, every: int) -> str:
-
+def _caption(gathered: list[Group], records: list[dict[str, Any]], select: str, every: int, published: str) -> str:
     def shown(key: str) -> bool:
-        return not all(math.isnan(record[key]) for record in records)
+        return not all(math.isnan(record.get(key, math.nan)) for record in records)
 
     told = [run.get("eval.finetune_epochs") for group in gathered for run in group.used]
     tuning = {epochs for epochs in told if isinstance(epochs, int) and epochs > 0} or {0}
@@ -371,10 +336,4 @@ def _caption(gathered: list[Group], records: list[dict[str, Any]], select: str, 
             "mean before minus unseen mean, in points."
         )
     parts.append("Values and bits: per client that took part and round; s/round: median over rounds.")
-    if shown("published"):
-        parts.append(
-            "Published: FedOBP (arXiv:2604.16574), Tables III and IV; described there as mean over clients, in the "
-            "authors' logs pooled, the best of rounds 100, 200, 300 and 400 before fine-tuning. "
-            "Δ: own minus published, in points."
-        )
-    return " ".join(parts)
+    return " ".join([*parts, published] if shown("published") else parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from collections.abc import Collection, Iterable
 from html import escape
 from typing import Any
 
@@ -37,6 +38,18 @@ def clip(text: Any, most: int = 100) -> str:
     text = plain(text)
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[-half:]}"
+
+
+def few(words: Iterable[str], between: str = ", ") -> str:
+    """Join words; a sweep must not turn a note into a list of its values."""
+    every = list(words)
+    return between.join(every) if len(every) <= 4 else f"{between.join(every[:3])} and {len(every) - 3} more"
+
+
+def span(numbers: Collection[int]) -> str:
+    """Return `3`, or `3–7` for the least and the greatest of different numbers; nothing for none."""
+    low, high = (min(numbers), max(numbers)) if numbers else ("", "")
+    return str(low) if low == high else f"{low}–{high}"
 
 
 def bare(name: str) -> str:

@@ -148,37 +148,37 @@ class Trained(Models):
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """A row per round; docs/run_directory.md has the columns."""
+        """Return a row per round; docs/run_directory.md has the columns."""
         return self._tables.rounds
 
     @property
     def clients(self) -> pd.DataFrame:
-        """A row per client, with its accuracy at the last evaluation."""
+        """Return a row per client, with its accuracy at the last evaluation."""
         return self._tables.clients
 
     @property
     def config(self) -> dict[str, Any]:
-        """A copy of the whole configuration, as `run` takes it."""
+        """Return a copy of the whole configuration, as `run` takes it."""
         return copy.deepcopy(self._tables.config)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """A copy of summary.json."""
+        """Return a copy of summary.json."""
         return copy.deepcopy(self._tables.summary)
 
     @property
     def status(self) -> str:
-        """finished, running, interrupted, diverged or failed, when it was loaded."""
+        """Return finished, running, interrupted, diverged or failed, when it was loaded."""
         return self._tables.status
 
     @property
     def round(self) -> int:
-        """The round after which the models were saved, of an interrupted run perhaps an earlier one than the last."""
+        """Return the round after which the models were saved, perhaps an earlier one than the last."""
         return self._state.round
 
     @cached_property
     def _run(self) -> Run:
-        """The run's data, network and method, as it was made; where it is computed may be another place."""
+        """Build the run's data, network and method as it was made; where it is computed may be another place."""
         where = find_device(self._device)
         told = {**self.config, "device": self._device, "logger": {"name": "none"}, "state": {"device": "auto"}}
         told["engine"] = {**told.get("engine", {})}
@@ -218,7 +218,7 @@ class Trained(Models):
 
 
 def _composed(settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, Any]) -> tuple[DictConfig, str | None]:
-    """The configuration with Hydra's part, and the experiment's name."""
+    """Return the configuration with Hydra's part, and the experiment's name."""
     if any(not isinstance(one, str) for one in settings):
         (whole, *more) = settings
         if more or keys or not isinstance(whole, Mapping):

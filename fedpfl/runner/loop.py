@@ -39,7 +39,7 @@ class Round(Models):
 
     @property
     def judged(self) -> bool:
-        """Whether all clients were judged."""
+        """Tell whether all clients were judged."""
         return self.row["eval_seconds"] is not None
 
     @property

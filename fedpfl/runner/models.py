@@ -34,12 +34,12 @@ class Models(ABC):
     @property
     @abstractmethod
     def _run(self) -> Run:
-        """The run's data, network and method."""
+        """Give the run's data, network and method."""
 
     @property
     @abstractmethod
     def _state(self) -> engine.State:
-        """The state after the round."""
+        """Give the state after the round."""
 
     def personal(self, client: int) -> dict[str, Tensor]:
         """Return a client's personal model: the one that is evaluated between rounds, as a `state_dict` of `network`.
@@ -120,7 +120,7 @@ class Models(ABC):
         return partial(torch.autocast, self._run.device.type, torch.bfloat16, self._run.engine.precision == "bf16")
 
     def _judged(self, client: int) -> EvalJob:
-        """What the engine evaluates of a client: its personal model, and its statistics."""
+        """Return what the engine evaluates of a client: its personal model, and its statistics."""
         run, (federation, state, number) = self._run, self._place(client)
         call = EvalCall(run.method, federation, state, [number], before=looking(run, state))
         with arithmetic(run.device, run.engine.precision):
@@ -129,7 +129,7 @@ class Models(ABC):
         return job
 
     def _role(self, job: EvalJob) -> str:
-        """Whose statistics the method predicts with."""
+        """Return whose statistics the method predicts with."""
         asked: list[str] = []
 
         class Asked(Bound):
@@ -144,7 +144,7 @@ class Models(ABC):
         return asked[0]
 
     def _place(self, client: int) -> tuple[Federation, engine.State, int]:
-        """Where a client is: its federation, that one's state, and the number there."""
+        """Return where a client is: its federation, that one's state, and the number there."""
         run, clients = self._run, self._run.settings.clients
         try:
             number = operator.index(client)
@@ -164,5 +164,5 @@ class Models(ABC):
 
 
 def _own(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU, of which each has its own memory."""
+    """Return copies on the CPU, of which each has its own memory."""
     return {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in values.items()}

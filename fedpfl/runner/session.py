@@ -47,7 +47,7 @@ def session(
     path = Path(ranks.share(str(path)))
     run = build(check(cfg), stage.share if stage else alone)
     needs = foresee(run)
-    callbacks = [*callbacks, *plugins.callbacks(run.config["plugins"])]
+    added = plugins.callbacks(run.config["plugins"]) if ranks.leads() else []
     earlier = resume.extended(run)
     with resume.opened(run, path) as directory:
         if resume.finished(directory):
@@ -62,7 +62,7 @@ def session(
         if ranks.leads():
             group = experiment or run.federation.name
             info = header.introduced(run, directory, group, backend, progress.state, everyone.counts, needs)
-            heard = loggers.opened(run.config["logger"], info, quiet, callbacks)
+            heard = loggers.opened(run.config["logger"], info, quiet, [*callbacks, *added])
         with heard, _ending(directory, heard, progress):
             yield from _recorded(run, backend, directory, everyone, heard, progress, watch)
 

@@ -151,7 +151,7 @@ class Search:
         return self._found(states)
 
     def _next(self, states: Any) -> list[Any]:
-        """The next batch's trials: those that a killed process left first."""
+        """Return the next batch's trials: those that a killed process left first."""
         for trial in self.study.trials:
             if trial.state == states.RUNNING and trial.params.keys() != self._space.keys():
                 self.study.tell(trial.number, state=states.FAIL)  # killed while it was drawn
@@ -251,7 +251,7 @@ def named(identity: str, seed: int, words: Sequence[str]) -> str:
 
 
 def _within(space: Any, value: Any) -> Any:
-    """The value as the space holds it, None if it does not."""
+    """Return the value as the space holds it, None if it does not."""
     for known in getattr(space, "choices", ()):
         if str(value) == known or _number(value) == _number(known) is not None:
             return known

@@ -15,6 +15,7 @@ from fedpfl.config import overrides
 from fedpfl.config.schema import GROUPS
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report import load
+from fedpfl.report.names import METHODS
 from fedpfl.report.table import Cell, Column, Table, over_seeds
 from fedpfl.report.tables import chosen_round
 from fedpfl.runner import trials
@@ -22,15 +23,17 @@ from fedpfl.runner.faults import STATUS, Diverged
 
 SPACES = Path(overrides.CONF) / "tune"
 COLUMNS = (
-    *(
-        Column("method"),
-        Column("chosen", "long"),
-        Column("finished", "whole", "trials"),
-        Column("given up", "whole", "trials"),
-    ),
-    *(Column("rounds", "whole", "trials"), Column("validation", "percent"), Column("mean", "percent", "test accuracy")),
-    *(Column("pooled", "percent", "test accuracy"), Column("fine-tuned", "percent", "test accuracy")),
-    *(Column("unseen", "percent"), Column("seeds", "whole")),
+    Column("method"),
+    Column("chosen", "long"),
+    Column("finished", "whole", "trials"),
+    Column("given up", "whole", "trials"),
+    Column("rounds", "whole", "trials"),
+    Column("validation", "percent"),
+    Column("mean", "percent", "test accuracy"),
+    Column("pooled", "percent", "test accuracy"),
+    Column("fine-tuned", "percent", "test accuracy"),
+    Column("unseen", "percent"),
+    Column("seeds", "whole"),
 )
 JUDGED = {"accuracy": "mean", "accuracy_pooled": "pooled", "ft_accuracy": "fine-tuned", "unseen_accuracy": "unseen"}
 
@@ -72,11 +75,11 @@ def _open(key: str, given: Mapping[str, str]) -> bool:
 
 
 def tune(asked: Order, play: Callable[..., None]) -> Table:
-    """Search for each method's values, run them with fresh seeds, and tell what came of it.
+    """Search for each method's values, run them with fresh seeds, and return a table of what came of it.
 
     play: does a command line of fedpfl.train's; but for exit status `bears` it does not return where that failed.
     """
-    folder, words = asked.folder, list(asked.words)
+    words = list(asked.words)
     if not any(word.lstrip("+").startswith("validation=") for word in words):
         words.append("validation=0.1")
     swept = [word.partition("=")[0] for word in words if overrides.sweeps(word)]
@@ -84,27 +87,12 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
     plain += [f"{key}=null" for key in swept if key not in GROUPS]
     for method in asked.methods:  # what one lacks is told hours before its turn
         overrides.composed([f"method={method}", *plain])
-    records = list[dict[str, Any]]()
-    for method in asked.methods:
-        # Fine-tuned columns choose nothing.
-        searched = [f"method={method}", *words, *space(method, words), "eval.finetune_epochs=0"]
-        play(
-            ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}", *_below(folder / "trials")], searched
-        )
-        found = trials.found[-1]
-        draw(found, folder, method)
-        chosen = {word.partition("=")[0] for word in found.words}
-        fixed = [
-            word for word in words if not word.startswith("hydra.sweeper.") and word.partition("=")[0] not in chosen
-        ]
-        fixed = [f"method={method}", *fixed, *found.words]
-        first = int(overrides.composed_once(fixed).seed) + 1
-        seeds = [first + number for number in range(asked.seeds)]
-        final = [*fixed, f"seed={','.join(map(str, seeds))}"]
-        play(["-m", *_below(folder / "final")], final, bears=STATUS[Diverged])
-        record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
-        record |= {"validation": found.value} | _tested(folder / "final", fixed, seeds)
-        records.append(record)
+    records = [_tuned(asked, method, words, play) for method in asked.methods]
+    lost = [
+        f"{record['method']}: {count} of the final runs diverged, so its test cells stay empty."
+        for record in records
+        if (count := asked.seeds - record["seeds"])
+    ]
     return Table(
         "Tuned on equal terms",
         COLUMNS,
@@ -114,13 +102,28 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
         "round of the best validation accuracy: mean (standard deviation over seeds), in percent.",
         (
             "Rounds: played by all trials together. A trial below the others' median validation accuracy is given up.",
-            *(
-                f"{record['method']}: {lost} of the final runs diverged, so its test cells stay empty."
-                for record in records
-                if (lost := asked.seeds - record["seeds"])
-            ),
+            *lost,
         ),
     )
+
+
+def _tuned(asked: Order, method: str, words: Sequence[str], play: Callable[..., None]) -> dict[str, Any]:
+    """Search for one method's values, run them with fresh seeds, and return what came of it."""
+    # Fine-tuned columns choose nothing.
+    searched = [f"method={method}", *words, *space(method, words), "eval.finetune_epochs=0"]
+    options = ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}"]
+    play([*options, *_below(asked.folder / "trials")], searched)
+    found = trials.found[-1]
+    draw(found, asked.folder, method)
+    chosen = {word.partition("=")[0] for word in found.words}
+    fixed = [word for word in words if not word.startswith("hydra.sweeper.") and word.partition("=")[0] not in chosen]
+    fixed = [f"method={method}", *fixed, *found.words]
+    first = int(overrides.composed_once(fixed).seed) + 1
+    seeds = [first + number for number in range(asked.seeds)]
+    final = [*fixed, f"seed={','.join(map(str, seeds))}"]
+    play(["-m", *_below(asked.folder / "final")], final, bears=STATUS[Diverged])
+    record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
+    return record | {"validation": found.value} | _tested(asked.folder / "final", fixed, seeds)
 
 
 def _below(folder: Path) -> Iterator[str]:
@@ -128,7 +131,7 @@ def _below(folder: Path) -> Iterator[str]:
 
 
 def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """Test accuracies of the runs of these seeds, each at its best validation round; nan where one diverged."""
+    """Return test accuracies of the runs of these seeds, each at its best validation round; nan where one diverged."""
     found: dict[str, list[float]] = {name: [] for name in JUDGED}
     diverged = 0
     for seed in seeds:
@@ -151,7 +154,7 @@ def _row(record: dict[str, Any]) -> list[Cell]:
     named = {
         **{column.heading: Cell(record.get(column.heading)) for column in COLUMNS},
         **{heading: Cell(record[name], record[f"{name}_std"]) for name, heading in JUDGED.items()},
-        "method": Cell(load.METHODS.get(record["method"], record["method"])),
+        "method": Cell(METHODS.get(record["method"], record["method"])),
     }
     return [named[column.heading] for column in COLUMNS]
 

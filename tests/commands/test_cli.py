@@ -64,7 +64,7 @@ BAD = [
     ("engine=foo", "engine must be one of auto, batched, loop, got 'foo'"),
     ("logger=foo", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
     ("logger=[wandb,foo]", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
-    ("experiment=foo", "experiment must be one of all_methods, all_methods_quick, alpha_sweep, "),
+    ("experiment=foo", "experiment must be one of demo, fedobp/all_methods, fedobp/alpha_sweep, "),
     ("method.name=xyz", "method.name must be one of apfl"),
     ("logger.name=foo", "logger.name=foo is unknown; choose one of none, wandb"),
     ("logger=wandb logger.mode=loud", "logger.mode=loud is unknown; choose one of auto, online, offline, disabled"),
@@ -132,10 +132,13 @@ BAD = [
     ("-m method=fedavg,ditto score=fisher", "score is for a hyperparameter that the method does not have"),
     ("-m method=fedobp,ditto quantile.q=0.3", "quantile.q is for a hyperparameter that the method does not have"),
     (
-        "experiment=table5 partition=dirichlet method=ditto",
+        "experiment=fedobp/table5 partition=dirichlet method=ditto",
         "norm is for a hyperparameter that the method does not have",
     ),
-    ("experiment=fmnist_as_published method=ditto", "score is for a hyperparameter that the method does not have"),
+    (
+        "experiment=fedobp/fmnist_as_published method=ditto",
+        "score is for a hyperparameter that the method does not have",
+    ),
     ("dataset.std=[inf]", "dataset.std must be a finite number, got inf"),
     *(
         (f"method={name} method.{key}={value}", f"method.{key} must be a finite number, got {value.strip('[]')}")
@@ -692,11 +695,11 @@ def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path)
         ("-m method=fedprox,fedavg method.mu=0.1,0.2", None),  # a sweep itself: every job has its own
         ("-m method=fedprox,fedavg +method.mu=0.1 ~seed hydra.job.num=3 local.lr=0.1", None),
         ("-m method=fedprox,fedavg 'method.widths=[1.0,0.5]'", "-m method=fedprox,fedavg ++method.widths=[1.0,0.5]"),
-        ("experiment=subflot_cifar10 method.otp=false", "experiment=subflot_cifar10 ++method.otp=false"),
-        ("experiment=subflot_cifar10 method=subflot method.otp=false", None),
+        ("experiment=subflot/cifar10 method.otp=false", "experiment=subflot/cifar10 ++method.otp=false"),
+        ("experiment=subflot/cifar10 method=subflot method.otp=false", None),
         (
-            "experiment=fedselect_ablation method.personalise=most method.alpha=0.3,0.5",
-            "experiment=fedselect_ablation method.personalise=choice(most) method.alpha=0.3,0.5",
+            "experiment=fedselect/ablation method.personalise=most method.alpha=0.3,0.5",
+            "experiment=fedselect/ablation method.personalise=choice(most) method.alpha=0.3,0.5",
         ),
         ("experiment=smokes method.otp=false =x method=[1, --cfg job", None),  # Hydra says what is wrong
     ],

@@ -414,7 +414,7 @@ def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
     ("overrides", "message"),
     [
         ("quantile.table=3", "quantile.table must map data sets to alphas to q, got 3"),
-        ("dataset=mnist quantile.table.mnist={0.1:x}", "quantile.table must hold numbers between 0 and 1, got 'x'"),
+        ("dataset=mnist quantile.table.mnist={0.1:x}", "quantile.q must be a number or a list of numbers, got 'x'"),
         ("~quantile.table", "quantile.table must map data sets to alphas to q, got None"),
         (
             "~quantile.otherwise dataset=digits partition.alpha=0.3",

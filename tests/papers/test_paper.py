@@ -28,7 +28,8 @@ from fedpfl.papers.filling import fill
 from fedpfl.papers.tables import COMPARED, FEDOBP_PLANS, PLANS, Rule
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
-from fedpfl.report.load import DATASETS, begun
+from fedpfl.report.load import begun
+from fedpfl.report.names import DATASETS
 from fedpfl.report.table import render
 from tests.conftest import sampled
 from tests.papers.test_experiments import composed, swept
@@ -205,10 +206,10 @@ def test_commands_fill_exactly_what_is_missing(plan: str, root: Path) -> None:
 
 
 def test_an_empty_table_is_one_command() -> None:
-    assert fill("table3", []).commands == ("python -m fedpfl.train experiment=table3",)
+    assert fill("table3", []).commands == ("python -m fedpfl.train experiment=fedobp/table3",)
     assert fill("table5", []).commands == (
-        "python -m fedpfl.train experiment=table5",
-        "python -m fedpfl.train experiment=table5_cls",
+        "python -m fedpfl.train experiment=fedobp/table5",
+        "python -m fedpfl.train experiment=fedobp/table5_cls",
     )
 
 
@@ -366,7 +367,7 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     mean = "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)"
     half = fill("fedspu1", groups(runs(tmp_path)))
     assert math.isnan(half.rows[-1][2].value)
-    told = "python -m fedpfl.train experiment=fedspu_cifar10 method=prunefl,fjord,hermes,fedmp"
+    told = "python -m fedpfl.train experiment=fedspu/cifar10 method=prunefl,fjord,hermes,fedmp"
     assert f"{told} stopping.early=false partition.alpha=0.1,0.5" in half.commands
     assert f"{told},fedspu stopping.early=false partition.alpha=1" in half.commands
     spu(tmp_path, "a1", 57.0, 1.0)
@@ -618,7 +619,7 @@ def test_sizes_and_frequencies_of_masks_by_hand(tmp_path: Path, monkeypatch: pyt
 
 def test_a_figure_of_masks_says_which_experiment_records_them(tmp_path: Path) -> None:
     add(tmp_path, "old", 70.0, {"name": "fedselect", "alpha": 0.3})
-    with pytest.raises(FedpflError, match=r"no runs for fedselect_figure4; run .* experiment=fedselect_alpha`"):
+    with pytest.raises(FedpflError, match=r"no runs for fedselect_figure4; run .* experiment=fedselect/alpha`"):
         FIGURES["fedselect_figure4"].draw(groups(runs(tmp_path)), tmp_path / "fedselect_figure4", Rule())
 
 
@@ -674,7 +675,9 @@ def test_shares_of_layers_by_hand(root: Path) -> None:
 
 
 def test_a_figure_without_runs_says_how_to_make_them(root: Path) -> None:
-    with pytest.raises(FedpflError, match=r"no runs for figure4; run `python -m fedpfl\.train experiment=figure4`"):
+    with pytest.raises(
+        FedpflError, match=r"no runs for figure4; run `python -m fedpfl\.train experiment=fedobp/figure4`"
+    ):
         FIGURES["figure4"].draw(groups(runs(root)), root / "figure4", Rule())
 
 
@@ -722,7 +725,10 @@ def test_mistakes_are_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -
         "error: table9 is neither a folder nor a table or figure; there are table2, table3" in capsys.readouterr().err
     )
     assert main(["paper", "figure4", str(root)]) == 2
-    assert capsys.readouterr().err == "error: no runs for figure4; run `python -m fedpfl.train experiment=figure4`\n"
+    assert (
+        capsys.readouterr().err
+        == "error: no runs for figure4; run `python -m fedpfl.train experiment=fedobp/figure4`\n"
+    )
 
 
 def test_nothing_of_the_papers_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,9 +18,9 @@ import pytest
 
 from fedpfl import export
 from fedpfl.ground import lock
+from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.loggers import check_logger, mirrors, opened
-from fedpfl.record.mirror import flat
 from fedpfl.record.picture import partition_picture
 from fedpfl.record.rundir import RunDirectory
 from tests.command import TINY, call, rewrite_summary

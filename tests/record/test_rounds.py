@@ -52,7 +52,7 @@ def test_only_the_columns_asked_for_are_looked_at():
         "short": ("round,accuracy\n1,50.0\n2\n", "row 2 has 1 cells, and there are 2 columns"),
         "long": ("round\n1,50.0\n", "row 1 has 2 cells"),
         "twice": ("round,round\n1,1\n", "two columns have one name"),
-        "words": ("round,accuracy\n1,good\n", "could not convert string to float: 'good'"),
+        "words": ("round,accuracy\n1,good\n", "'good' under accuracy is no number"),
         "endless": (f"round\n{'1' * 200_000}\n", "it is no CSV"),
     }.values(),
 )

@@ -192,7 +192,7 @@ def test_what_is_below_the_median_of_those_that_ended_is_given_up(tmp_path):
         own.study.tell(number, state=PRUNED)
     number = own.study.ask(own._space).number
     assert not trials.watch({**options, "prune": False}, number)(4, {"val_accuracy": 1.0})
-    assert trials.watch({}, 0) is None
+    assert not trials.watch({}, 0)(1, {"val_accuracy": 0.0})
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +283,15 @@ def test_where_all_trials_diverge_it_is_one_line(worlds):
 def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
     """The experiment sweeps over all methods, and its runs lie in another one's folder."""
     words = *TINY, "rounds=1", "model=mlp", "eval.finetune_epochs=0", "hydra.launcher.jobs=2", "hydra/launcher=lockstep"
-    words += "experiment=all_methods_quick", "method=fedavg", "trials=1", "seeds=1", "seed=3", "local.lr=0.05"
+    words += (
+        "experiment=fedobp/all_methods",
+        "debug=quick",
+        "method=fedavg",
+        "trials=1",
+        "seeds=1",
+        "seed=3",
+        "local.lr=0.05",
+    )
     code, text = run(tmp_path, *words)
     assert code == 0, text
     (row,) = pd.read_csv(tmp_path / "tuned.csv").to_dict("records")
