@@ -20,7 +20,7 @@ from fedpfl.config.messages import one_line
 from fedpfl.config.plan import register
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
-from fedpfl.report.table import render, screen
+from fedpfl.report.render import render, screen
 from fedpfl.runner.tuning import Order, tune
 
 OWN = {"trials": 20, "seeds": 5}

@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
@@ -19,6 +20,7 @@ from fedpfl.config.choices import choices
 from fedpfl.data import datasets
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
+from fedpfl.report import __main__ as report_main
 from fedpfl.report.__main__ import main as report
 from fedpfl.train import CONF
 from tests.command import call, summary
@@ -203,6 +205,45 @@ def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
     samples = datasets.load(data_dir=tmp_path, **values)
     assert (tuple(samples.x.shape), samples.test_from, samples.classes) == ((50, 1, 28, 28), 30, 10)
     assert {*values, "title"} == set(yaml.safe_load((ROOT / "conf/dataset/mnist.yaml").read_text()))
+
+
+def shown(page: str, mark: str) -> str:
+    """The one block of Python on a page that holds `mark`."""
+    (block,) = (
+        text for kind, text in try_docs.BLOCK.findall((ROOT / page).read_text()) if kind == "python" and mark in text
+    )
+    return block
+
+
+def test_the_tutorials_table_figure_and_command_of_the_report_work(outputs, monkeypatch, capsys):
+    space = {**vars(report_main), "COMMANDS": {**report_main.COMMANDS}}
+    exec(compile(shown("docs/extend.md", "def reach_table"), "docs/extend.md", "exec"), space)
+    exec(compile(shown("docs/extend.md", "def _reach"), "docs/extend.md", "exec"), space)
+    monkeypatch.setattr(report_main, "COMMANDS", space["COMMANDS"])
+    monkeypatch.chdir(outputs)
+    assert report(["reach", "outputs/fedobp", "dataset=svhn", "--out", "made", "--format", "csv"]) == 0
+    table = pd.read_csv(outputs / "made/reach.csv")
+    assert list(table.columns) == ["setting", "method", "round"]
+    assert table["round"].isna().all()  # none reaches 90 %
+    found = space["runs"](outputs / "outputs/fedobp", where=["dataset=svhn"])
+    assert set(space["reach_table"](found, 60.0).frame["round"]) == {4.0}
+    assert {path.suffix for path in (outputs / "made").glob("reach.*")} == {".csv", ".png", ".pdf"}
+
+
+def test_the_tutorials_command_works(outputs, tmp_path, capsys):
+    space = {"__name__": "newest"}
+    exec(compile(shown("docs/extend.md", "fedpfl.newest"), "docs/extend.md", "exec"), space)
+    assert space["main"]([str(outputs / "outputs/demo")]) == 0
+    assert Path(capsys.readouterr().out.strip()).is_relative_to(outputs / "outputs/demo")
+    assert space["main"]([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("fedpfl: no runs found below")
+
+
+def test_the_index_of_tests_has_every_folder():
+    index = (ROOT / "tests/README.md").read_text()
+    for path in (ROOT / "tests").rglob("__init__.py"):
+        folder = path.parent.relative_to(ROOT / "tests").as_posix()
+        assert folder == "." or f"| `{folder}` |" in index, folder
 
 
 def test_the_readme_lists_every_choice():

@@ -123,12 +123,9 @@ class RunDirectory:
         payload = checkpoint.load(state) if state.exists() else {**earlier} if earlier else {}
         if payload.pop("identity", self._identity) != self._identity and state.exists():
             raise self._other_run()
-        texts = payload.pop("files", None)
-        if texts is None:  # of an older version
-            rows = _first_rows(files.content(table) or b"", payload["round"])
-            if rows is None:
-                raise files.damaged(table, f"lacks rows up to round {payload['round']}, at which state.pt is")
-            texts = {"rounds.csv": rows.decode(errors="replace")}
+        if "files" not in payload:
+            raise files.damaged(state, "is of an older version")
+        texts = payload.pop("files")
         for name in _BESIDE:
             if name in texts:
                 self._write(name, texts[name].encode())
@@ -439,14 +436,6 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
-
-
-def _first_rows(content: bytes, count: int) -> bytes | None:
-    """Return header and first rows of a rounds.csv of an older version; None where they are not all there."""
-    lines = content.split(b"\n")[:-1][: count + 1]  # behind the last line break: nothing, or half a line
-    if [line.split(b",")[0] for line in lines] != [b"round", *(b"%d" % number for number in range(1, count + 1))]:
-        return None
-    return b"".join(line + b"\n" for line in lines)
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

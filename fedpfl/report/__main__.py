@@ -21,8 +21,9 @@ from fedpfl.report.fairness import fairness_table
 from fedpfl.report.filters import is_filter
 from fedpfl.report.grouping import groups
 from fedpfl.report.load import nothing_below, runs, survey, to_stderr
+from fedpfl.report.render import FORMATS, render, screen
 from fedpfl.report.run import STATUSES, Run
-from fedpfl.report.table import FORMATS, Table, render, screen
+from fedpfl.report.table import Table
 from fedpfl.report.tables import ACCURACIES, CURVES, SELECTIONS, accuracy_table, curve_table
 
 

@@ -26,8 +26,9 @@ from fedpfl.report.fairness import as_table, compared
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.load import chosen, directories, nothing_below, runs, to_stderr
 from fedpfl.report.page.drawing import DOTS, PARTITIONS, Drawing
+from fedpfl.report.render import as_html
 from fedpfl.report.run import STATUSES, Run
-from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
+from fedpfl.report.table import Cell, Column, Table, number, over_seeds
 from fedpfl.report.tables import accuracy_table, chosen_on
 from fedpfl.report.text import plain
 

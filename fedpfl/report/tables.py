@@ -15,7 +15,7 @@ from fedpfl.record.columns import METRICS, VALIDATION, names
 from fedpfl.report.grouping import Group, groups, worlds
 from fedpfl.report.load import to_stderr
 from fedpfl.report.run import Run
-from fedpfl.report.table import Cell, Column, Table, mark, over_seeds
+from fedpfl.report.table import Column, Table, mark, summed_up
 from fedpfl.report.text import few, span
 
 SELECTIONS = ("last", "best-checkpoint", "validation")
@@ -107,7 +107,7 @@ def accuracy_table(
         for key in absent:
             del record[key], record[f"{key}_seed_std"]
     caption = _caption(gathered, records, select, every, published.caption)
-    table = _table(records, columns, caption, notes)
+    table = Table.of(records, columns, caption=caption, notes=notes, by=2)
     for _, places in table.blocks():
         finished = [gathered[place].used[0].status == "finished" for place in places]
         for at, key in enumerate(columns):
@@ -141,7 +141,7 @@ def curve_table(runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int,
         "Distance from the published per-round accuracy of the cohort's clients (pooled, before and after local "
         "training) in points: mean absolute and mean signed difference (own minus published)."
     )
-    return _table(records, CURVE_COLUMNS, caption)
+    return Table.of(records, CURVE_COLUMNS, caption=caption, by=2)
 
 
 def read_reference(path: Path) -> pd.DataFrame:
@@ -268,18 +268,15 @@ def _record(group: Group, select: str, every: int, published: float, published_s
     # Seeds without an evaluation yet say nothing, unless there is no other.
     used = list(rows) or list(group.used)
     record = _row(group)
-
-    def put(key: str, values: Sequence[float]) -> None:
-        record[key], record[f"{key}_seed_std"] = over_seeds(values)
-
     for key in (*ACCURACIES, VALIDATION, *UNSEEN):
-        put(key, [run.value(key, row) for run, row in rows.items()])
-    put("gap", [run.value("accuracy", row) - run.value("unseen_accuracy", row) for run, row in rows.items()])
+        record |= summed_up(key, [run.value(key, row) for run, row in rows.items()])
+    gaps = [run.value("accuracy", row) - run.value("unseen_accuracy", row) for run, row in rows.items()]
+    record |= summed_up("gap", gaps)
     record |= {"published": published, "published_seed_std": published_std}
     record["difference"] = record["accuracy"] - published
     record["difference_pooled"] = record["accuracy_pooled"] - published
     for key in (*TRAFFIC, "seconds"):
-        put(key, [run.value(key, {}) for run in used])
+        record |= summed_up(key, [run.value(key, {}) for run in used])
     return record | {
         "round": span([int(row["round"]) for row in rows.values()]) or None,
         "seeds": len(used),
@@ -290,21 +287,6 @@ def _record(group: Group, select: str, every: int, published: float, published_s
 
 def _row(group: Group) -> dict[str, Any]:
     return {"dataset": group.dataset, "partition": group.partition, "method": group.method}
-
-
-def _table(
-    records: list[dict[str, Any]], columns: Mapping[str, Column], caption: str, notes: tuple[str, ...] = ()
-) -> Table:
-    """A row per record and a block per data set and partition; only percentages show their deviation over seeds."""
-    rows = [
-        [
-            Cell(record[key], record.get(f"{key}_seed_std", math.nan) if column.kind == "percent" else math.nan)
-            for key, column in columns.items()
-        ]
-        for record in records
-    ]
-    frame = pd.DataFrame(records, columns=None if records else [*columns])
-    return Table("", tuple(columns.values()), rows, frame, caption, notes, by=2)
 
 
 def _caption(gathered: list[Group], records: list[dict[str, Any]], select: str, every: int, published: str) -> str:

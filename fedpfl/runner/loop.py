@@ -40,7 +40,7 @@ class Round(Models):
     @property
     def judged(self) -> bool:
         """Tell whether all clients were judged."""
-        return self.row["eval_seconds"] is not None
+        return bool(self.clients)
 
     @property
     def _run(self) -> Run:
@@ -49,7 +49,7 @@ class Round(Models):
     @property
     def _state(self) -> engine.State:
         if self.over:
-            raise FedpflError(f"round {self.row['round']} is over, and its models with it: ask before the next round")
+            raise FedpflError(f"round {self.state.round} is over, and its models with it: ask before the next round")
         return self.state
 
 

@@ -59,9 +59,8 @@ def begin(run: Run, past: dict[str, Any], path: Path | None) -> engine.State:
     place = run.federation.clients, run.device, run.state, path
     mine = ranks.mine if run.state.sharded else None
     state = engine.begin(run.method, run.net, *place, run.settings.seed, run.stopping.early, mine)
-    if "clients" in past:  # of an older version: of all clients, whether they have trained or not
-        old = {"client": past.pop("clients"), "buffers": past.pop("client_buffers")}
-        past["rows"] = [{"who": torch.arange(state.rows.clients), **old}]
+    if past and "rows" not in past:
+        raise damaged((path or Path()) / "state.pt", "is of an older version")
     for block in ranks.share_each(past.pop("rows", [])):
         if tree.form(tree.take(tree.without(block, ["who"]), 0)) != tree.form(state.rows.initial):
             how = "holds client states of another form than the method now has"
@@ -81,8 +80,8 @@ def begin(run: Run, past: dict[str, Any], path: Path | None) -> engine.State:
 class Progress:
     """Keep how far a run is, and save it.
 
-    best, last: of the evaluated rows. seconds: before this process. known, used: what answered rounds
-    before this process, and in it.
+    best, last: of the evaluated rows. seconds: before this process. known, used: what answered rounds before this
+    process, and in it.
     """
 
     run: Run
@@ -116,8 +115,8 @@ class Progress:
         """Take a round in, and what answered it."""
         self.state = round.state
         if round.judged:
-            self.last = round.row
-            self.best = round.row if round.row["accuracy"] > self.best.get("accuracy", -1) else self.best
+            self.last = dict(round.row)  # callbacks may change theirs
+            self.best = self.last if self.last["accuracy"] > self.best.get("accuracy", -1) else self.best
         if used != self.used:
             self.used = used
             self.directory.write_summary(engine=used)

@@ -84,6 +84,7 @@ def _recorded(
         if round.judged:
             directory.write_clients(everyone.rows(round.clients))
         directory.row(round.row)
+        progress.count(round, _used(run, backend))
 
         # ---- callbacks
         for note in round.notes:
@@ -91,7 +92,6 @@ def _recorded(
         callbacks.on_round(round)
 
         # ---- checkpoint
-        progress.count(round, _used(run, backend))
         progress.save_if_due(round.last)
 
         # ---- whoever asked for rounds
@@ -102,7 +102,7 @@ def _recorded(
             raise
 
         # ---- search
-        if round.judged and not round.last and watch(round.row["round"], round.row):
+        if round.judged and not round.last and watch(round.state.round, progress.last):
             raise GivenUp("given up")
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import os
 import re
 import shlex
 import signal
@@ -581,6 +582,11 @@ def test_a_fault_before_the_first_round_leaves_nothing(hook: str, faulty: tuple[
     assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
     assert result.err.count("\n") == 1
     assert snapshot(tmp_path) == {}
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/run.log").touch()
+    os.utime(tmp_path / "here/run.log", (0, 0))  # of an earlier attempt: it says nothing of this one
+    result = call(*faulty, f"+method.where={hook}", "hydra.run.dir=here", cwd=tmp_path)
+    assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import begun
 from fedpfl.report.names import DATASETS
-from fedpfl.report.table import render
+from fedpfl.report.render import render
 from tests.conftest import sampled
 from tests.papers.test_experiments import composed, swept
 from tests.report.test_report import write_run

@@ -20,7 +20,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import read
-from fedpfl.report.table import render
+from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table, curve_table
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fedpfl.config.schema import Checkpoint
-from fedpfl.engine.store import Rows
 from fedpfl.ground import tree
 from fedpfl.record import rundir
 from tests.command import TINY, call, rewrite_summary, snapshot, start, state, summary, table, wait
@@ -177,33 +176,6 @@ def test_an_interrupted_run_ends_as_if_it_never_was(
     assert int(state(tmp_path / "run")["round"]) == 2
     finish(tmp_path, *command, "engine.workers=1")  # the number of workers changes nothing
     assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
-
-
-def test_a_checkpoint_of_all_clients_as_older_versions_wrote_it_is_resumed(
-    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command, write = (*COMMON, *SETTINGS["ditto"], "state.device=disk"), rundir.RunDirectory.checkpoint
-
-    def stacked(self: rundir.RunDirectory, payload: dict[str, Any]) -> None:
-        everyone: Rows = payload["rows"]
-        old = {
-            name: everyone.take(part, range(everyone.clients))
-            for name, part in (("clients", "client"), ("client_buffers", "buffers"))
-        }
-        write(self, {key: value for key, value in payload.items() if key != "rows"} | old)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Rows, "saved", lambda self: self)
-        patch.setattr(rundir.RunDirectory, "checkpoint", stacked)
-        interrupt(patch, tmp_path, *command)
-    old = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
-    assert "rows" not in old
-    assert {len(leaf) for leaf in tree.leaves(old["clients"])} == {4}
-    assert "after round 2 of 4" in finish(tmp_path, *command)
-    assert table(tmp_path / "run" / "rounds.csv") == table(uninterrupted["ditto"] / "rounds.csv")
-    ours, theirs = (rows_by_client(folder) for folder in (tmp_path / "run", uninterrupted["ditto"]))
-    assert len(ours) == 4  # who has trained is not in it
-    assert_same({client: ours[client] for client in theirs}, theirs)
 
 
 def rows_by_client(folder: Path) -> dict[int, Any]:

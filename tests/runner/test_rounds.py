@@ -1,5 +1,6 @@
 """`fedpfl.rounds` and callbacks: a run from outside while it goes on."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,21 @@ def test_rounds_are_those_of_the_file(whole, tmp_path, capfd):
     assert_ends_as(tmp_path / "run", whole)
     assert capfd.readouterr() == ("", "")
     assert list(fedpfl.rounds(*WORDS, directory=tmp_path / "run")) == []  # it is finished
+
+
+def test_the_last_round_is_judged_whenever_it_comes(tmp_path):
+    began = time.monotonic()
+    played = list(fedpfl.rounds(*WORDS[:-1], "rounds=3", method="fedavg", directory=tmp_path / "run"))
+    assert [round.judged for round in played] == [False, True, True]
+    assert [round.last for round in played] == [False, False, True]
+    spent = [round.row["seconds"] + (round.row["eval_seconds"] or 0) for round in played]
+    assert 0 < min(spent) < sum(spent) < time.monotonic() - began
+
+
+def test_of_equal_rounds_the_first_is_the_best(whole):
+    judged = fedpfl.load(whole).rounds.dropna(subset="accuracy")
+    assert judged["accuracy"].nunique() == 1  # clients of a handful of samples
+    assert (summary(whole)["best"]["round"], summary(whole)["last"]["round"]) == (2, 4)
 
 
 @pytest.mark.parametrize("after", [1, 3])
@@ -120,13 +136,20 @@ class Heard(fedpfl.Callback):
         self._call("end", status, summary.get("rounds_played"))
 
 
-def test_callbacks_hear_of_a_run(whole, tmp_path):
+class Spoils(fedpfl.Callback):
+    """Changes what it is given."""
+
+    def on_round(self, round):
+        round.row.clear()
+
+
+def test_callbacks_hear_of_a_run_and_decide_nothing(whole, tmp_path):
     run, heard = tmp_path / "run", Heard()
-    for round in fedpfl.rounds(*WORDS, directory=run, callbacks=[heard]):
-        assert heard.calls[-1][:2] == ("round", round.row["round"])  # they hear first
-        if round.row["round"] == 2:
+    for round in fedpfl.rounds(*WORDS, directory=run, callbacks=[heard, Spoils()]):
+        assert heard.calls[-1][:2] == ("round", round.state.round)  # they hear first
+        if round.state.round == 2:
             break
-    fedpfl.run(*WORDS, directory=run, progress=False, callbacks=[heard])
+    fedpfl.run(*WORDS, directory=run, progress=False, callbacks=[heard, Spoils()])
     entries = len(fedpfl.load(run).personal(0))
     assert heard.calls == [
         ("begin", run, "fedobp", 4, 0),
