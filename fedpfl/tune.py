@@ -23,18 +23,18 @@ from fedpfl.methods import METHODS
 from fedpfl.report.render import render, screen
 from fedpfl.runner.tuning import Order, tune
 
-OWN = {"trials": 20, "seeds": 5}
+NUMBERS = {"trials": 20, "seeds": 5}
 
 
 def order(words: Sequence[str]) -> Order:
     """Read the command line. Raises FedpflError."""
-    own, methods, folder, rest = dict(OWN), list[str](), Path("outputs/tune"), list[str]()
+    numbers, methods, folder, rest = dict(NUMBERS), list[str](), Path("outputs/tune"), list[str]()
     for word in words:
         key, _, value = word.partition("=")
-        if key in own:
+        if key in numbers:
             if not value.isdecimal() or int(value) < 1:
                 raise FedpflError(f"{key} must be a whole number from 1 on, got {value!r}")
-            own[key] = int(value)
+            numbers[key] = int(value)
         elif key == "method":
             methods = value.split(",")
         elif key == "hydra.sweep.dir":
@@ -48,7 +48,7 @@ def order(words: Sequence[str]) -> Order:
         raise FedpflError(f"method.name must be one of {', '.join(sorted(METHODS))}, got {unknown[0]!r}")
     if bad := next((word for word in rest if word.startswith(("seed=", "hydra/sweeper=")) and "," in word), None):
         raise FedpflError(f"{bad}: tune searches with one seed, and takes the next ones to judge by")
-    return Order(list(dict.fromkeys(methods)), own["trials"], own["seeds"], folder, rest)
+    return Order(list(dict.fromkeys(methods)), numbers["trials"], numbers["seeds"], folder, rest)
 
 
 def play(options: Sequence[str], words: Sequence[str], bears: int = 0) -> None:

@@ -42,17 +42,17 @@ def info(
     config: dict[str, Any], path: Path, summary: Mapping[str, Any], group: str, backend: str | None, **more: Any
 ) -> RunInfo:
     """Return what callbacks are told of a run. group: where it belongs. more: other fields of RunInfo."""
-    name, method, seed, own = config.get("name"), config["method"]["name"], config["seed"], identity(config)
+    name, method, seed, key = config.get("name"), config["method"]["name"], config["seed"], identity(config)
     kind = METHODS[method].__name__ if method in METHODS else method
     chosen = (config[group]["name"] for group in ("dataset", "partition", "model"))
     return RunInfo(
-        name="-".join(filter(None, (name, kind, own, f"seed{seed}"))),
+        name="-".join(filter(None, (name, kind, key, f"seed{seed}"))),
         group=group,
         job_type=method,
         tags=tuple(filter(None, (*chosen, backend, config.get("engine", {}).get("precision")))),
         config=config,
         path=path,
-        identity=own,
+        identity=key,
         seed=seed,
         rounds=config["rounds"],
         facts=summary,

@@ -54,12 +54,12 @@ def space(method: str, words: Sequence[str]) -> list[str]:
     A group that the user chose (`quantile=adaptive`) sets its keys, but for those that it leaves open (as `tuned`).
     """
     given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
-    found: dict[str, str] = {}
+    known: dict[str, str] = {}
     for name in ("all", method):
         path = SPACES / f"{name}.yaml"
         if path.is_file():
-            found |= yaml.safe_load(path.read_text()) or {}
-    searched = [f"{key}={text}" for key, text in found.items() if key not in given and _open(key, given)]
+            known |= yaml.safe_load(path.read_text()) or {}
+    searched = [f"{key}={text}" for key, text in known.items() if key not in given and _open(key, given)]
     if not searched and not any(map(overrides.sweeps, words)):
         return [f"local.lr=choice({given['local.lr']})"]  # every trial is the same run
     return searched

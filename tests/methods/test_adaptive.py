@@ -15,7 +15,7 @@ from fedpfl.ground.identity import identity
 from fedpfl.methods import Data, FedOBP, Shard
 from fedpfl.methods.shared.importance import personal_count
 from fedpfl.models import Net
-from fedpfl.papers.tables import own_score
+from fedpfl.papers.fedobp.tables import own_score
 from fedpfl.report.load import begun
 from tests.command import TINY, composed, play, table
 from tests.conftest import CPU, LOCAL, as_engine, assert_same, federate, holding, rounds, tiny
