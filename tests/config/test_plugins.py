@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import fedpfl
-from fedpfl.config import plan as config
 from fedpfl.config import plugins
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import identity
 from tests.command import TINY, call, summary
 from tests.conftest import ROOT
 
@@ -66,7 +66,7 @@ def test_a_folder_of_yaml_has_other_values(folder: Path) -> None:
 
 def test_where_a_file_lies_is_no_part_of_what_a_run_is(folder: Path) -> None:
     values = {"method": {"name": "halfway", "share": 0.5}, "local": {}}
-    assert config.identity(values) == config.identity({**values, "plugins": [str(folder / "mine.py")]})
+    assert identity(values) == identity({**values, "plugins": [str(folder / "mine.py")]})
 
 
 def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) -> None:
