@@ -26,7 +26,7 @@ from fedpfl.ground import traffic, tree
 from fedpfl.ground.errors import Broken
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method
+from fedpfl.methods import FACTS, Method
 from fedpfl.models import Net
 
 
@@ -157,14 +157,16 @@ def participation(
     client, buffers = rows.states(state)
     client |= rows.one_by_one(sample)
     client |= rows.one_by_one(before_training, client, buffers)
-    client = rows.each(partial(method.prepare, server), client)
+    facts = tree.named(client, FACTS)  # which stay as they are, whatever hooks return
+    client = {**rows.each(partial(method.prepare, server), client), **facts}
     start, down = rows.each(begin, client)
     metrics = rows.each(partial(method.metrics, server), client)
     before = yield EvalJob(method, places, rows.each(evaluated, client, start), buffers)
 
     plan = replace(rows.plan(partial(training, method, local, server), client, start), by_sample=stopping)
     end: End = yield TrainJob(method, places, [draws] * len(places), plan, start, server, client, buffers)
-    client = {**end.client, "trained": end.client["trained"] | end.stepped}
+    facts["trained"] = facts["trained"] | end.stepped
+    client = {**end.client, **facts}
     updated = rows.each(partial(method.updated_buffers, server), client)
     buffers = {
         **end.buffers,
@@ -179,7 +181,7 @@ def participation(
         held_out = held.loss / held.total.clamp(min=1)
     uploads, kept, up = rows.each(finish, client, start, end.params)
     told = (before, after, down, up, metrics, end.loss, end.sample_loss, held_out)
-    return Participation(uploads, kept, client["trained"], buffers, updated, *told)
+    return Participation(uploads, kept, facts["trained"], buffers, updated, *told)
 
 
 def evaluation(

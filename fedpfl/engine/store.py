@@ -138,7 +138,7 @@ class Rows:
         ]
 
     def renewed(self, block: dict[str, Any]) -> dict[str, Any]:
-        """Return a saved block in today's form: once, methods kept flags of their own in place of the engine's facts."""
+        """Return a saved block in today's form: methods once kept flags of their own in place of the facts."""
         if "facts" in block:
             return block
         flags = [own for name in ("trained", "joined", "ranked") if (own := block["client"].get(name)) is not None]

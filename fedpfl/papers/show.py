@@ -9,19 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers.beside import beside
 from fedpfl.papers.costs import OURS, Device
-from fedpfl.papers.figures import FEDOBP_FIGURES, FIGURES
+from fedpfl.papers.fedobp.beside import beside
 from fedpfl.papers.filling import fill
-from fedpfl.papers.tables import LARGE, PLANS, POOLED, SHOWN, SMALL, Rule, one_each
+from fedpfl.papers.plan import Listing, Plan, Rule
+from fedpfl.papers.registry import FIGURES, NAMES, TABLES, datasets
 from fedpfl.report.grouping import Group
 from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
 
-EVERY = "all_methods"
-"""FedOBP's table that its paper lacks: every method before and after fine-tuning, with its cost."""
-TABLES = (*PLANS,)
-NAMES = (*TABLES, EVERY, *FIGURES)
 AS_PUBLISHED = "as-published"
 """The selection that stands for each table's own rule."""
 
@@ -54,27 +50,37 @@ def show(gathered: Sequence[Group], wish: Wish) -> Iterator[tuple[str, Table | l
         raise FedpflError(
             f"--select {AS_PUBLISHED} has rounds and accuracy of its own; leave out --every and --accuracy"
         )
-    rule = POOLED if as_published else Rule(wish.accuracy, wish.select, wish.every or 100)
+    rule = Rule(wish.accuracy, wish.select, wish.every or 100)
     gathered = [one for one in gathered if not wish.datasets or one.runs[0].dataset_name in wish.datasets]
     for name in chosen(gathered, wish):
+        own = _rule(name.partition("/")[0]) if as_published else rule
+        table = TABLES.get(name)
         if name in FIGURES:
-            yield name, FIGURES[name].draw(gathered, wish.out / name, rule)
-        elif name == EVERY:
-            members = [run for group in one_each(gathered) for run in group.runs]
-            yield name, accuracy_table(members, rule.select, rule.every, beside=beside)
+            yield name, FIGURES[name].draw(name, gathered, wish.out, own)
+        elif isinstance(table, Listing):
+            members = [run for group in table.choose(gathered) for run in group.runs]
+            yield name, accuracy_table(members, own.select, own.every, beside=beside)
         else:
             yield name, fill(name, gathered, None if as_published else rule, wish.datasets, wish.test, wish.device)
 
 
+def _rule(paper: str) -> Rule:
+    """The rule of a paper's first table."""
+    return next(
+        table.rule for name, table in TABLES.items() if name.startswith(f"{paper}/") and isinstance(table, Plan)
+    )
+
+
 def chosen(gathered: Sequence[Group], wish: Wish) -> list[str]:
     """Return the names to show: those asked for, or all of which there are runs."""
-    shown = [group for group in gathered if group.runs[0].dataset_name in SHOWN]
-    own = [group for group in shown if group.runs[0].dataset_name in (*LARGE, *SMALL)]
 
     def has_runs(name: str) -> bool:
-        if name in PLANS:
-            return bool(shown) and bool(fill(name, shown).frame["seeds"].any())
-        return bool(FIGURES[name].of(own if name in FEDOBP_FIGURES else shown) if name in FIGURES else own)
+        """Whether its paper's data sets are among the runs', and fill something."""
+        table, known = TABLES.get(name), datasets(name.partition("/")[0])
+        own = [group for group in gathered if group.runs[0].dataset_name in known]
+        if isinstance(table, Plan):
+            return bool(own) and bool(fill(name, own).frame["seeds"].any())
+        return bool(own and (FIGURES[name].of(own) if table is None else table.choose(own)))
 
     names = wish.names or [name for name in NAMES if has_runs(name)]
     return [name for name in names if not wish.only or (name in FIGURES) == (wish.only == "figures")]

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.papers.curves import curve_table, curves
+from fedpfl.papers.registry import full
 from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, Wish, beside, device, show
 from fedpfl.report import cleaning, listing
 from fedpfl.report.compare import LEAST, compare, sides
@@ -21,9 +23,10 @@ from fedpfl.report.fairness import fairness_table
 from fedpfl.report.filters import is_filter
 from fedpfl.report.grouping import groups
 from fedpfl.report.load import nothing_below, runs, survey, to_stderr
+from fedpfl.report.render import FORMATS, render, screen
 from fedpfl.report.run import STATUSES, Run
-from fedpfl.report.table import FORMATS, Table, render, screen
-from fedpfl.report.tables import ACCURACIES, CURVES, SELECTIONS, accuracy_table, curve_table
+from fedpfl.report.table import Table
+from fedpfl.report.tables import ACCURACIES, CURVES, SELECTIONS, accuracy_table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,7 +84,7 @@ def _show(options: Namespace, only: str = "") -> None:
 
 
 def _figures(options: Namespace, found: list[Run]) -> None:
-    from fedpfl.report.figures import accuracy_figure, curves  # matplotlib is slow to load
+    from fedpfl.report.figures import accuracy_figure  # matplotlib is slow to load
 
     folder = _folder(options, "figures")
     settings: dict[str, list[Run]] = {}
@@ -95,12 +98,13 @@ def _figures(options: Namespace, found: list[Run]) -> None:
 
 
 def _paper(options: Namespace) -> None:
-    options.roots = [Path(word) for word in options.words if word not in NAMES] or [Path("outputs")]
+    names = {word: name for word in options.words if (name := full(word))}
+    options.roots = [Path(word) for word in options.words if word not in names] or [Path("outputs")]
     if absent := [root for root in options.roots if not root.is_dir()]:
         raise FedpflError(f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(NAMES)}")
     wish = Wish(
         _folder(options, "figures"),
-        [word for word in options.words if word in NAMES],
+        [*names.values()],
         options.only or "",
         options.select,
         options.every or 0,
@@ -197,7 +201,7 @@ def _write(name: str, table: Table, options: Namespace) -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     for form in [options.format] if options.format else [form for form in FORMATS if form != "terminal"]:
-        target = options.out / f"{name}{FORMATS[form]}"
+        target = options.out / f"{name.replace('/', '_')}{FORMATS[form]}"
         target.write_text(render(table, form), encoding="utf-8")
         _wrote([target])
 
@@ -232,7 +236,7 @@ EVERY_N = _option("--every", "best-checkpoint: of every N rounds only; paper: 10
 JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY_N)
 OUT = _option("--out", "write there; default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR")
 ACCURACY = _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy")
-DEVICE = "of fedspu3's hours: operations and bits a second of a client; default: 1e9,1e7, which are ours"
+DEVICE = "of fedspu/table3's hours: operations and bits a second of a client; default: 1e9,1e7, which are ours"
 REFERENCE = "published curves (method,round,accuracy_before,accuracy_after)"
 USUAL = (
     *(ROOTS, FORMAT, *JUDGED, _option("--reference", REFERENCE, type=Path, metavar="CSV")),
@@ -268,11 +272,9 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
     "paper": (
         _paper,
         "Show five papers' tables and figures from own runs; without a NAME, all of which there are runs.",
-        "Example: python -m fedpfl.report paper table4 figure4 seed=1,2,3 --out tables",
+        "Example: python -m fedpfl.report paper fedobp/table4 figure4 seed=1,2,3 --out tables",
         (
-            _option(
-                "words", "table2, fedselect1, figure2, ...; folders; filters", nargs="*", metavar="NAME|ROOT|KEY=VALUE"
-            ),
+            _option("words", "fedobp/table3, figure2, ...; folders; filters", nargs="*", metavar="NAME|ROOT|KEY=VALUE"),
             *(_option("--only", "of what there are runs", choices=("tables", "figures")), DATASET),
             ACCURACY,
             _option("--select", OWN_RULE, choices=(*SELECTIONS, AS_PUBLISHED), default="last"),

@@ -15,7 +15,8 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.lock import hold
 from fedpfl.report.load import Directory, look, survey, to_stderr
 from fedpfl.report.reading import summary
-from fedpfl.report.table import Cell, Column, Table, number, render, screen
+from fedpfl.report.render import render, screen
+from fedpfl.report.table import Cell, Column, Table, number
 
 REMOVABLE = ("failed", "diverged", "broken", "interrupted")
 USUAL = ("failed", "diverged", "broken")

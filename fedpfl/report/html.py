@@ -26,8 +26,9 @@ from fedpfl.report.fairness import as_table, compared
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.load import chosen, directories, nothing_below, runs, to_stderr
 from fedpfl.report.page.drawing import DOTS, PARTITIONS, Drawing
+from fedpfl.report.render import as_html
 from fedpfl.report.run import STATUSES, Run
-from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
+from fedpfl.report.table import Cell, Column, Table, number, over_seeds
 from fedpfl.report.tables import accuracy_table, chosen_on
 from fedpfl.report.text import plain
 
@@ -177,9 +178,11 @@ def index(
     numbers = [Column(name, "whole") for name in ("configurations", "runs")]
     heads = (Column("experiment"), *numbers, Column("status"), best_of, Column("hours", "number"))
     skipped = [line for experiment in found for line in experiment.skipped]
-    chosen = [*chosen_on(select), *["Rounds were chosen by validation accuracy."] * (select == "validation")]
+    notes = list(chosen_on(select))
+    if select == "validation":
+        notes.append("Rounds were chosen by validation accuracy.")
     table = _table(Table("experiments", heads, rows))
-    return _rendered("index.html", title="Experiments", table=table, notes=chosen, skipped=skipped)
+    return _rendered("index.html", title="Experiments", table=table, notes=notes, skipped=skipped)
 
 
 def embedded(data: Any) -> str:
@@ -228,7 +231,7 @@ def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[st
     for name, key in SETUP.items():
         values = [value for _, run in members if (value := run.get(key)) is not None]
         shown = list(dict.fromkeys(f"{value:g}" if isinstance(value, float) else str(value) for value in values))
-        facts |= {name: ", ".join(shown[:4]) + " …" * bool(shown[4:])} if shown else {}
+        facts |= {name: ", ".join([*shown[:4], *(["…"] if shown[4:] else [])])} if shown else {}
     told = {name: [tell(run) for _, run in members] for name, tell in _TOLD.items()}
     facts |= {name: values[0] for name, values in told.items() if len(set(values)) == 1 and values[0]}
     differing = [name for name, values in told.items() if len(set(values)) > 1]
@@ -321,7 +324,7 @@ def _versions(run: Run) -> str:
 
 def _commit(run: Run) -> str:
     found = run.environment
-    return str(found["commit"])[:10] + " with changes" * bool(found.get("dirty")) if found.get("commit") else ""
+    return f"{found['commit']!s:.10}{' with changes' if found.get('dirty') else ''}" if found.get("commit") else ""
 
 
 _ENVIRONMENT: dict[str, Callable[[Run], str]] = {"device": _device, "versions": _versions, "commit": _commit}

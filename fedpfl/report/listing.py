@@ -15,7 +15,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.report.grouping import groups, worlds
 from fedpfl.report.load import Directory
 from fedpfl.report.run import STATUSES
-from fedpfl.report.table import Cell, Column, Table
+from fedpfl.report.table import Column, Table
 
 COLUMNS = {
     "words": Column("status"),
@@ -79,10 +79,9 @@ def table(listed: Sequence[Entry]) -> Table:
     """Return the list as a table; the reasons of broken, failed and diverged runs are its first notes."""
     named = any(entry.record["name"] for entry in listed)
     columns = {key: column for key, column in COLUMNS.items() if named or key != "name"}
-    rows = []
-    for entry in listed:
-        more = {"words": entry.state.words, "age": time.time() - entry.state.changed}
-        rows.append([Cell((entry.record | more)[key]) for key in columns])
+    records = [
+        entry.record | {"words": entry.state.words, "age": time.time() - entry.state.changed} for entry in listed
+    ]
     counts = [(status, sum(entry.state.status == status for entry in listed)) for status in _ORDER]
     counted = ", ".join(f"{count} {status}" for status, count in counts if count)
     last = (
@@ -93,7 +92,7 @@ def table(listed: Sequence[Entry]) -> Table:
     reasons = [f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason]
     told = worlds(groups([entry.state.run for entry in listed if entry.state.run]))
     frame = pd.DataFrame([entry.record for entry in listed], dtype=object)
-    return Table("", tuple(columns.values()), rows, frame, notes=(*reasons, *told, last))
+    return Table.of(records, columns, frame=frame, notes=(*reasons, *told, last))
 
 
 def as_json(listed: Sequence[Entry]) -> str:

@@ -261,15 +261,18 @@ def _blocks(result: Ranks, caption: str) -> Table:
 
 
 def _pairs(result: Ranks, notes: tuple[str, ...]) -> Table:
-    frame = result.pairs.assign(section="pair")
-    rows = [
-        [*map(Cell, (one.a, one.b, one.a_better, one.b_better, one.p, one.p_holm))] for one in result.pairs.itertuples()
-    ]
-    heads = [Column("A"), Column("B"), Column("A better in", "whole"), Column("B better in", "whole")]
-    heads += [Column("p", "p"), Column("Holm's p", "p")]
+    columns = {
+        "a": Column("A"),
+        "b": Column("B"),
+        "a_better": Column("A better in", "whole"),
+        "b_better": Column("B better in", "whole"),
+        "p": Column("p", "p"),
+        "p_holm": Column("Holm's p", "p"),
+    }
     caption = (
         "Wilcoxon's signed-rank test over blocks, two-sided; Holm's p: corrected for the number of pairs. Where fewer "
         "than 6 blocks differ at all, there is no p."
     )
-    told = pd.DataFrame({"section": "note", "note": notes})
-    return Table("Pairs of methods", tuple(heads), rows, pd.concat([frame, told]), caption, notes)
+    frame = pd.concat([result.pairs.assign(section="pair"), pd.DataFrame({"section": "note", "note": notes})])
+    records = result.pairs.to_dict("records")
+    return Table.of(records, columns, frame=frame, title="Pairs of methods", caption=caption, notes=notes)

@@ -72,16 +72,14 @@ FAULTS = {
     def download(self, server, client):
         return {name: leaf for name, leaf in server.items() if name != "fc.bias"}
         """,
-        {"sees_what_was_sent"},
-        "`start` of client 0 without what is not sent: fc.bias not finite",
+        {"keeps_form"},
+        "Mine.start returned a model without the network's fc.bias",
     ),
     "trains with what is not sent": (
         """
     def init(self, params, parts):
         return {"w": params, "old": params}, {}
     def download(self, server, client):
-        return server["w"]
-    def start(self, received, client):
         return server["w"]
     def loss(self, server, client, net, params, batch):
         return super().loss(server, client, net, params, batch) + server["old"]["fc.bias"].sum()
@@ -102,11 +100,11 @@ FAULTS = {
     "changes an argument": (
         """
     def start(self, received, client):
-        server["fc.bias"].mul_(1.0)
-        return server
+        received["fc.bias"].mul_(1.0)
+        return received
         """,
         {"keeps_form"},
-        "Mine.start changed its argument server.fc.bias in place",
+        "Mine.start changed its argument received.fc.bias in place",
     ),
     "branches": (
         """

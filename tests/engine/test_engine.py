@@ -324,12 +324,12 @@ class Observer(Method):
     def _observe(self, server, client, params, grads, loss, batch):
         begun = client["steps"] > 0
         return {
+            **client,
             "steps": client["steps"] + 1,
             "loss": client["loss"] + loss,
             "samples": client["samples"] + batch.samples.sum(),
             "gradient": tree.map(torch.add, client["gradient"], grads),
             "first": tree.where(begun, client["first"], params),
-            "moved": client["moved"],
         }
 
     def finish(self, server, client, start, end):

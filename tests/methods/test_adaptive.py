@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpfl.config import plan as config
+from fedpfl.config.plan import build, check
 from fedpfl.engine import Tuning, make
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
@@ -15,7 +15,7 @@ from fedpfl.ground.identity import identity
 from fedpfl.methods import Data, FedOBP, FedOBPAdaptive, Shard
 from fedpfl.methods.shared.importance import personal_count
 from fedpfl.models import Net
-from fedpfl.papers.tables import own_score
+from fedpfl.papers.fedobp.tables import own_score
 from fedpfl.report.load import begun
 from tests.command import TINY, composed, play, table
 from tests.conftest import CPU, LOCAL, as_engine, assert_same, federate, holding, rounds, tiny
@@ -182,8 +182,8 @@ def test_what_any_q_shares_goes_down_and_a_bit_a_q_goes_up(backend, net, federat
 
 def test_the_list_is_the_methods():
     whole = ("method=fedobp_adaptive", "dataset=digits", "validation=0.1")
-    assert config.check(composed(*whole)).method.q == (0.5, 0.9, 0.99, 0.999, 0.9999)
-    one, other = (config.check(composed(*whole, f"method.q={q}")) for q in ("[0.5,1]", "[0.5,0.9]"))
+    assert check(composed(*whole)).method.q == (0.5, 0.9, 0.99, 0.999, 0.9999)
+    one, other = (check(composed(*whole, f"method.q={q}")) for q in ("[0.5,1]", "[0.5,0.9]"))
     assert one.method.q == (0.5, 1.0)
     assert identity(one.config) != identity(other.config)
 
@@ -203,15 +203,15 @@ def test_the_list_is_the_methods():
 )
 def test_lists_that_are_refused(values, message):
     with pytest.raises(FedpflError) as caught:
-        config.check(composed("method=fedobp_adaptive", "validation=0.1", *values.split()))
+        check(composed("method=fedobp_adaptive", "validation=0.1", *values.split()))
     assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("share", ["0", "0.001"])  # of the second nobody has a whole sample
 def test_without_held_out_samples_it_is_refused(share):
-    plan = config.check(composed(*TINY, "method=fedobp_adaptive", f"validation={share}"))
+    plan = check(composed(*TINY, "method=fedobp_adaptive", f"validation={share}"))
     with pytest.raises(FedpflError) as caught:
-        config.build(plan)
+        build(plan)
     named = "method=fedobp_adaptive chooses by held-out samples, and there are none; set validation=0.1"
     assert str(caught.value) == named
 

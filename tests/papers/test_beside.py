@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fedpfl.papers.beside import beside
-from fedpfl.papers.published import of_run
+from fedpfl.papers.fedobp.beside import beside, of_run
 from fedpfl.report import groups, runs
 from fedpfl.report.load import read
-from fedpfl.report.table import Table, render
+from fedpfl.report.render import render
+from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
 from tests.report import test_report
 from tests.report.test_report import row_of, silent, write_run

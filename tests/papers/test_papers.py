@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from fedpfl.config import plan as config
+from fedpfl.config.plan import resolve
 from fedpfl.methods import METHODS
 from fedpfl.papers import published
+from fedpfl.papers.fedobp.beside import QUANTILE, SOURCE
 from tests.conftest import ROOT
 from tests.papers.test_experiments import EXPERIMENTS, composed, swept
 
@@ -403,7 +404,7 @@ def sweep(experiment: str) -> dict[str, list[str]]:
 def settings(experiment: str, method: str = "") -> dict[str, Any]:
     """An experiment's first job, or that of a method."""
     own = {key: values[0] for key, values in sweep(experiment).items()} | ({"method": method} if method else {})
-    return config.resolve(composed(f"experiment={experiment}", *(f"{key}={value}" for key, value in own.items())))
+    return resolve(composed(f"experiment={experiment}", *(f"{key}={value}" for key, value in own.items())))
 
 
 @pytest.mark.parametrize("experiment", PAPERS)
@@ -466,9 +467,7 @@ def test_q_is_table_2s() -> None:
     table = composed("quantile=paper").quantile.table
     for dataset, by_alpha in table.items():
         for alpha, q in by_alpha.items():
-            known = published.lookup(
-                (published.FEDOBP + "II", published.QUANTILE, "fedobp", str(dataset), f"Dir({alpha:g})")
-            )
+            known = published.lookup((SOURCE + "II", QUANTILE, "fedobp", str(dataset), f"Dir({alpha:g})"))
             assert known is not None
             assert known.value == q
     assert len(table) == 8
@@ -539,15 +538,10 @@ def test_heads_quote_the_published_numbers(experiment: str) -> None:
 
 def test_quoted_numbers_are_among_those_the_report_shows() -> None:
     """Of the papers that its table has."""
-    with open(ROOT / "fedpfl/papers/published.csv", encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
     known: dict[str, set[float]] = {}
-    for row in found:
-        paper = row["source"].split(" (")[0].lower()
-        cells = [
-            cell.split()[0] for key, cell in row.items() if cell and key not in ("source", "metric", "method", "note")
-        ]
-        known.setdefault(paper, set()).update(float(cell) for cell in cells if re.fullmatch(r"[\d.]+", cell))
+    for path in (ROOT / "fedpfl/papers").glob("*/published.csv"):
+        with open(path, encoding="utf-8", newline="") as file:
+            known[path.parent.name] = {float(row["value"]) for row in csv.DictReader(file)}
     assert "fedobp" in known
     for experiment, numbers in QUOTED.items():
         assert {float(number) for number in numbers.split()} <= known[experiment.partition("/")[0]]

@@ -23,8 +23,8 @@ from fedpfl.report import listing, load
 from fedpfl.report.__main__ import main
 from fedpfl.report.listing import Entry
 from fedpfl.report.load import Directory
+from fedpfl.report.render import render
 from fedpfl.report.run import STATUSES
-from fedpfl.report.table import render
 from tests.conftest import ROOT
 from tests.report.test_report import BROKEN, write_run
 

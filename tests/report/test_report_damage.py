@@ -408,10 +408,6 @@ def test_a_mean_that_lacks_a_seed_is_no_mean(tmp_path: Path, capsys: pytest.Capt
     (row,) = table(capsys, tmp_path)
     assert (row["accuracy"], row["seeds"]) == ("", "2")
     assert "70.00" not in shown(capsys, "paper", "table4", tmp_path)[0]
-    assert main(["html", str(tmp_path)]) == 0
-    page = next((tmp_path / "report").glob("*.html")).read_text()
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
-    assert data["groups"][0]["curves"]["accuracy"][:2] == [[2], [80]]
 
 
 def test_clients_without_an_accuracy_are_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

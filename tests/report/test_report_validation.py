@@ -11,13 +11,14 @@ import pytest
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import costs
 from fedpfl.papers.filling import fill
-from fedpfl.papers.tables import Rule, _domain
+from fedpfl.papers.plan import Rule
+from fedpfl.papers.subflot.tables import _domain
 from fedpfl.record.columns import METRICS
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.html import write
 from fedpfl.report.load import read
-from fedpfl.report.table import render
+from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table, chosen_round
 from tests.report.test_compare import between, clients_of, final, notes
 from tests.report.test_html import Page, write_clients

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedpfl.ground.decile import decile
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group
@@ -45,7 +46,7 @@ def spread(group: Group, tables: dict[Any, pd.DataFrame | None], key: str) -> pd
             continue
         part = run.participating.reindex(columns=["client", "train", "accuracy", "ft_accuracy"])
         part = part[part["accuracy"].notna()]
-        low = part[key].rank(method="first") <= max(1, len(part) // 10)
+        low = part[key].rank(method="first") <= decile(len(part))
         parts.append(part[["client", "train"]].assign(seed=run.seed, value=part[key], low=low))
     whole = pd.concat(parts) if parts else pd.DataFrame(columns=["client", "train", "seed", "value", "low"])
     return whole.iloc[:0] if whole["value"].isna().any() else whole.sort_values(["value", "seed", "client"])

@@ -187,7 +187,7 @@ class Drawing:
             ]
             if traces:
                 x, y = _axis(f"client's accuracy (%), {words}"), {"autorange": "reversed", "type": "category"}
-                layout: dict[str, Any] = {"xaxis": x, "yaxis": y, "height": 90 + 46 * len(boxes), "showlegend": False}
+                layout: dict[str, Any] = {"xaxis": x, "yaxis": y, "showlegend": False}
                 yield self._figure(setting, {"accuracy": words}, traces, **layout)
 
     def _row(self, group: Group, marks: list[float], some: pd.DataFrame) -> list[dict[str, Any]]:
@@ -249,9 +249,9 @@ class Drawing:
         """Small charts of equal axes beside each other, in as many figures as they need."""
         for start in range(0, len(panels), PANELS):
             part = panels[start : start + PANELS]
-            rows, columns = math.ceil(len(part) / 4), min(4, len(part))
-            grid = {"rows": rows, "columns": columns, "pattern": "independent", "ygap": 0.35, "xgap": 0.12}
-            layout: dict[str, Any] = {"grid": grid, "annotations": [], "showlegend": False, "height": 50 + 210 * rows}
+            # The script adds rows, columns and height, as wide as the window is.
+            grid = {"pattern": "independent", "ygap": 0.35, "xgap": 0.12}
+            layout: dict[str, Any] = {"grid": grid, "annotations": [], "showlegend": False}
             traces = []
             for number, (title, own) in enumerate(part, 1):
                 at = str(number) if number > 1 else ""

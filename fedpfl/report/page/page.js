@@ -38,7 +38,7 @@
   document.body.append(probe);
   function colour(name) { probe.style.color = `var(--${name})`; return getComputedStyle(probe).color; }
 
-  function layout(own, width) {
+  function layout(own, width, boxes) {
     const [ink, quiet, line, paper] = ["ink", "quiet", "line", "paper"].map(colour);
     const axis = { gridcolor: line, zerolinecolor: line, linecolor: quiet, tickfont: { color: quiet }, automargin: true };
     const legend = width < 700 ? { orientation: "h", y: -0.2 } : {};
@@ -48,6 +48,12 @@
     const box = { boxpoints: "all", jitter: 0.6, pointpos: 0, hoveron: "boxes+points", fillcolor: "rgba(0,0,0,0)",
       line: { color: ink, width: 1.2 }, width: 0.7, marker: { opacity: 0.55 } };
     const heatmap = { colorscale: [[0, colour("heat0")], [1, colour("heat")]], xgap: 0.5, ygap: 0.5 };
+    if (own.grid) { // small charts
+      const columns = Math.min(own.annotations.length, Math.max(1, Math.floor(width / 230)));
+      const rows = Math.ceil(own.annotations.length / columns);
+      own = { ...own, grid: { ...own.grid, rows, columns }, height: 60 + 200 * rows };
+    }
+    if (boxes) own.height = 90 + 46 * boxes;
     return { ...own, template: { layout: look, data: { box: [box], heatmap: [heatmap] } }, width };
   }
 
@@ -87,8 +93,8 @@
       for (const key of ["x", "y", "z", "customdata"]) if (typeof trace[key] === "number") trace[key] = data.arrays[trace[key]];
       if (state.hidden.has(trace.meta)) trace.visible = "legendonly";
     }
-    const first = !plot.on;
-    Plotly.react(plot, copy.data, layout(copy.layout, width || box.clientWidth), { displayModeBar: false });
+    const first = !plot.on, boxes = copy.data.filter(({ type, visible }) => type === "box" && !visible).length;
+    Plotly.react(plot, copy.data, layout(copy.layout, width || box.clientWidth, boxes), { displayModeBar: false });
     if (!first) return;
     const hide = (change) => (event) => {
       const methods = new Set(event.data.map(({ meta }) => meta));
