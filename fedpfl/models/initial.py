@@ -17,18 +17,18 @@ def start_from(module: nn.Module, values: Mapping[str, Tensor], head: tuple[str,
     was drawn. Raises ValueError, and changes nothing then, if anything else differs.
     """
     values = _translated(values) if isinstance(module, ResNet) else dict(values)
-    own = module.state_dict()
-    if any(name not in values or values[name].shape != own[name].shape for name in head):
+    current = module.state_dict()
+    if any(name not in values or values[name].shape != current[name].shape for name in head):
         values = {name: value for name, value in values.items() if name not in head} | {
-            name: own[name] for name in head
+            name: current[name] for name in head
         }
-    for name in (*own, *values):
+    for name in (*current, *values):
         if name not in values:
             raise ValueError(f"model.weights has no {name}, which the network has")
-        if name not in own:
+        if name not in current:
             raise ValueError(f"model.weights has {name}, which the network lacks")
-        if values[name].shape != own[name].shape:
-            has, wanted = (list(value.shape) for value in (values[name], own[name]))
+        if values[name].shape != current[name].shape:
+            has, wanted = (list(value.shape) for value in (values[name], current[name]))
             raise ValueError(f"{name} of model.weights is {has}, the network's is {wanted}")
     module.load_state_dict(values)
 

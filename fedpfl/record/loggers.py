@@ -13,7 +13,7 @@ from fedpfl.record.logfile import LogFile
 NAMES = ("none", "wandb")
 """What `logger.name` may be; W&B's keys lie beside it."""
 
-OWN = ("csv", "mlflow", "tensorboard")
+GROUPS = ("csv", "mlflow", "tensorboard")
 """Those with keys below their own name, so that `logger=[wandb,mlflow]` holds those of both."""
 
 
@@ -23,32 +23,32 @@ def mirrors(logger: Mapping[str, Any], say: Callable[[str], None] | None = None)
     say: told where the run can be seen. Raises FedpflError, in one line, for what cannot work.
     """
     rest = {"name": "none", **logger}
-    name, own = rest["name"], {key: rest.pop(key) for key in OWN if key in rest}
+    name, groups = rest["name"], {key: rest.pop(key) for key in GROUPS if key in rest}
     if name not in NAMES:
         raise FedpflError(
-            f"logger.name={name} is unknown; choose one of {', '.join(NAMES)}, or give logger={', '.join(OWN)}"
+            f"logger.name={name} is unknown; choose one of {', '.join(NAMES)}, or give logger={', '.join(GROUPS)}"
         )
-    for key, options in own.items():
+    for key, options in groups.items():
         if not isinstance(options, Mapping):
             raise FedpflError(f"logger.{key} must be a group of keys, got {options!r}")
-    found: list[Callback] = []
+    chosen: list[Callback] = []
     if name == "wandb":
         from fedpfl.record.wandb_logger import Options, WandbLogger
 
-        found.append(WandbLogger(Options.of(rest), say))
+        chosen.append(WandbLogger(Options.of(rest), say))
     elif len(rest) > 1:
         raise FedpflError(f"logger.{next(key for key in rest if key != 'name')} is not a key of logger={name}")
-    for key in own.get("csv", ()):
+    for key in groups.get("csv", ()):
         raise FedpflError(f"logger.csv.{key} is unknown; logger=csv has no keys")
-    if "mlflow" in own:
+    if "mlflow" in groups:
         from fedpfl.record.mlflow_logger import MlflowLogger
 
-        found.append(MlflowLogger.of(own["mlflow"]))
-    if "tensorboard" in own:
+        chosen.append(MlflowLogger.of(groups["mlflow"]))
+    if "tensorboard" in groups:
         from fedpfl.record.tensorboard_logger import TensorboardLogger
 
-        found.append(TensorboardLogger.of(own["tensorboard"]))
-    return found
+        chosen.append(TensorboardLogger.of(groups["tensorboard"]))
+    return chosen
 
 
 def check_logger(logger: Mapping[str, Any]) -> None:

@@ -55,8 +55,8 @@ class Mirror(Callback, ABC):
     def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
         """Send the summary and the runs table's fields, but for columns of rounds.csv, and end the record, once."""
         known = self._facts | _plain(summary)
-        own = {key: value for key, value in known.items() if key not in self._sent}
-        self._finish(status, {**own, **self._overview.fields(), "status": status})
+        rest = {key: value for key, value in known.items() if key not in self._sent}
+        self._finish(status, {**rest, **self._overview.fields(), "status": status})
 
     @abstractmethod
     def _picture(self, name: str, path: Path) -> None:

@@ -57,8 +57,8 @@ class MlflowLogger(Mirror):
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=self._uri)
-        place, own = _experiment(client, self._experiment), run_id(run)
-        known = [one.info.run_id for one in client.search_runs([place], f"tags.`{ID}` = '{own}'")]
+        place, key = _experiment(client, self._experiment), run_id(run)
+        known = [one.info.run_id for one in client.search_runs([place], f"tags.`{ID}` = '{key}'")]
         if known and run.start_round:
             self._client, self._id = client, known[0]
             client.update_run(self._id, status="RUNNING")
@@ -66,7 +66,7 @@ class MlflowLogger(Mirror):
             return 1 + max((one.step for one in client.get_metric_history(self._id, "round")), default=-1)
         for old in known:  # begun afresh, the run replaces it
             client.delete_run(old)
-        tags = {ID: own, "group": run.group, "tags": ", ".join(run.tags)}
+        tags = {ID: key, "group": run.group, "tags": ", ".join(run.tags)}
         self._id = client.create_run(place, run_name=run.name, tags=tags).info.run_id
         self._client = client
         self._tell(facts)
@@ -114,15 +114,15 @@ class MlflowLogger(Mirror):
 
 def _experiment(client: Any, name: str) -> str:
     """Return the experiment's id; it is made where there is none, perhaps by another process at the same moment."""
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         try:
             return client.create_experiment(name)
         except Exception:
-            found = client.get_experiment_by_name(name)
-            if found is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-    return found.experiment_id
+    return experiment.experiment_id
 
 
 def _name(key: str) -> str:

@@ -59,10 +59,10 @@ class Overview:
         last_*, best_*: percent. bits_*_per_client: mean over rounds. seconds_per_round: median. personal_entries: of
         all tensors, after the last round that counts them.
         """
-        found = dict(self._marks)
+        fields = dict(self._marks)
         if self._seconds:
-            found["seconds_per_round"] = statistics.median(self._seconds)
+            fields["seconds_per_round"] = statistics.median(self._seconds)
         if self._counted and self._cohort:
             for way, bits in self._bits.items():
-                found[f"bits_{way}_per_client"] = bits / self._counted / self._cohort
-        return found
+                fields[f"bits_{way}_per_client"] = bits / self._counted / self._cohort
+        return fields

@@ -166,8 +166,8 @@ class RunDirectory:
         if not isinstance(payload.get("round"), int):
             raise TypeError("a checkpoint needs its round, an int")
         texts = {name: self._written[name].decode() for name in _BESIDE if name in self._written}
-        own = {"identity": self._identity, "files": texts, "codes": self._codes}
-        plain = checkpoint.plain({**payload, **own})
+        beside = {"identity": self._identity, "files": texts, "codes": self._codes}
+        plain = checkpoint.plain({**payload, **beside})
         self._check("rounds.csv")
         with files.replacing(self.path / "state.pt", self._guard) as file:
             checkpoint.save(plain, file)
@@ -201,20 +201,20 @@ class RunDirectory:
         never takes part. An empty `validation` or `unseen` is left out.
         """
         splits = {"train": train, "test": test} | ({"validation": validation} if len(validation) else {})
-        found: dict[str, Any] = {f"{name}_indices": _joined(own) for name, own in splits.items()}
-        found |= {f"{name}_offsets": _offsets(own) for name, own in splits.items()}
-        found |= {"unseen": np.array(unseen, dtype=np.int64)} if len(unseen) else {}
-        arrays, picture = io.BytesIO(), io.BytesIO()
-        np.savez_compressed(arrays, **found, label_counts=np.asarray(label_counts, dtype=np.int64))
-        self._write("partition.npz", arrays.getvalue())
+        arrays: dict[str, Any] = {f"{name}_indices": _joined(parts) for name, parts in splits.items()}
+        arrays |= {f"{name}_offsets": _offsets(parts) for name, parts in splits.items()}
+        arrays |= {"unseen": np.array(unseen, dtype=np.int64)} if len(unseen) else {}
+        packed, picture = io.BytesIO(), io.BytesIO()
+        np.savez_compressed(packed, **arrays, label_counts=np.asarray(label_counts, dtype=np.int64))
+        self._write("partition.npz", packed.getvalue())
         if not (self.path / "partition.png").exists():
             partition_picture(label_counts, picture, title)
             self._write("partition.png", picture.getvalue())
 
-    def write_masks(self, found: Mapping[str, Any] | None) -> None:
+    def write_masks(self, masks: Mapping[str, Any] | None) -> None:
         """Replace masks.json; None: there are none."""
-        if found is not None:
-            self._write("masks.json", f"{json.dumps(found)}\n".encode())
+        if masks is not None:
+            self._write("masks.json", f"{json.dumps(masks)}\n".encode())
 
     def write_summary(self, **fields: Any) -> None:
         """Merge the fields into summary.json; numbers that are not finite become null.
@@ -225,7 +225,7 @@ class RunDirectory:
         if fields.get("status") == "finished":
             self._check(*self._written)
             self._sync_rounds()
-            fields["files"] = {name: files.digest(own) for name, own in self._written.items()}
+            fields["files"] = {name: files.digest(content) for name, content in self._written.items()}
         summary = {key: value for key, value in self._summary.items() if key != "error" or "status" not in fields}
         summary |= {key: _jsonable(value) for key, value in fields.items()} | {"identity": self._identity}
         summary |= {"code": self._codes} if self._codes else {}
@@ -370,7 +370,7 @@ def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 class Absent:
     """Stand in for a run directory in a process that writes nothing: what it is told it forgets."""
 
-    def __init__(self, path: Path, *about: Any):
+    def __init__(self, path: Path):
         self.path = path if path.is_dir() else None  # on another machine; what is mapped then goes where such files go
 
     def __getattr__(self, name: str) -> Any:
@@ -389,12 +389,12 @@ def _is_new(path: Path) -> bool:
         files.regular(path / name)
         files.regular(files.temporary(path / name))
     # Hydra may have put its .hydra there, and a run that was killed at once has left its lock.
-    found = [name for name in os.listdir(path) if not name.startswith(".") and name != "run.lock"]
-    if found and not _read_summary(path)[0]:
+    names = [name for name in os.listdir(path) if not name.startswith(".") and name != "run.lock"]
+    if names and not _read_summary(path)[0]:
         raise FedpflError(
-            f"{path} holds {min(found)} and no run; choose a new or an empty directory with hydra.run.dir=..."
+            f"{path} holds {min(names)} and no run; choose a new or an empty directory with hydra.run.dir=..."
         )
-    return not found
+    return not names
 
 
 def _read_summary(path: Path) -> tuple[dict[str, Any], bool]:

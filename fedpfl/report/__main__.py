@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.papers.curves import curve_table, curves
 from fedpfl.papers.registry import full
 from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, Wish, beside, device, show
 from fedpfl.report import cleaning, listing
@@ -25,7 +26,7 @@ from fedpfl.report.load import nothing_below, runs, survey, to_stderr
 from fedpfl.report.render import FORMATS, render, screen
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.table import Table
-from fedpfl.report.tables import ACCURACIES, CURVES, SELECTIONS, accuracy_table, curve_table
+from fedpfl.report.tables import ACCURACIES, CURVES, SELECTIONS, accuracy_table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +84,7 @@ def _show(options: Namespace, only: str = "") -> None:
 
 
 def _figures(options: Namespace, found: list[Run]) -> None:
-    from fedpfl.report.figures import accuracy_figure, curves  # matplotlib is slow to load
+    from fedpfl.report.figures import accuracy_figure  # matplotlib is slow to load
 
     folder = _folder(options, "figures")
     settings: dict[str, list[Run]] = {}

@@ -32,19 +32,19 @@ def judge(run: Run, backend: engine.Backend, state: engine.State, alone: bool, l
         draws = Draws(run.settings.seed, "finetune", state.round)
         local = replace(run.local, epochs=run.eval.finetune_epochs, steps=None)
         tunings.append(engine.Tuning(local, draws, run.eval.finetune_part))
-    found = Judged({}, {}, [])
+    judged = Judged({}, {}, [])
     for tuning in tunings:
-        _judge(found, run, backend, run.federation, state, tuning, {"test": "", "validation": "val_"})
+        _judge(judged, run, backend, run.federation, state, tuning, {"test": "", "validation": "val_"})
     if run.unseen:
         if alone and state.round <= run.eval.every:
-            found.notes.append("nothing is sent to clients: newcomers are judged after fine-tuning alone")
+            judged.notes.append("nothing is sent to clients: newcomers are judged after fine-tuning alone")
         for tuning in tunings[1 if alone else 0 :]:
-            _judge(found, run, backend, run.unseen, newcomers(run, state), tuning, {"test": "unseen_"})
-    return found
+            _judge(judged, run, backend, run.unseen, newcomers(run, state), tuning, {"test": "unseen_"})
+    return judged
 
 
 def _judge(
-    found: Judged,
+    judged: Judged,
     run: Run,
     backend: engine.Backend,
     federation: Federation,
@@ -54,20 +54,20 @@ def _judge(
 ) -> None:
     """Add what one federation's clients come to. prefixes: of the columns, by split."""
     everyone, when = list(range(federation.clients)), "ft_" if tuning else ""
-    judged = backend.judge(run.method, federation, state, everyone, tuning, looking(run, state))
-    counts = {f"{prefix}{when}": judged[split] for split, prefix in prefixes.items() if split in judged}
+    tallies = backend.judge(run.method, federation, state, everyone, tuning, looking(run, state))
+    counts = {f"{prefix}{when}": tallies[split] for split, prefix in prefixes.items() if split in tallies}
     lost = [federation.number(client) for tally in counts.values() for client in unsound(tally)]
     if lost and not tuning:
         raise Diverged(f"training diverged: the model of client {lost[0]} is not finite; lower local.lr")
     for prefix, tally in counts.items():
         column = f"{prefix.removeprefix('unseen_')}accuracy"
         each = enumerate(per_client(tally))
-        found.clients.setdefault(column, {}).update({federation.number(client): value for client, value in each})
+        judged.clients.setdefault(column, {}).update({federation.number(client): value for client, value in each})
         if not lost:  # a mean over the others would flatter
-            found.row.update({f"{prefix}{name}": value for name, value in accuracies(tally).items()})
+            judged.row.update({f"{prefix}{name}": value for name, value in accuracies(tally).items()})
     if lost:
         note = f"fine-tuning diverged at {len({*lost})} of {len(everyone)} clients, client {lost[0]} the first"
-        found.notes.append(f"round {state.round}: {note}; its columns stay empty")
+        judged.notes.append(f"round {state.round}: {note}; its columns stay empty")
 
 
 def newcomers(run: Run, state: engine.State) -> engine.State:

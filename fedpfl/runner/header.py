@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedpfl import engine
-from fedpfl.config import plan as config
+from fedpfl.config.messages import described
 from fedpfl.config.plan import Run
 from fedpfl.engine import lockstep
 from fedpfl.ground import tree
@@ -42,17 +42,17 @@ def info(
     config: dict[str, Any], path: Path, summary: Mapping[str, Any], group: str, backend: str | None, **more: Any
 ) -> RunInfo:
     """Return what callbacks are told of a run. group: where it belongs. more: other fields of RunInfo."""
-    name, method, seed, own = config.get("name"), config["method"]["name"], config["seed"], identity(config)
+    name, method, seed, key = config.get("name"), config["method"]["name"], config["seed"], identity(config)
     kind = METHODS[method].__name__ if method in METHODS else method
     chosen = (config[group]["name"] for group in ("dataset", "partition", "model"))
     return RunInfo(
-        name="-".join(filter(None, (name, kind, own, f"seed{seed}"))),
+        name="-".join(filter(None, (name, kind, key, f"seed{seed}"))),
         group=group,
         job_type=method,
         tags=tuple(filter(None, (*chosen, backend, config.get("engine", {}).get("precision")))),
         config=config,
         path=path,
-        identity=own,
+        identity=key,
         seed=seed,
         rounds=config["rounds"],
         facts=summary,
@@ -76,8 +76,8 @@ def header(run: Run, path: Path, cohort: int, counts: torch.Tensor, backend: str
         *([f"name        {settings.name}"] if settings.name else []),
         f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
         f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}{never}",
-        f"partition   {config.described(run.config['partition'])}",
-        f"method      {config.described(run.config['method'])}",
+        f"partition   {described(run.config['partition'])}",
+        f"method      {described(run.config['method'])}",
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
         f"engine      {backend} on {run.device}, {run.engine.precision}",
         f"memory      client states {mib(held)} MiB{where}, up to {mib(needs.states)} once {needs.clients:,} clients "

@@ -88,10 +88,10 @@ class Models(ABC):
         run, (federation, _, number) = self._run, self._place(client)
         splits = {"train": federation.train, "test": federation.test, "validation": federation.validation}
         if not splits.get(split):
-            known = ", ".join(name for name, own in splits.items() if own)
+            known = ", ".join(name for name, indices in splits.items() if indices)
             raise FedpflError(f"split must be one of {known}, got {split!r}")
-        own = splits[split][number].to(run.device)
-        return run.federation.x[own].cpu(), run.federation.y[own].cpu()
+        indices = splits[split][number].to(run.device)
+        return run.federation.x[indices].cpu(), run.federation.y[indices].cpu()
 
     def global_model(self) -> dict[str, Tensor]:
         """Return what the server holds of the network, as a `state_dict`; without what stays with the clients.

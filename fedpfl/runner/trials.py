@@ -86,7 +86,7 @@ def distribution(override: Override) -> Any:
         return kinds.CategoricalDistribution(tuple(map(str, override.sweep_string_iterator())))
     if isinstance(sweep, RangeSweep):
         start, stop, step = sweep.start, sweep.stop, sweep.step
-        if start is None or stop is None or not all(float(own).is_integer() for own in (start, stop, step)):
+        if start is None or stop is None or not all(float(end).is_integer() for end in (start, stop, step)):
             raise FedpflError(f"{override.input_line}: ranges are of whole numbers; use interval(...) or choice(...)")
         return kinds.IntDistribution(int(start), int(start + (stop - 1 - start) // step * step), step=int(step))
     if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
@@ -136,12 +136,12 @@ class Search:
             outcomes = dict(zip(sorted(once, key=once.__getitem__), play(sorted(once.values())), strict=True))
             for trial, (number, words) in zip(batch, jobs, strict=True):
                 outcome = outcomes[tuple(words)]
-                own = optuna.trial.Trial(self.study, trial._trial_id)
-                own.set_user_attr("rounds", outcome.rounds)
-                own.set_user_attr("directory", outcome.directory)
+                kept = optuna.trial.Trial(self.study, trial._trial_id)
+                kept.set_user_attr("rounds", outcome.rounds)
+                kept.set_user_attr("directory", outcome.directory)
                 if outcome.value is None:
-                    if not own.storage.get_trial(trial._trial_id).intermediate_values:
-                        own.report(0.0, 0)  # it diverged before it was judged
+                    if not kept.storage.get_trial(trial._trial_id).intermediate_values:
+                        kept.report(0.0, 0)  # it diverged before it was judged
                     self.study.tell(number, state=states.PRUNED)
                 else:
                     self.study.tell(number, outcome.value)

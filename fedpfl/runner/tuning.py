@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from fedpfl.config import overrides
-from fedpfl.config import plan as config
+from fedpfl.config.schema import GROUPS
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report import load
 from fedpfl.report.names import METHODS
@@ -54,12 +54,12 @@ def space(method: str, words: Sequence[str]) -> list[str]:
     A group that the user chose (`quantile=adaptive`) sets its keys, but for those that it leaves open (as `tuned`).
     """
     given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
-    found: dict[str, str] = {}
+    known: dict[str, str] = {}
     for name in ("all", method):
         path = SPACES / f"{name}.yaml"
         if path.is_file():
-            found |= yaml.safe_load(path.read_text()) or {}
-    searched = [f"{key}={text}" for key, text in found.items() if key not in given and _open(key, given)]
+            known |= yaml.safe_load(path.read_text()) or {}
+    searched = [f"{key}={text}" for key, text in known.items() if key not in given and _open(key, given)]
     if not searched and not any(map(overrides.sweeps, words)):
         return [f"local.lr=choice({given['local.lr']})"]  # every trial is the same run
     return searched
@@ -84,7 +84,7 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
         words.append("validation=0.1")
     swept = [word.partition("=")[0] for word in words if overrides.sweeps(word)]
     plain = [word for word in words if not (word.startswith("hydra.sweeper.") or word.partition("=")[0] in swept)]
-    plain += [f"{key}=null" for key in swept if key not in config.GROUPS]
+    plain += [f"{key}=null" for key in swept if key not in GROUPS]
     for method in asked.methods:  # what one lacks is told hours before its turn
         overrides.composed([f"method={method}", *plain])
     records = [_tuned(asked, method, words, play) for method in asked.methods]

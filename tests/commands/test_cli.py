@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from fedpfl.config import overrides
-from fedpfl.config import plan as config
+from fedpfl.config.schema import GROUPS
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, FedAvg, Method
@@ -712,7 +712,7 @@ def test_a_value_that_one_method_of_a_sweep_lacks_fails_that_job(tmp_path: Path)
 )
 def test_values_inside_a_group_that_is_swept_over(words: str, wanted: str | None) -> None:
     given = shlex.split(words)
-    assert overrides.for_sweeps(given, config.GROUPS) == (shlex.split(wanted) if wanted else given)
+    assert overrides.for_sweeps(given, GROUPS) == (shlex.split(wanted) if wanted else given)
 
 
 def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:

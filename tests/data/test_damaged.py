@@ -567,7 +567,7 @@ def test_what_the_system_refuses_is_not_called_corrupt(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", refuse)
     said = attempt(lambda: load("npz", tmp_path, path=path))
-    assert said == f"{path} cannot be read: [Errno 13] Permission denied: '{path}'; mend that and start again"
+    assert said == f"{path} cannot be read: Permission denied; mend that and start again"
 
 
 @pytest.mark.parametrize(("at", "bit"), [(49, 1), (52, 0)])

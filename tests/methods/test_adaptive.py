@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpfl.config import plan as config
+from fedpfl.config.plan import build, check
 from fedpfl.engine import Tuning, make
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
@@ -116,7 +116,7 @@ A, B = (1.0, 0.0), (0.0, 1.0)
 def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
     net, method = Net(Table()), FedOBP(q=several)
     _, client = method.init({WEIGHT: OWN}, net.parts)
-    client = {**client, "trained": torch.tensor(True)}
+    client = {**client, "participated": torch.tensor(True)}
     assert client["q"] == several[-1]
     held = Data(torch.tensor(x).view(-1, 1, 1, 2), torch.tensor(y, dtype=torch.int64))
 
@@ -125,13 +125,13 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
 
     shard = Shard(never, 32, lambda stream, epoch: never(), lambda: held)
     for hook in (method.before_training, method.before_evaluation):
-        found = hook(net.bind({}, training=True), shard, {WEIGHT: SHARED}, client)
+        found = hook({WEIGHT: SHARED}, client, net.bind({}, training=True), shard)
         assert found.keys() == {"q"}
         assert (found["q"].item(), found["q"].dtype) == (best, torch.float64)
     entered = method.prepare({WEIGHT: SHARED}, client | found)
     diagonal = torch.tensor([[best == ALL, False], [False, best != NONE]])
     assert_same(entered["mask"][WEIGHT], diagonal)
-    assert_same(method.start({WEIGHT: SHARED}, entered)[WEIGHT], torch.where(diagonal, OWN, SHARED))
+    assert_same(method._begin({WEIGHT: SHARED}, entered)[WEIGHT], torch.where(diagonal, OWN, SHARED))
     told = method.metrics({WEIGHT: SHARED}, entered)
     assert [told[f"q_share/{q}"].item() for q in several] == [float(q == best) for q in several]
     upload, kept = method.finish({WEIGHT: SHARED}, entered, {WEIGHT: SHARED}, {WEIGHT: OWN})
@@ -175,9 +175,9 @@ def test_what_any_q_shares_goes_down_and_a_bit_a_q_goes_up(backend, net, federat
 
 
 def test_quantile_adaptive_is_a_list():
-    plan = config.check(composed("method=fedobp", "quantile=adaptive", "dataset=digits", "validation=0.1"))
+    plan = check(composed("method=fedobp", "quantile=adaptive", "dataset=digits", "validation=0.1"))
     assert plan.method.q == (0.5, 0.9, 0.99, 0.999, 0.9999)
-    one, other = (config.check(composed("method=fedobp", f"quantile.q={q}")) for q in ("[0.5,1]", "[0.5,0.9]"))
+    one, other = (check(composed("method=fedobp", f"quantile.q={q}")) for q in ("[0.5,1]", "[0.5,0.9]"))
     assert one.method.q == (0.5, 1.0)
     assert identity(one.config) != identity(other.config)
 
@@ -196,15 +196,15 @@ def test_quantile_adaptive_is_a_list():
 )
 def test_lists_that_are_refused(values, message):
     with pytest.raises(FedpflError) as caught:
-        config.check(composed("method=fedobp", "validation=0.1", *values.split()))
+        check(composed("method=fedobp", "validation=0.1", *values.split()))
     assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("share", ["0", "0.001"])  # of the second nobody has a whole sample
 def test_without_held_out_samples_it_is_refused(share):
-    plan = config.check(composed(*TINY, "method=fedobp", "quantile=adaptive", f"validation={share}"))
+    plan = check(composed(*TINY, "method=fedobp", "quantile=adaptive", f"validation={share}"))
     with pytest.raises(FedpflError) as caught:
-        config.build(plan)
+        build(plan)
     assert str(caught.value) == "method=fedobp chooses by held-out samples, and there are none; set validation=0.1"
 
 

@@ -21,7 +21,7 @@ PAD, UNKNOWN = 0, 1
 
 
 def ag_news(source: Source, vocabulary: int = 20_000, length: int = 64) -> Raw:
-    """Title and description (Zhang et al. 2015), training then test, int32 `[length]`.
+    """Read title and description (Zhang et al. 2015), training then test, int32 `[length]`.
 
     Words are runs of letters a-z and digits of the lower-case text. The `vocabulary` - 2 most frequent of the training
     part (of equals the first by alphabet) have ids from 2 on, the most frequent first; 1 is any other word, 0 fills up.
@@ -43,7 +43,7 @@ def ag_news(source: Source, vocabulary: int = 20_000, length: int = 64) -> Raw:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, in order."""
+    """Return the words of a text, in order."""
     return WORD.findall(text.lower())
 
 
@@ -59,7 +59,7 @@ def _texts(path: Path) -> list[tuple[list[str], int]]:
 
 def _encoded(texts: list[tuple[list[str], int]], ids: dict[str, int], length: int) -> tuple[np.ndarray, np.ndarray]:
     x = np.full((len(texts), length), PAD, np.int32)
-    for row, (own, _) in zip(x, texts, strict=True):
-        known = [ids.get(word, UNKNOWN) for word in own[:length]]
+    for row, (text, _) in zip(x, texts, strict=True):
+        known = [ids.get(word, UNKNOWN) for word in text[:length]]
         row[: len(known)] = known
     return x, np.array([kind for _, kind in texts], np.int64)

@@ -54,7 +54,7 @@ def cifar10_c(
     once: bool = False,
     made: bool = False,
 ) -> Raw:
-    """CIFAR-10's 10,000 test images under each corruption and severity (Hendrycks and Dietterich 2019).
+    """Read CIFAR-10's 10,000 test images under each corruption and severity (Hendrycks and Dietterich 2019).
 
     Groups are the corruptions. corruptions None: the 15 main ones, or of those the 14 that can be made. severity None:
     all five, lightest first. once: each image under one of the corruptions and severities, in turn, not under all of
@@ -76,9 +76,9 @@ def cifar10_c(
     read = _made if made else _published
     x, y, groups = [], [], []
     for place, (images, labels) in enumerate(read(source, kinds)):
-        own = slice(place, None, len(kinds)) if once else slice(None)
-        x.append(images[own])
-        y.append(labels[own])
+        taken = slice(place, None, len(kinds)) if once else slice(None)
+        x.append(images[taken])
+        y.append(labels[taken])
         groups.append(np.full(len(y[-1]), names.index(kinds[place][0])))
     images = np.concatenate(x).transpose(0, 3, 1, 2)
     return Raw(images, np.concatenate(y).astype(np.int64), np.concatenate(groups), names)
@@ -90,8 +90,8 @@ def _published(source: Source, kinds: Sequence[tuple[str, int]]) -> Iterator[tup
         y = _array(root / "labels.npy", LABELS_MD5, (5 * COUNT,))
         arrays = {name: _array(root / f"{name}.npy", MD5[name], (5 * COUNT, 32, 32, 3)) for name in dict(kinds)}
         for name, severity in kinds:
-            own = slice((severity - 1) * COUNT, severity * COUNT)
-            yield arrays[name][own], y[own]
+            rows = slice((severity - 1) * COUNT, severity * COUNT)
+            yield arrays[name][rows], y[rows]
 
 
 def _array(path: Path, md5: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -107,12 +107,12 @@ def _array(path: Path, md5: str, shape: tuple[int, ...]) -> np.ndarray:
 
 def _made(source: Source, kinds: Sequence[tuple[str, int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The same, of CIFAR-10 as it is found."""
-    own = source.folder / "cifar10.npz"
-    clean = archive(own) if own.is_file() else cifar10(source._replace(name="cifar10"))
+    path = source.folder / "cifar10.npz"
+    clean = archive(path) if path.is_file() else cifar10(source._replace(name="cifar10"))
     start = clean.test_from if clean.test_from is not None else 5 * COUNT
     images, y = clean.x[start:].transpose(0, 2, 3, 1), np.asarray(clean.y[start:]).reshape(-1)
     if images.shape != (COUNT, 32, 32, 3) or images.dtype != np.uint8:
-        raise wrong(own, f"dataset.made needs CIFAR-10's {COUNT:,} test images after the training images")
+        raise wrong(path, f"dataset.made needs CIFAR-10's {COUNT:,} test images after the training images")
     digest = hashlib.blake2b(images.tobytes(), digest_size=8).hexdigest()
 
     def make(name: str, severity: int) -> Raw:

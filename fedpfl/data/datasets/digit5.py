@@ -40,7 +40,7 @@ Part = tuple[np.ndarray, np.ndarray]  # images and labels
 
 
 def digit5(source: Source, size: int = 32) -> Raw:
-    """The .mat files of Peng et al. 2019: MNIST, MNIST-M, SVHN, synthetic digits, USPS, in three channels.
+    """Read the .mat files of Peng et al. 2019: MNIST, MNIST-M, SVHN, synthetic digits, USPS, in three channels.
 
     First the training parts of all domains, then their test parts; groups are the domains.
     """
@@ -116,8 +116,8 @@ def _read(path: Path, keys: Sequence[str], paired: Callable[..., Iterable[Part]]
         found = loadmat(path)
         for key in keys:
             if key not in found:
-                own = ", ".join(name for name in found if not name.startswith("__"))
-                raise ValueError(f"it has no array {key}, only {own or 'nothing'}")
+                names = ", ".join(name for name in found if not name.startswith("__"))
+                raise ValueError(f"it has no array {key}, only {names or 'nothing'}")
         return [(_pixels(images), _class(labels)) for images, labels in paired(*(found[key] for key in keys))]
 
 

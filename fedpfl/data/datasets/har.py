@@ -20,7 +20,7 @@ Form = Literal["signals", "features"]
 
 
 def har(source: Source, form: Form = "signals") -> Raw:
-    """Windows of 2.56 s (Anguita et al. 2013), training then test; groups are the persons, numbered as in the files.
+    """Read windows of 2.56 s (Anguita et al. 2013), training then test; groups are the persons.
 
     form: signals, float32 `[9, 128]`: acceleration of the body, angular velocity, total acceleration, each x, y, z;
     or the authors' 561 features.

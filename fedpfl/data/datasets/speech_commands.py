@@ -18,7 +18,7 @@ FILES, WORDS = 105_829, 35
 
 
 def speech_commands(source: Source) -> Raw:
-    """Version 0.02 (Warden 2018): 35 words, float32 `[1, 32, 32]` (band, time), in order of the published lists:
+    """Read version 0.02 (Warden 2018): 35 words, float32 `[1, 32, 32]` (band, time), in order of the published lists:
     training, validation, test. Groups are the speakers.
 
     Clips are cut or filled up with silence to one second. 32 mel bands from 20 Hz to 8 kHz, windows of 64 ms every
@@ -74,7 +74,7 @@ def log_mel(clip: np.ndarray, filters: np.ndarray) -> np.ndarray:
 
 
 def mel_filters() -> np.ndarray:
-    """Triangles of height 1 with their corners at equal steps of mel = 2595 log10(1 + f / 700), `[bands, bins]`."""
+    """Return triangles of height 1 with corners at equal steps of mel = 2595 log10(1 + f / 700), `[bands, bins]`."""
     low, high = (2595 * np.log10(1 + hertz / 700) for hertz in (20, RATE / 2))
     corners = 700 * (10 ** (np.linspace(low, high, BANDS + 2) / 2595) - 1)
     bins = np.fft.rfftfreq(WINDOW, 1 / RATE)

@@ -86,14 +86,14 @@ def _json(path: Path) -> Owned:
         held = [held[key] for key in (sorted(held, key=int) if numbers else held)]
     if not isinstance(held, list) or not held:
         raise ValueError("it has no entry per client")
-    if all(isinstance(own, list) for own in held):
-        return [_indices(own, client) for client, own in enumerate(held)]
+    if all(isinstance(entry, list) for entry in held):
+        return [_indices(entry, client) for client, entry in enumerate(held)]
     owned: dict[str, list[Index]] = {name: [] for name in SPLITS}
-    for client, own in enumerate(held):
+    for client, entry in enumerate(held):
         known = {"val": "validation", **{name: name for name in SPLITS}}
-        if not isinstance(own, Mapping) or not {"train", "test"} <= own.keys() <= known.keys():
+        if not isinstance(entry, Mapping) or not {"train", "test"} <= entry.keys() <= known.keys():
             raise ValueError(f"client {client} has neither a list of samples nor train, test and val")
-        for name, values in {"validation": [], **{known[name]: own[name] for name in own}}.items():
+        for name, values in {"validation": [], **{known[name]: entry[name] for name in entry}}.items():
             owned[name].append(_indices(values, client))
     return owned
 
@@ -118,17 +118,17 @@ def _check(parts: Partition, clients: int, samples: int, path: Path) -> None:
         raise FedpflError(f"clients must be {len(parts.train)}, as {path} deals to so many, got {clients}")
     role = np.zeros(samples, np.int8)  # which splits have a sample, as bits
     for bit, name in enumerate(SPLITS):
-        for client, own in enumerate(getattr(parts, name)):
-            if len(own) and not 0 <= own.min() <= own.max() < samples:
-                wrong = own[(own < 0) | (own >= samples)][0]
+        for client, index in enumerate(getattr(parts, name)):
+            if len(index) and not 0 <= index.min() <= index.max() < samples:
+                wrong = index[(index < 0) | (index >= samples)][0]
                 raise FedpflError(
                     f"partition.path: client {client} of {path} has sample {wrong}, and the data set has {samples}; it "
                     "was made for another one"
                 )
-            if len(np.unique(own)) < len(own):
+            if len(np.unique(index)) < len(index):
                 raise FedpflError(f"partition.path: client {client} of {path} has a {name} sample twice; mend the file")
-            role[own] |= 1 << bit
-        if name == "train" and (empty := [client for client, own in enumerate(parts.train) if not len(own)]):
+            role[index] |= 1 << bit
+        if name == "train" and (empty := [client for client, index in enumerate(parts.train) if not len(index)]):
             raise FedpflError(f"partition.path: client {empty[0]} of {path} has no training samples; leave it out")
     if (shared := (role & 1 > 0) & (role > 1)).any():
         raise FedpflError(

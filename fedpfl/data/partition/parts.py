@@ -33,7 +33,7 @@ def groups(
     test_from: int | None = None,
     test_fraction: float | None = 0.25,
 ) -> Partition:
-    """Natural clients: each is one group (a domain, a person, a role), or an equal random part of one.
+    """Make natural clients: each is one group (a domain, a person, a role), or an equal random part of one.
 
     `groups` and `group_names` are the data set's. Groups of fewer than `min_samples` are left out; the others come in
     order, clients / groups clients each, or as many as there are clients, drawn at random. With `samples_per_client`
@@ -71,9 +71,9 @@ def groups(
         pieces += [part[:samples_per_client] for part in parts]
     if test_fraction is not None:
         return split(pieces, test_fraction, rng)
-    train, test = ([own[(own >= test_from) == held].astype(np.int64) for own in pieces] for held in (False, True))
-    for client, own in enumerate(train):
-        if not len(own):
+    train, test = ([index[(index >= test_from) == held].astype(np.int64) for index in pieces] for held in (False, True))
+    for client, index in enumerate(train):
+        if not len(index):
             raise FedpflError(
                 f"partition=groups: group {names[client]} leaves client {client} no training samples, as the data "
                 "set's own split has it; set partition.test_fraction=0.25 to split anew"
@@ -111,7 +111,7 @@ def shuffled_shards(
     test_samples_per_client: int | None = None,
     test_fraction: float | None = None,
 ) -> Partition:
-    """The pathological split with classes dealt at random, and the original test part split likewise.
+    """Make the pathological split with classes dealt at random, and the original test part split likewise.
 
     Each of C classes is cut into `classes_per_client` * clients / C equal shards. The class ids, each as often as it
     has shards, are shuffled and dealt, `classes_per_client` to each client, who may be dealt one twice; the same hands
@@ -152,8 +152,8 @@ def shuffled_shards(
             owned.append(np.concatenate(trim(held, keep, client, key) if keep else held))
         return tuple(rng.permutation(index).astype(np.int64) for index in owned)
 
-    own = dealt(train, samples_per_client, "samples_per_client")
-    return Partition(own, dealt(test, test_samples_per_client, "test_samples_per_client"))
+    parts = dealt(train, samples_per_client, "samples_per_client")
+    return Partition(parts, dealt(test, test_samples_per_client, "test_samples_per_client"))
 
 
 def fixed_dirichlet(
@@ -166,7 +166,7 @@ def fixed_dirichlet(
     train_samples: int = 500,
     test_samples: int = 100,
 ) -> Partition:
-    """Equal sizes, and one draw of class proportions q ~ Dir(alpha, ..., alpha) for a client's training and test part.
+    """Deal equal sizes by one draw of class proportions q ~ Dir(alpha, ..., alpha) for both parts of a client.
 
     A client has round(`train_samples` q_c) samples of class c, the last class the rest, and so many of the test part
     by `test_samples`. It draws without replacement from all samples of a class, so CLIENTS MAY SHARE SAMPLES; but what
@@ -199,8 +199,8 @@ def fixed_dirichlet(
                 f"partition=fixed_dirichlet: a client is to have {counts[short[0]]} samples of a class that has "
                 f"{sizes[short[0]]}; lower partition.{key}, or raise partition.alpha"
             )
-        own = [rng.choice(index, count, replace=False) for index, count in zip(pool, counts, strict=True)]
-        return rng.permutation(np.concatenate(own)).astype(np.int64)
+        chosen = [rng.choice(index, count, replace=False) for index, count in zip(pool, counts, strict=True)]
+        return rng.permutation(np.concatenate(chosen)).astype(np.int64)
 
     train, test = [], []
     for _ in range(clients):
@@ -214,7 +214,7 @@ def fixed_dirichlet(
 
 
 def allotted(proportions: np.ndarray, total: int) -> np.ndarray:
-    """round(total q_c) of each class; the last takes the rest, and if there is none, the largest gives."""
+    """Return round(total q_c) of each class; the last takes the rest, and if there is none, the largest gives."""
     counts = np.round(total * proportions).astype(np.int64)
     counts[-1] = total - counts[:-1].sum()
     if counts[-1] < 0:

@@ -20,7 +20,7 @@ CHUNK = 1_000
 
 
 def corrupted(images: np.ndarray, name: str, severity: int, seed: int) -> np.ndarray:
-    """uint8 `[n, 32, 32, 3]` images with corruption `name` at severity 1 to 5; a pure function of its arguments."""
+    """Return uint8 `[n, 32, 32, 3]` images with corruption `name` at severity 1 to 5, the same each time."""
     function, numbers = RECIPES[name]
     found = np.empty_like(images)
     for start in range(0, len(images), CHUNK):
@@ -35,17 +35,17 @@ def corrupted(images: np.ndarray, name: str, severity: int, seed: int) -> np.nda
 
 
 def gaussian_noise(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
-    """Normal, of standard deviation c."""
+    """Add normal noise of standard deviation c."""
     return x + rng.normal(scale=c, size=x.shape)
 
 
 def shot_noise(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
-    """Poisson, of c photons at full brightness."""
+    """Draw Poisson counts of c photons at full brightness."""
     return rng.poisson(x * c) / c
 
 
 def impulse_noise(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
-    """A share c of values is 0 or 1."""
+    """Set a share c of values to 0 or 1."""
     return np.where(rng.random(x.shape) <= c, rng.random(x.shape) <= 0.5, x)
 
 
@@ -53,7 +53,7 @@ def impulse_noise(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
 
 
 def defocus_blur(x: np.ndarray, c: tuple[float, float], rng: Generator) -> np.ndarray:
-    """A disc of radius c[0], itself blurred by a 3 x 3 Gaussian of c[1]."""
+    """Blur by a disc of radius c[0], itself blurred by a 3 x 3 Gaussian of c[1]."""
     from scipy.ndimage import correlate
 
     radius, blur = c
@@ -65,7 +65,7 @@ def defocus_blur(x: np.ndarray, c: tuple[float, float], rng: Generator) -> np.nd
 
 
 def glass_blur(x: np.ndarray, c: tuple[float, int, int], rng: Generator) -> np.ndarray:
-    """Pixels take their neighbours' places, between two Gaussian blurs.
+    """Shuffle neighbouring pixels between two Gaussian blurs.
 
     The recipe means to swap two pixels, but copies the second over the first; so do the published images.
     """
@@ -81,12 +81,12 @@ def glass_blur(x: np.ndarray, c: tuple[float, int, int], rng: Generator) -> np.n
 
 
 def motion_blur(x: np.ndarray, c: tuple[float, float], rng: Generator) -> np.ndarray:
-    """Half a Gaussian along a line between -45 and 45 degrees."""
+    """Blur by half a Gaussian along a line between -45 and 45 degrees."""
     return _moved(x, *c, rng.uniform(-45, 45, len(x)))
 
 
 def zoom_blur(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
-    """The mean of the image and its enlargements, from 1 below c by hundredths."""
+    """Take the mean of the image and its enlargements, from 1 below c by hundredths."""
     x = x.astype(np.float32)
     factors = np.arange(1, c, 0.01)
     return (x + sum(_zoomed(x, factor) for factor in factors)) / (len(factors) + 1)
@@ -96,7 +96,7 @@ def zoom_blur(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
 
 
 def snow(x: np.ndarray, c: tuple[float, ...], rng: Generator) -> np.ndarray:
-    """Blown flakes over a brighter, greyer image."""
+    """Blow flakes over a brighter, greyer image."""
     mean, spread, zoom, threshold, radius, sigma, share = c
     flakes = _zoomed(rng.normal(mean, spread, (*x.shape[:3], 1)), zoom)
     flakes = np.floor(np.clip(np.where(flakes < threshold, 0, flakes), 0, 1) * 255) / 255
@@ -107,7 +107,7 @@ def snow(x: np.ndarray, c: tuple[float, ...], rng: Generator) -> np.ndarray:
 
 
 def fog(x: np.ndarray, c: tuple[float, float], rng: Generator) -> np.ndarray:
-    """A fractal cloud of strength c[0], smoother with c[1]."""
+    """Add a fractal cloud of strength c[0], smoother with c[1]."""
     strength, decay = c
     brightest = x.max((1, 2, 3), keepdims=True)
     clouds = _plasma(len(x), decay, rng)[..., None]
@@ -115,7 +115,7 @@ def fog(x: np.ndarray, c: tuple[float, float], rng: Generator) -> np.ndarray:
 
 
 def brightness(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
-    """The value of HSV is c higher, at most 1; hue and saturation stay."""
+    """Raise the value of HSV by c, to at most 1; hue and saturation stay."""
     value = x.max(-1, keepdims=True)
     raised = np.minimum(value + c, 1)
     return np.where(value > 0, x * raised / np.maximum(value, 1 / 255), raised)
@@ -125,13 +125,13 @@ def brightness(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
 
 
 def contrast(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
-    """Deviations from the channel's mean are c times as large."""
+    """Multiply deviations from the channel's mean by c."""
     means = x.mean((1, 2), keepdims=True)
     return (x - means) * c + means
 
 
 def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generator) -> np.ndarray:
-    """A random affine map of three points, c[2] to each side, then smooth displacements of c[0]."""
+    """Apply a random affine map of three points, c[2] to each side, then smooth displacements of c[0]."""
     from scipy.ndimage import gaussian_filter
 
     strength, smooth, reach = (SIDE * value for value in c)
@@ -153,7 +153,7 @@ def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generat
 
 
 def pixelate(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
-    """Smaller by the factor c and back, by box means."""
+    """Shrink by the factor c and go back, by box means."""
     from PIL import Image
 
     def coarse(image: Any) -> Any:
@@ -164,7 +164,7 @@ def pixelate(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
 
 
 def jpeg_compression(x: np.ndarray, c: int, rng: Generator) -> np.ndarray:
-    """JPEG of quality c."""
+    """Store as JPEG of quality c."""
     from PIL import Image
 
     def packed(image: Any) -> Any:

@@ -44,7 +44,7 @@ class Raw(NamedTuple):
 
 
 def merged(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
-    """Original parts (x, y) in order, the last of which is the test part. Raises ValueError if x and y do not match."""
+    """Join original parts (x, y), the last of which is the test part. Raises ValueError if x and y do not match."""
     for number, (x, labels) in enumerate(parts, start=1):
         if len(x) != len(labels):
             raise ValueError(f"part {number} of {len(parts)} has {len(x)} samples, but {len(labels)} labels")
@@ -53,7 +53,7 @@ def merged(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
 
 
 def numbered(values: Sequence | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Group numbers 0, 1, ... of any values, and the groups' names, in order of the values."""
+    """Return group numbers 0, 1, ... of any values, and the groups' names, in order of the values."""
     found, numbers = np.unique(np.asarray(values), return_inverse=True)
     return numbers.astype(np.int64), tuple(map(str, found.tolist()))
 

@@ -201,12 +201,12 @@ def absent(source: Source, reason: str, place: str) -> FedpflError:
 
 
 def corrupt(path: Path | str, reason: str) -> FedpflError:
-    """A file that can be downloaded is another one than it should be."""
+    """Return that a file that can be downloaded is not the right one."""
     return FedpflError(f"{path} is corrupt: {reason}; delete it to have it downloaded again, or put a good copy there")
 
 
 def wrong(path: Path | str, reason: str) -> FedpflError:
-    """A file or folder that only the user can replace is not as published."""
+    """Return that a file or folder that only the user can replace is not as published."""
     return FedpflError(f"{path} is not as published: {reason}; put a good copy there")
 
 
@@ -233,12 +233,12 @@ def counted(path: Path, what: str, found: int, published: int) -> None:
 
 
 def shown(text: str) -> str:
-    """What a file or another library says, as one line of letters that a terminal shows, not too long."""
+    """Return what a file or another library says as one line of letters that a terminal shows, not too long."""
     text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
     return text if len(text) <= LONG else f"{text[:LONG]}..."
 
 
 def line(error: BaseException) -> str:
-    """An error's message as one line, with the error's name where it says little alone."""
+    """Return an error's message as one line, with the error's name where it says little alone."""
     terse = LookupError | TypeError | AttributeError | NameError | ArithmeticError
     return shown(reason(error, kind=isinstance(error, terse)))
