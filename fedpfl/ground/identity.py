@@ -28,7 +28,7 @@ LATER: dict[str, Any] = {
     "method": {"statistics": "aggregate"},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
 }
-"""Keys that came later, with the value all runs had before: at that value they do not tell runs apart."""
+"""Keys that came later, with the value all runs had before: at that value, or at null, they do not tell runs apart."""
 
 
 _STOPPING = {"early_stopping": False, "lam": 0.7}
@@ -57,7 +57,7 @@ def essence(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, since in LATER.items():
         value = kept.pop(key, since)
         if isinstance(since, dict) and isinstance(value, Mapping):
-            value = {name: own for name, own in value.items() if since.get(name, ...) != own}
+            value = {name: own for name, own in value.items() if name not in since or own not in (None, since[name])}
         if value not in ({}, since):
             kept[key] = value
     return kept

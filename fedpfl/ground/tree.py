@@ -29,6 +29,21 @@ class Agreed(NamedTuple):
     mask: Tree
 
 
+class Known(NamedTuple):
+    """A tree that a client has without its being sent: of `Method.download` it is read, and not counted."""
+
+    values: Tree
+
+
+def received(sent: Tree) -> Tree:
+    """Return what a client sees of what was sent: zeros for the entries of `Masked` and `Agreed` that stayed behind."""
+    if isinstance(sent, Masked | Agreed):
+        return map(lambda leaf, mask: torch.where(mask, leaf, torch.zeros_like(leaf)), *sent)
+    if isinstance(sent, Known):
+        return sent.values
+    return {name: received(part) for name, part in sent.items()} if isinstance(sent, dict) else sent
+
+
 def map(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Apply `f` to corresponding leaves of `tree` and `rest`; the result has the structure of `tree`."""
     if isinstance(tree, dict):

@@ -13,7 +13,6 @@ from fedpfl.ground.tree import Masked, Tree
 from fedpfl.methods.shared import fisher, importance
 from fedpfl.methods.shared.batch import Data, Shard
 from fedpfl.methods.shared.by_mask import ByMask
-from fedpfl.methods.shared.method import flag
 from fedpfl.models import Bound
 
 Share = Annotated[float, Between(0, 1)]
@@ -77,30 +76,30 @@ class FedOBP(ByMask):
     def init(self, params, parts):
         """Let theta_g and theta_i start equal; of theta_i only what is scored is kept."""
         model = tree.named(params, parts.head) if self.classifier_only else params
-        client: dict[str, Tree] = {"model": model, "trained": flag(params)}
+        client: dict[str, Tree] = {"model": model}
         if self.score in ("gradient", "fisher", "fisher_batch"):
             client["score"] = tree.full_like(model, 0.0)
         if self.ema:
-            client |= {"average": tree.full_like(model, 0.0), "averaged": flag(params)}
+            client["average"] = tree.full_like(model, 0.0)
         if self.validates:
-            client["q"] = torch.tensor(self._list[-1], dtype=torch.float64, device=client["trained"].device)
+            client["q"] = torch.tensor(self._list[-1], dtype=torch.float64, device=tree.leaves(params)[0].device)
         return params, client
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Choose q, if there are several."""
-        return self._choice(net, shard, server, client)
+        return self._choice(server, client, net, shard)
 
-    def before_evaluation(self, net, shard, server, client):
+    def before_evaluation(self, server, client, net, shard):
         """Choose q for the present theta_g."""
-        return self._choice(net, shard, server, client)
+        return self._choice(server, client, net, shard)
 
-    def _choice(self, net: Bound, shard: Shard, server: Tree, client: dict[str, Tree]) -> dict[str, Tree]:
+    def _choice(self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard) -> dict[str, Tree]:
         if not self.validates:
             return {}
         score, _ = self._scored(server, client)
         judged = []
         for q in self._list:
-            model = self.start(server, {**client, "mask": self._above(score, client, q)})
+            model = super().start(server, {**client, "mask": self._above(score, client, q)})
             judged.append(self._judged(net.still(), model, shard.held_out))
         best = max((hits, -loss, q) for (hits, loss), q in zip(torch.stack(judged).tolist(), self._list, strict=True))
         return {"q": torch.full_like(client["q"], best[-1])}
@@ -130,8 +129,8 @@ class FedOBP(ByMask):
         score = self._score(server, client)
         if self.ema:
             blend = tree.map(lambda now, past: (1 - self.ema) * now + self.ema * past, score, client["average"])
-            score = tree.where(client["averaged"], blend, score)
-            client = {**client, "average": score, "averaged": ~flag(server)}
+            score = tree.where(client["participated"], blend, score)
+            client = {**client, "average": score}
         return score, client
 
     def _above(self, score: Tree, client: dict[str, Tree], q: float) -> Tree:
@@ -141,7 +140,7 @@ class FedOBP(ByMask):
         else:  # normalising a tensor cannot change its own quantile's mask
             mask = tree.map(lambda leaf: importance.above_quantile(leaf, q), score)
         if self.cold_start == "global":
-            mask = tree.map(lambda leaf: leaf & client["trained"], mask)
+            mask = tree.map(lambda leaf: leaf & client["participated"], mask)
         return mask
 
     def _score(self, server, client):
@@ -160,7 +159,12 @@ class FedOBP(ByMask):
         shared = Masked(tree.named(server, withheld), tree.invert(withheld))
         return {"unscored": tree.without(server, withheld), "scored": shared}
 
-    def after_training(self, net, shard, params, kept, server, client):
+    def start(self, received, client):
+        """Return the personal entries of theta_i among the others of theta_g."""
+        whole = received if "scored" not in received else {**received["unscored"], **received["scored"]}
+        return super().start(whole, client)
+
+    def after_training(self, server, client, net, params, shard, kept):
         """Return Fisher scores at the new theta_i, which take one more pass over the client's data."""
         if self.score not in ("fisher", "fisher_batch"):
             return {}
@@ -174,16 +178,16 @@ class FedOBP(ByMask):
     def finish(self, server, client, start, end):
         """Return everything, personal entries too, and keep theta_i."""
         model = tree.named(end, client["model"])
-        client = {**tree.without(client, ["mask", "withheld"]), "model": model, "trained": ~flag(end)}
+        client = {**client, "model": model}
         if self.score == "gradient":
             client["score"] = importance.gradient(tree.named(start, model), model)
         if not self.validates:
             return end, client
         return {"model": end, "chosen": torch.stack([client["q"] == q for q in self._list])[1:]}, client
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average the models."""
-        return super().aggregate(server, uploads["model"] if self.validates else uploads, clients, weight)
+        return super().aggregate(server, clients, uploads["model"] if self.validates else uploads, weight)
 
     def metrics(self, server, client):
         """Count the personal entries of each layer (the paper's Figure 6), and who chose which q."""

@@ -56,16 +56,12 @@ class FedPURIN(Critical):
         """Return the sent entries of the reply, and where they are."""
         return Masked(tree.where(client["mask"], client["own"], server["model"]), client["sent"])
 
-    def start(self, server, client):
-        """Return what FedCAC does, with zeros for what was not sent."""
-        return super().start({"model": padded(server["model"], client["sent"])}, client)
-
     def phases(self, server, client, params, epochs):
         """Train everything; the last gradient matters, before the last step."""
         return [Phase(epochs, after_gradient=self._remember if self.score == "gradient" else None)]
 
     @staticmethod
-    def _remember(params, grads, loss, batch, server, client):
+    def _remember(server, client, params, grads, loss, batch):
         return {**client, "gradient": tree.named(grads, client["own"])}
 
     def finish(self, server, client, start, end):
@@ -73,15 +69,15 @@ class FedPURIN(Critical):
         upload, kept = super().finish(server, client, start, end)
         sparse = padded(upload["model"], upload["mask"])
         model = {**end, **sparse} if self.judge == "sparse" else end
-        return {"model": Masked(sparse, upload["mask"])}, {**tree.without(kept, ("gradient", "sent")), "model": model}
+        return {"model": Masked(sparse, upload["mask"])}, {**kept, "model": model}
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average with the zeros."""
-        return super().aggregate(server, {"model": uploads["model"].values}, clients, weight)
+        return super().aggregate(server, clients, {"model": uploads["model"].values}, weight)
 
     def evaluated(self, server, client, params):
         """Return the trained model, or what is critical of it; before training all scores are zero and all stays."""
         if self.judge == "dense":
             return params
-        mask = self._critical(client, self.start(server, client), params)
+        mask = self._critical(client, self._begin(server, client), params)
         return {**params, **padded(tree.named(params, mask), mask)}

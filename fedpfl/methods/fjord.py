@@ -48,10 +48,10 @@ class FjORD(Submodel):
         """Draw a random number per step, for its width."""
         return [Phase(epochs, client["mask"], randoms=1 if self.ordered else 0)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Return the loss of the drawn width, with distillation together with the widest's."""
         if not self.ordered:
-            return super().loss(net, params, batch, server, client)
+            return super().loss(server, client, net, params, batch)
         assert batch.random is not None
         widths = server["widths"]
         held = (widths <= client["width"] + neurons.SLACK).sum()

@@ -66,7 +66,7 @@ class FlexFL(Cut):
         most = torch.full_like(plan["group"][0], len(self.levels) - 1)
         return {**server, "levels": torch.stack(active)}, {**client, "device": most, "level": most}
 
-    def init_clients(self, generator, clients):
+    def init_clients(self, clients, generator):
         """Return what devices can hold."""
         shares = torch.tensor(self.devices, dtype=torch.float64)
         if self.assign == "random":
@@ -77,7 +77,7 @@ class FlexFL(Cut):
             device = (ends <= place[:, None] + neurons.SLACK).sum(1)
         return {"device": device, "level": device}
 
-    def sample(self, generator, server):
+    def sample(self, server, generator):
         """Draw the level that is sent."""
         return {"sent": torch.randint(len(self.levels), (), generator=generator)}
 
@@ -93,7 +93,11 @@ class FlexFL(Cut):
         sent = self._active(server, {"level": client["sent"]})
         return Agreed(server["model"], neurons.entries(server["plan"], sent, server["model"]))
 
-    def loss(self, net, params, batch, server, client):
+    def start(self, received, client):
+        """Return what the device can hold of it."""
+        return padded(received, client["mask"])
+
+    def loss(self, server, client, net, params, batch):
         """Return the cross-entropy with self-distillation."""
         logits = net(params, batch.x)
         loss = batch.cross_entropy(logits)

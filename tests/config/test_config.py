@@ -127,6 +127,7 @@ def test_the_papers_command_composes() -> None:
         "classifier_only": False,
         "ema": 0.0,
         "cold_start": "paper",
+        "statistics": None,
     }
 
 

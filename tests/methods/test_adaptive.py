@@ -116,7 +116,7 @@ A, B = (1.0, 0.0), (0.0, 1.0)
 def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
     net, method = Net(Table()), FedOBP(q=several)
     _, client = method.init({WEIGHT: OWN}, net.parts)
-    client = {**client, "trained": torch.tensor(True)}
+    client = {**client, "participated": torch.tensor(True)}
     assert client["q"] == several[-1]
     held = Data(torch.tensor(x).view(-1, 1, 1, 2), torch.tensor(y, dtype=torch.int64))
 
@@ -125,13 +125,13 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
 
     shard = Shard(never, 32, lambda stream, epoch: never(), lambda: held)
     for hook in (method.before_training, method.before_evaluation):
-        found = hook(net.bind({}, training=True), shard, {WEIGHT: SHARED}, client)
+        found = hook({WEIGHT: SHARED}, client, net.bind({}, training=True), shard)
         assert found.keys() == {"q"}
         assert (found["q"].item(), found["q"].dtype) == (best, torch.float64)
     entered = method.prepare({WEIGHT: SHARED}, client | found)
     diagonal = torch.tensor([[best == ALL, False], [False, best != NONE]])
     assert_same(entered["mask"][WEIGHT], diagonal)
-    assert_same(method.start({WEIGHT: SHARED}, entered)[WEIGHT], torch.where(diagonal, OWN, SHARED))
+    assert_same(method._begin({WEIGHT: SHARED}, entered)[WEIGHT], torch.where(diagonal, OWN, SHARED))
     told = method.metrics({WEIGHT: SHARED}, entered)
     assert [told[f"q_share/{q}"].item() for q in several] == [float(q == best) for q in several]
     upload, kept = method.finish({WEIGHT: SHARED}, entered, {WEIGHT: SHARED}, {WEIGHT: OWN})

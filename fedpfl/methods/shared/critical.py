@@ -55,9 +55,9 @@ class Critical(Method, ABC):
         client = {"model": params, "own": shared, "mask": tree.full_like(shared, False), "partners": zero}
         return {"model": shared, "round": zero}, client
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the reply where the client was critical, the mean elsewhere; what does not travel is its own."""
-        return {**client["model"], **tree.where(client["mask"], client["own"], server["model"])}
+        return {**client["model"], **tree.where(client["mask"], client["own"], received)}
 
     def finish(self, server, client, start, end):
         """Return the shared tensors and what is critical in them."""
@@ -65,7 +65,7 @@ class Critical(Method, ABC):
         own = tree.named(end, mask)
         return {"model": own, "mask": mask}, {**client, "model": end, "own": own, "mask": mask}
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average over everybody, and for each client over itself and its collaborators."""
         models, played = uploads["model"], server["round"] + 1
         together = collaborators(overlaps(clients["mask"]), int(played), self.beta)
