@@ -37,10 +37,5 @@ def text(
     vocabulary: Annotated[int, AtLeast(2)] = 20_000,  # padding and words
     width: Annotated[int, AtLeast(1)] = 32,
 ) -> Text:
-    shape: tuple[int, ...],
-    classes: int,
-    vocabulary: Annotated[int, AtLeast(2)] = 20_000,
-    width: Annotated[int, AtLeast(1)] = 32,
-) -> Text:
     """Build `Text`: 641,188 scalars for 4 classes, however long the texts are."""
     return Text(shape, classes, vocabulary, width)
