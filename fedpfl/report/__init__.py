@@ -1,7 +1,6 @@
-"""Tables and figures from run directories. Reads files only: no torch, and nothing of fedpfl but its error.
+"""Tables and figures from run directories, which are read without torch; `python -m fedpfl.report` is the command.
 
-`load` reads run directories and gathers the seeds of one configuration, `tables` and `figures` show them, and
-`python -m fedpfl.report` is the command.
+`load` finds runs, `grouping` gathers the seeds of a configuration, `tables` and `figures` show them.
 """
 
 from fedpfl.report.grouping import Group, groups

@@ -1,11 +1,10 @@
-"""The table of what ran beside what was published, and that of curves beside published ones."""
+"""The table of what ran, and by which evaluation a run is judged."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -25,7 +24,7 @@ TRAFFIC = names("traffic")
 CURVES = (*ACCURACIES, "loss", VALIDATION, "unseen_accuracy", "unseen_ft_accuracy")
 """What `compare` may draw over rounds."""
 
-_ROW = {"dataset": Column("data set"), "partition": Column("partition"), "method": Column("method")}
+ROW = {"dataset": Column("data set"), "partition": Column("partition"), "method": Column("method")}
 
 
 def _metric(name: str, group: str = "", spare: int = 0, heading: str = "") -> Column:
@@ -33,7 +32,7 @@ def _metric(name: str, group: str = "", spare: int = 0, heading: str = "") -> Co
     return Column(heading or metric.heading, metric.kind, group, spare)
 
 
-ACCURACY_COLUMNS = _ROW | {
+ACCURACY_COLUMNS = ROW | {
     "accuracy": _metric("accuracy", "before"),
     "accuracy_pooled": _metric("accuracy_pooled", "before", 4),
     "accuracy_worst10": _metric("accuracy_worst10", "before", 3),
@@ -55,16 +54,6 @@ ACCURACY_COLUMNS = _ROW | {
     "round": Column("round", "whole"),
     "seeds": Column("seeds", "whole"),
     "status": Column("status"),
-}
-CURVE_COLUMNS = _ROW | {
-    "seed": Column("seed", "whole"),
-    "reference": Column("reference"),
-    "first": Column("from", "whole", "rounds"),
-    "last": Column("to", "whole", "rounds"),
-    "before_absolute": Column("absolute", "percent", "before"),
-    "before_signed": Column("signed", "difference", "before"),
-    "after_absolute": Column("absolute", "percent", "after"),
-    "after_signed": Column("signed", "difference", "after"),
 }
 
 
@@ -116,54 +105,6 @@ def accuracy_table(
     return table
 
 
-def curve_table(runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int, int]] = ((1, 20), (21, 100))) -> Table:
-    """Tell how far each run's per-round cohort accuracy is from a published curve, in points, over spans of rounds.
-
-    reference: a CSV with the columns method, round, accuracy_before, accuracy_after (percent).
-    """
-    curves = read_reference(reference)
-    records = []
-    for group in groups(runs):
-        name = reference_for(group, curves["method"].unique())
-        for run in group.used if name else ():
-            both = run.rounds.merge(curves[curves["method"] == name], on="round")
-            for first, last in spans:
-                part = both[both["round"].between(first, last)]
-                if part.empty:
-                    continue
-                record = _row(group) | {"seed": run.seed, "reference": name}
-                record |= {"first": int(part["round"].min()), "last": int(part["round"].max())}
-                for when in ("before", "after"):
-                    apart = part[f"cohort_{when}"] - part[f"accuracy_{when}"]
-                    record |= {f"{when}_absolute": apart.abs().mean(), f"{when}_signed": apart.mean()}
-                records.append(record)
-    caption = (
-        "Distance from the published per-round accuracy of the cohort's clients (pooled, before and after local "
-        "training) in points: mean absolute and mean signed difference (own minus published)."
-    )
-    return Table.of(records, CURVE_COLUMNS, caption=caption, by=2)
-
-
-def read_reference(path: Path) -> pd.DataFrame:
-    """Read per-round reference curves. Raises FedpflError where the file is no such thing."""
-    needed = ["method", "round", "accuracy_before", "accuracy_after"]
-    try:
-        frame = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise FedpflError(f"{path}: cannot be read as CSV ({type(error).__name__}); give {', '.join(needed)}") from None
-    if missing := [name for name in needed if name not in frame]:
-        raise FedpflError(f"{path}: lacks the column {missing[0]}; needed: {', '.join(needed)}")
-    if strange := [name for name in needed[1:] if frame[name].dtype.kind not in "if"]:
-        raise FedpflError(f"{path}: the column {strange[0]} holds what is no number")
-    return frame
-
-
-def reference_for(group: Group, names: Iterable[str]) -> str | None:
-    """Return the reference curve of a group's method: named like it, or beginning with its name and an underscore."""
-    own = group.runs[0].method_name
-    return next((name for name in names if name == own or str(name).startswith(f"{own}_")), None)
-
-
 def judged(group: Group, select: str = "last", every: int = 1, by: str = "accuracy") -> dict[Run, pd.Series]:
     """Return the rows of `rounds.csv` that the runs which speak for a group are judged by, of those that have one.
 
@@ -203,8 +144,11 @@ def unchosen(group: Group) -> FedpflError:
 
 def chosen_on(select: str) -> tuple[str, ...]:
     """Say that rounds were chosen by what they are judged by, where they were; a line, or none."""
-    told = "Rounds were chosen on test data, as in the published tables, which flatters; --select validation does not."
-    return (told,) * (select == "best-checkpoint")
+    if select != "best-checkpoint":
+        return ()
+    return (
+        "Rounds were chosen on test data, as in the published tables, which flatters; --select validation does not.",
+    )
 
 
 def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "accuracy") -> tuple[str, ...]:
@@ -214,24 +158,23 @@ def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "acc
         for group in gathered
         if select == "validation" and not judged(group, select) and any(len(run.evaluations) for run in group.used)
     ]
-    told = [
+    silent = [
         f"{group.title} (seed {run.seed}, round {int(row['round'])})"
         for group in gathered
         for run, row in judged(group, select, every, by).items()
         if math.isnan(row.get(by, math.nan))
     ]
     return (
-        *(f"Empty, as no samples are held out to choose a round by (validation=0.1 does): {few(blind)}.",)
-        * bool(blind),
-        *(f"Empty, as a model was not finite or no client has test samples: {few(told)}.",) * bool(told),
+        *_note("Empty, as no samples are held out to choose a round by (validation=0.1 does)", blind),
+        *_note("Empty, as a model was not finite or no client has test samples", silent),
     )
 
 
-def _unmet(gathered: Sequence[Group]) -> tuple[str, ...]:
+def _unmet(gathered: Sequence[Group]) -> list[str]:
     """Say which rows' newcomers get no model before they fine-tune."""
-    told = [group.title for group in gathered if any(_silent(run) for run in group.used)]
     why = "as nothing is sent to clients and a newcomer has the model that all began with"
-    return (f"Empty under unseen before fine-tuning, {why}: {few(told)}.",) * bool(told)
+    unmet = [group.title for group in gathered if any(_silent(run) for run in group.used)]
+    return _note(f"Empty under unseen before fine-tuning, {why}", unmet)
 
 
 def _silent(run: Run) -> bool:
@@ -239,14 +182,18 @@ def _silent(run: Run) -> bool:
     return "unseen_accuracy" in rows and rows["unseen_accuracy"].isna().all() and run.per_client("values_down") == 0
 
 
-def _codes(gathered: Iterable[Group]) -> tuple[str, ...]:
+def _codes(gathered: Iterable[Group]) -> list[str]:
     """Say which rows' methods were changed while their seeds were run."""
-    told = []
+    changed = []
     for group in gathered:
         every = [own for run in group.used if isinstance(own := run.summary.get("code"), list)]
         if len({json.dumps(code, sort_keys=True) for own in every for code in own}) > 1:
-            told.append(group.title)
-    return (f"The method's code was changed between or within the runs of: {few(told)}.",) * bool(told)
+            changed.append(group.title)
+    return _note("The method's code was changed between or within the runs of", changed)
+
+
+def _note(text: str, where: Sequence[str]) -> list[str]:
+    return [f"{text}: {few(where)}."] if where else []
 
 
 def over_which(seeds: Mapping[str, Sequence[int]]) -> str:
@@ -267,7 +214,7 @@ def _record(group: Group, select: str, every: int, published: float, published_s
     rows = judged(group, select, every)
     # Seeds without an evaluation yet say nothing, unless there is no other.
     used = list(rows) or list(group.used)
-    record = _row(group)
+    record = row_of(group)
     for key in (*ACCURACIES, VALIDATION, *UNSEEN):
         record |= summed_up(key, [run.value(key, row) for run, row in rows.items()])
     gaps = [run.value("accuracy", row) - run.value("unseen_accuracy", row) for run, row in rows.items()]
@@ -285,7 +232,8 @@ def _record(group: Group, select: str, every: int, published: float, published_s
     }
 
 
-def _row(group: Group) -> dict[str, Any]:
+def row_of(group: Group) -> dict[str, Any]:
+    """Return the cells of ROW."""
     return {"dataset": group.dataset, "partition": group.partition, "method": group.method}
 
 

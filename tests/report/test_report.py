@@ -21,7 +21,7 @@ from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import read
 from fedpfl.report.render import render
-from fedpfl.report.tables import accuracy_table, curve_table
+from fedpfl.report.tables import accuracy_table
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -369,60 +369,19 @@ def test_choice_on_test_data_is_said_once(root: Path) -> None:
     assert [told(select) for select in ("last", "best-checkpoint", "validation")] == [0, 1, 0]
 
 
-@pytest.fixture
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("reference") / "curves.csv"
-    lines = ["method,round,accuracy_before,accuracy_after"]
-    lines += [f"fedavg,{number},{50 + number + (-1) ** number},{59 + number}" for number in range(1, 5)]
-    lines += [f"fedobp_as_published_q0.9,{number},{number},{number}" for number in range(1, 5)]
-    lines += ["fedper,1,2,3"]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def test_distance_from_published_curves(root: Path, reference: Path) -> None:
-    table = curve_table(runs(root), reference, spans=((1, 2), (3, 100)))
-    rows = table.frame[table.frame["method"] == "FedAvg"].to_dict("records")
-    assert [(row["first"], row["last"]) for row in rows] == [(1, 2), (3, 4)]
-    for row in rows:
-        assert row["before_absolute"] == 1.0
-        assert row["before_signed"] == 0.0
-        assert row["after_absolute"] == row["after_signed"] == 1.0
-    assert set(table.frame["reference"]) == {"fedavg", "fedobp_as_published_q0.9"}
-    assert "| FedAvg | 0 | fedavg | 1 | 2 | 1.00 | +0.00 | 1.00 | +1.00 |" in render(table, "markdown")
-
-
-def test_a_wrong_reference_is_named(root: Path, tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.csv"
-    wrong.write_text("method,round\n")
-    with pytest.raises(FedpflError, match="lacks the column accuracy_before"):
-        curve_table(runs(root), wrong)
-    with pytest.raises(FedpflError, match="cannot be read"):
-        curve_table(runs(root), tmp_path / "absent.csv")
-
-
-def test_figures_are_written(root: Path, reference: Path, tmp_path: Path) -> None:
-    from fedpfl.report.figures import accuracy_figure, curves
+def test_figures_are_written(root: Path, tmp_path: Path) -> None:
+    from fedpfl.report.figures import accuracy_figure
 
     write_run(root / "b", dataset={"name": "digits"})
     found = runs(root)
     written = accuracy_figure(found, tmp_path / "out" / "accuracy_0.1")
-    written += curves(found[:-1], reference, tmp_path / "out" / "curves")
-    assert [path.name for path in written] == ["accuracy_0.1.png", "accuracy_0.1.pdf", "curves.png", "curves.pdf"]
+    assert [path.name for path in written] == ["accuracy_0.1.png", "accuracy_0.1.pdf"]
     for path in written:
         data = path.read_bytes()
         assert len(data) > 5000
         assert data.startswith(PNG if path.suffix == ".png" else b"%PDF")
     again = accuracy_figure(found, tmp_path / "again" / "accuracy_0.1")
-    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written[:2]]
-
-
-def test_figures_refuse_what_cannot_be_drawn(root: Path, reference: Path, tmp_path: Path) -> None:
-    from fedpfl.report.figures import curves
-
-    write_run(root / "b", dataset={"name": "digits"})
-    with pytest.raises(FedpflError, match="one data set and partition"):
-        curves(runs(root), reference, tmp_path / "x")
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
 
 
 def test_command_prints_the_table_and_writes_the_figure(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -435,7 +394,9 @@ def test_command_prints_the_table_and_writes_the_figure(root: Path, capsys: pyte
     assert capsys.readouterr().out.startswith("dataset,partition,method,accuracy,")
 
 
-def test_command_writes_every_format(root: Path, reference: Path, tmp_path: Path) -> None:
+def test_command_writes_every_format(root: Path, tmp_path: Path) -> None:
+    reference = tmp_path / "published.csv"
+    reference.write_text("method,round,accuracy_before,accuracy_after\nfedavg,1,50,60\n")
     out = tmp_path / "out"
     words = ["tables", str(root), "--out", str(out), "--select", "best-checkpoint", "--every", "2"]
     assert main([*words, "--reference", str(reference)]) == 0
