@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from fedpfl.data.partition.common import (
-    Index,
-    Partition,
-    by_class,
-    check_alpha,
-    check_integer,
-    checked_labels,
-    split,
-    trim,
-)
+from fedpfl.data.partition.common import Alpha, Count, Index, Partition, Share, by_class, split, trim
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import AtLeast
 
 
 def groups(
-    y: Any,
+    y: np.ndarray,
     clients: int,
     seed: int,
     *,
     groups: Any = None,
     group_names: Sequence[str] = (),
-    min_samples: int = 1,
-    samples_per_client: int | None = None,
+    min_samples: Count = 1,
+    samples_per_client: Count | None = None,
     test_from: int | None = None,
-    test_fraction: float | None = 0.25,
+    test_fraction: Share | None = 0.25,
 ) -> Partition:
     """Make natural clients: each is one group (a domain, a person, a role), or an equal random part of one.
 
@@ -42,10 +34,6 @@ def groups(
     Raises: FedpflError if the data set has no groups, clients are more and no multiple of them, a group has too few
     samples, or there is no test part.
     """
-    y = checked_labels(y, clients, seed, test_fraction or 0.0)
-    check_integer("partition.min_samples", min_samples, 1)
-    if samples_per_client is not None:
-        check_integer("partition.samples_per_client", samples_per_client, 1)
     if groups is None:
         raise FedpflError(
             "partition=groups needs a data set whose samples are from several domains or persons (digit5, har, "
@@ -101,15 +89,15 @@ def _taken(groups: np.ndarray, clients: int, min_samples: int, rng: np.random.Ge
 
 
 def shuffled_shards(
-    y: Any,
+    y: np.ndarray,
     clients: int,
     seed: int,
     *,
     test_from: int | None = None,
-    classes_per_client: int,
-    samples_per_client: int | None = None,
-    test_samples_per_client: int | None = None,
-    test_fraction: float | None = None,
+    classes_per_client: Count,
+    samples_per_client: Count | None = None,
+    test_samples_per_client: Count | None = None,
+    test_fraction: Share | None = None,
 ) -> Partition:
     """Make the pathological split with classes dealt at random, and the original test part split likewise.
 
@@ -120,13 +108,6 @@ def shuffled_shards(
 
     Raises: FedpflError if an argument is out of range, there is no test part, or a class has too few samples.
     """
-    y = checked_labels(y, clients, seed, test_fraction or 0.0)
-    for key, value in (
-        ("classes_per_client", classes_per_client),
-        ("samples_per_client", 1 if samples_per_client is None else samples_per_client),
-        ("test_samples_per_client", 1 if test_samples_per_client is None else test_samples_per_client),
-    ):
-        check_integer(f"partition.{key}", value, 1)
     rng = np.random.default_rng(seed)
     train, test = _halves(y, test_from, test_fraction, rng, "shuffled_shards")
     kinds = len(train)
@@ -157,14 +138,14 @@ def shuffled_shards(
 
 
 def fixed_dirichlet(
-    y: Any,
+    y: np.ndarray,
     clients: int,
     seed: int,
     *,
     test_from: int | None = None,
-    alpha: float,
-    train_samples: int = 500,
-    test_samples: int = 100,
+    alpha: Alpha,
+    train_samples: Count = 500,
+    test_samples: Annotated[int, AtLeast(0)] = 100,
 ) -> Partition:
     """Deal equal sizes by one draw of class proportions q ~ Dir(alpha, ..., alpha) for both parts of a client.
 
@@ -175,10 +156,6 @@ def fixed_dirichlet(
 
     Raises: FedpflError if an argument is out of range or a class has fewer samples than a client is to have of it.
     """
-    y = checked_labels(y, clients, seed, 0.0)
-    check_alpha(alpha)
-    check_integer("partition.train_samples", train_samples, 1)
-    check_integer("partition.test_samples", test_samples, 0)
     for key, value in (("train_samples", train_samples), ("test_samples", test_samples)):
         if value > len(y):
             raise FedpflError(f"partition.{key}={value} is more than the {len(y)} samples of the data set; lower it")
@@ -224,7 +201,7 @@ def allotted(proportions: np.ndarray, total: int) -> np.ndarray:
 
 
 def _halves(
-    y: np.ndarray, test_from: int | None, test_fraction: float | None, rng: np.random.Generator, scheme: str
+    y: np.ndarray, test_from: int | None, test_fraction: Share | None, rng: np.random.Generator, scheme: str
 ) -> tuple[list[Index], list[Index]]:
     """Training and test samples of each class that has any: the original parts, or a random share of each class."""
     classes = [index for index in by_class(y) if len(index)]

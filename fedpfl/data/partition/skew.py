@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fedpfl.data.partition.common import (
+    Alpha,
+    Count,
     Generator,
     Index,
     Partition,
+    Share,
     by_class,
-    check_alpha,
-    check_fixed,
-    check_integer,
-    check_minimum,
-    checked_labels,
+    check_enough,
     split,
     trim,
 )
@@ -23,14 +20,14 @@ from fedpfl.ground.errors import FedpflError
 
 
 def dirichlet(
-    y: Any,
+    y: np.ndarray,
     clients: int,
     seed: int,
     *,
-    alpha: float,
-    min_samples: int = 10,
-    samples_per_client: int | None = None,
-    test_fraction: float = 0.25,
+    alpha: Alpha,
+    min_samples: Count = 10,
+    samples_per_client: Count | None = None,
+    test_fraction: Share = 0.25,
 ) -> Partition:
     """Skew labels by Dir(alpha), drawn once and repaired, so that it always ends.
 
@@ -43,14 +40,12 @@ def dirichlet(
 
     Raises: FedpflError if an argument is out of range or there are too few samples.
     """
-    y = checked_labels(y, clients, seed, test_fraction)
-    check_alpha(alpha)
     rng = np.random.default_rng(seed)
     if samples_per_client is not None:
-        check_fixed(samples_per_client, clients, len(y))
+        check_enough(samples_per_client, clients, len(y))
         owned = _fixed_sizes(y, clients, alpha, samples_per_client, rng)
     else:
-        check_minimum(min_samples, clients, len(y))
+        check_enough(min_samples, clients, len(y), "min_samples")
         owned = _cut(by_class(y), clients, alpha, rng)
         for index in owned:
             rng.shuffle(index)  # so that the tail is a random choice
@@ -59,14 +54,14 @@ def dirichlet(
 
 
 def published(
-    y: Any,
+    y: np.ndarray,
     clients: int,
     seed: int,
     *,
-    alpha: float,
-    min_samples: int = 10,
-    max_attempts: int = 1000,
-    test_fraction: float = 0.25,
+    alpha: Alpha,
+    min_samples: Count = 10,
+    max_attempts: Count = 1000,
+    test_fraction: Share = 0.25,
 ) -> Partition:
     """Repeat the split of the published FedOBP numbers, index for index: redraw until all clients have `min_samples`.
 
@@ -75,12 +70,7 @@ def published(
 
     Raises: FedpflError after `max_attempts` draws, or if an argument is out of range.
     """
-    y = checked_labels(y, clients, seed, test_fraction)
-    check_alpha(alpha)
-    check_minimum(min_samples, clients, len(y))
-    check_integer("partition.max_attempts", max_attempts, 1)
-    if seed >= 2**32:
-        raise FedpflError(f"seed must be below 2**32 for partition=published, got {seed}; choose a smaller seed")
+    check_enough(min_samples, clients, len(y), "min_samples")
     rng = np.random.RandomState(seed)
     classes = by_class(y)
     for attempt in range(1, max_attempts + 1):
@@ -95,28 +85,27 @@ def published(
 
 
 def iid(
-    y: Any, clients: int, seed: int, *, samples_per_client: int | None = None, test_fraction: float = 0.25
+    y: np.ndarray, clients: int, seed: int, *, samples_per_client: Count | None = None, test_fraction: Share = 0.25
 ) -> Partition:
     """Cut a random permutation into parts whose sizes differ by at most one (or are all `samples_per_client`).
 
     Raises: FedpflError if an argument is out of range or there are too few samples.
     """
-    y = checked_labels(y, clients, seed, test_fraction)
     if samples_per_client is not None:
-        check_fixed(samples_per_client, clients, len(y))
+        check_enough(samples_per_client, clients, len(y))
     rng = np.random.default_rng(seed)
     total = len(y) if samples_per_client is None else clients * samples_per_client
     return split(np.array_split(rng.permutation(len(y))[:total], clients), test_fraction, rng)
 
 
 def shards(
-    y: Any,
+    y: np.ndarray,
     clients: int,
     seed: int,
     *,
-    classes_per_client: int,
-    samples_per_client: int | None = None,
-    test_fraction: float = 0.25,
+    classes_per_client: Count,
+    samples_per_client: Count | None = None,
+    test_fraction: Share = 0.25,
 ) -> Partition:
     """Make the pathological split: each client holds one shard of each of exactly `classes_per_client` classes.
 
@@ -128,8 +117,6 @@ def shards(
 
     Raises: FedpflError if an argument is out of range or a class or a client has too few samples.
     """
-    y = checked_labels(y, clients, seed, test_fraction)
-    check_integer("partition.classes_per_client", classes_per_client, 1)
     rng = np.random.default_rng(seed)
     classes = [index for index in by_class(y) if len(index)]
     if classes_per_client > len(classes):
@@ -138,7 +125,7 @@ def shards(
             f"got {classes_per_client}"
         )
     if samples_per_client is not None:
-        check_fixed(samples_per_client, clients, len(y))
+        check_enough(samples_per_client, clients, len(y))
 
     dealt = np.zeros(len(classes), np.int64)
     hands = []
@@ -169,7 +156,7 @@ def shards(
 # Steps
 
 
-def _cut(classes: list[Index], clients: int, alpha: float, rng: Generator) -> list[Index]:
+def _cut(classes: list[Index], clients: int, alpha: Alpha, rng: Generator) -> list[Index]:
     """One draw: shuffle each class in place, cut it by Dir(alpha) proportions, give piece k to client k."""
     pieces: list[list[Index]] = [[] for _ in range(clients)]
     for index in classes:
@@ -202,7 +189,7 @@ def _repair(owned: list[Index], minimum: int) -> list[Index]:
     return owned
 
 
-def _fixed_sizes(y: np.ndarray, clients: int, alpha: float, samples: int, rng: np.random.Generator) -> list[Index]:
+def _fixed_sizes(y: np.ndarray, clients: int, alpha: Alpha, samples: int, rng: np.random.Generator) -> list[Index]:
     """`samples` per client, by class proportions ~ Dir(alpha), restricted to the classes that have samples left."""
     classes = by_class(y)
     for index in classes:
