@@ -32,9 +32,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl.config import manual, overrides, plugins, tidy
-from fedpfl.config import plan as config
+from fedpfl.config import help_page, overrides, plugins, tidy
+from fedpfl.config.messages import one_line
 from fedpfl.config.overrides import CONF
+from fedpfl.config.plan import register
+from fedpfl.config.schema import GROUPS
 from fedpfl.engine import ranks
 from fedpfl.ground.errors import FedpflError, printable
 from fedpfl.runner import session, trials
@@ -74,7 +76,7 @@ def job(cfg: DictConfig) -> str | None:
 
 
 def _give_up(error: Exception) -> NoReturn:
-    _tell(config.one_line(error))
+    _tell(one_line(error))
     sys.exit(STATUS.get(type(error), 2))
 
 
@@ -97,7 +99,7 @@ def main() -> None:
     """Run the command: faults of the user's making are one line and a non-zero exit."""
     _begun.clear()
     try:
-        config.register()
+        register()
         logging.captureWarnings(True)
         _full[:] = [True] * (os.environ.get("HYDRA_FULL_ERROR") == "1")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the line below is ours
@@ -108,9 +110,9 @@ def main() -> None:
         except FedpflError as error:
             _give_up(error)
         if {"-h", "--help"} & {*words}:
-            print(manual.page(words))
+            print(help_page.page(words))
             return
-        words = overrides.for_sweeps(words, config.GROUPS)
+        words = overrides.for_sweeps(words, GROUPS)
         sys.argv[1:] = words if ranks.leads() else overrides.unwritten(words)
         job()
         ranks.part()

@@ -16,8 +16,10 @@ from pathlib import Path
 
 from fedpfl import train
 from fedpfl.config import overrides, plugins
-from fedpfl.config import plan as config
+from fedpfl.config.messages import one_line
+from fedpfl.config.plan import register
 from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS
 from fedpfl.report.render import render, screen
 from fedpfl.runner.tuning import Order, tune
 
@@ -42,8 +44,8 @@ def order(words: Sequence[str]) -> Order:
     if not methods:
         raise FedpflError("name the methods to tune: method=fedobp,fedavg")
     plugins.load(overrides.chosen(rest, "plugins"))
-    if unknown := [method for method in methods if method not in config.METHODS]:
-        raise FedpflError(f"method.name must be one of {', '.join(sorted(config.METHODS))}, got {unknown[0]!r}")
+    if unknown := [method for method in methods if method not in METHODS]:
+        raise FedpflError(f"method.name must be one of {', '.join(sorted(METHODS))}, got {unknown[0]!r}")
     if bad := next((word for word in rest if word.startswith(("seed=", "hydra/sweeper=")) and "," in word), None):
         raise FedpflError(f"{bad}: tune searches with one seed, and takes the next ones to judge by")
     return Order(list(dict.fromkeys(methods)), numbers["trials"], numbers["seeds"], folder, rest)
@@ -63,14 +65,14 @@ def main() -> None:
         print(__doc__)
         return
     try:
-        config.register()
+        register()
         asked = order(words)
         table = tune(asked, play)
         (asked.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
         (asked.folder / "tuned.csv").write_text(render(table, "csv"))
         print(render(table, width=screen()))
     except (FedpflError, *overrides.REFUSED) as error:
-        print(f"fedpfl: {config.one_line(error)}", file=sys.stderr)
+        print(f"fedpfl: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
 
 

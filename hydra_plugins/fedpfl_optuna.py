@@ -95,7 +95,7 @@ class Search(Sweeper):
     def _search(self, arguments: list[str]) -> tuple[Any, list[str]]:
         """Return the search that the overrides ask for, and those of them that all its jobs have."""
         from fedpfl.config import overrides
-        from fedpfl.config import plan as config
+        from fedpfl.config.plan import check
         from fedpfl.engine import ranks
         from fedpfl.runner import trials
 
@@ -120,7 +120,7 @@ class Search(Sweeper):
         plain = loader.load_sweep_config(self.config, fixed)
         first = {key: OmegaConf.select(plain, key.lstrip("+"), throw_on_missing=False) for key in space}
         some = [f"{key}={kind.choices[0] if hasattr(kind, 'choices') else kind.low}" for key, kind in space.items()]
-        plan = config.check(loader.load_sweep_config(self.config, [*fixed, *some]))
+        plan = check(loader.load_sweep_config(self.config, [*fixed, *some]))
         settings = plan.settings
         if not settings.validation and plan.config["partition"]["name"] != "file":
             raise ValueError("a search needs held-out samples to judge by; set validation=0.1")

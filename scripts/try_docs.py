@@ -30,8 +30,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from fedpfl.config import overrides, plugins
-from fedpfl.config import plan as config
+from fedpfl.config.plan import register
 from fedpfl.config.resolvers import folder
+from fedpfl.config.schema import GROUPS
 from fedpfl.train import CONF
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -127,8 +128,8 @@ def words(text: str) -> list[str]:
 def base(text: str) -> tuple[list, DictConfig]:
     """The overrides, sweeps included, and the configuration as Hydra composes it before the jobs."""
     plugins.load(str(ROOT / file) for file in overrides.chosen(words(text), "plugins"))
-    parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words(text), config.GROUPS))
-    config.register()
+    parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words(text), GROUPS))
+    register()
     with initialize_config_dir(CONF, version_base="1.3"):
         lines = [override.input_line for override in parsed if not override.is_sweep_override()]
         return parsed, compose("train", lines, return_hydra_config=True)

@@ -21,7 +21,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from fedpfl import train
-from fedpfl.config import plan as config
+from fedpfl.config.plan import register
 from fedpfl.record import rundir
 from fedpfl.record.picture import partition_picture
 from fedpfl.runner import resume, session
@@ -57,7 +57,7 @@ def _environment() -> dict[str, str]:
 
 @functools.cache
 def composed(*overrides: str) -> DictConfig:
-    config.register()
+    register()
     with initialize_config_dir(train.CONF, version_base="1.3"):
         return compose("train", overrides=list(overrides))
 

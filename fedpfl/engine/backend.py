@@ -53,6 +53,7 @@ class Counts(NamedTuple):
 class Participation(NamedTuple):
     """Hold what a cohort brings back, stacked in the order of the cohort, `[cohort, ...]`.
 
+    clients: in init's form. trained: whether a client has ever made a step.
     updated: which buffers of a role each client moved, where the method says so.
     loss, sample_loss: mean training loss per client over all its steps, and over all samples of these (0 without any).
     held_out: mean cross-entropy of the trained model on held-out samples; sample_loss and it are 0 unless asked for.
@@ -60,6 +61,7 @@ class Participation(NamedTuple):
 
     uploads: Tree
     clients: dict[str, Tree]
+    trained: Tensor
     buffers: dict[str, Tree]
     updated: dict[str, Tree]
     before: Counts

@@ -372,7 +372,7 @@ class Tuning(NamedTuple):
 def fine_tuning(method: Method, tuning: Tuning, parts: Parts, params: Tree) -> TrainPlan:
     """Return the plan of fine-tuning an evaluated model by plain cross-entropy."""
 
-    def loss(net: Bound, params: Tree, batch: Batch, server: Tree, client: dict[str, Tree]) -> Tensor:
+    def loss(server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch) -> Tensor:
         return batch.cross_entropy(method.predict(net, params, batch.x))
 
     phases = method.finetuning(params, parts, tuning.local.epochs or 1)

@@ -69,7 +69,10 @@ def _fit(value: Any, hint: Any) -> Any:
     if hint is Any or hint is inspect.Parameter.empty:
         return value
     if origin is Annotated:
-        return _within(_fit(value, inside[0]), [note for note in inside[1:] if isinstance(note, Range)])
+        value, whole = _fit(value, inside[0]), _range(inside)
+        if value not in whole:
+            raise Unfit(str(whole), "range")
+        return value
     if origin in UNIONS:
         return _fit_one(value, inside)
     if origin is Literal:
@@ -89,11 +92,8 @@ def _fit(value: Any, hint: Any) -> Any:
     raise Unfit(described(hint), "value" if hint is type(None) else "type")
 
 
-def _within(value: Any, ranges: list[Range]) -> Any:
-    whole = sum(ranges, Range(()))
-    if value not in whole:
-        raise Unfit(str(whole), "range")
-    return value
+def _range(annotated: tuple[Any, ...]) -> Range:
+    return sum((note for note in annotated if isinstance(note, Range)), Range(()))
 
 
 def _fit_items(values: Any, hint: Any, inside: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -119,9 +119,12 @@ def _fit_one(value: Any, options: tuple[Any, ...]) -> Any:
             faults.append(fault)
     close = any(fault.kind == "range" for fault in faults)
     words = [fault.wanted for fault in faults if fault.kind != "type" or not close]
-    comma = ", or " if any(" and " in word or " or " in word for word in words) else " or "
     meant = next((fault.meant for fault in faults if fault.meant), "")
-    raise Unfit(comma.join(words), "range" if close else "type", meant)
+    raise Unfit(_either(words), "range" if close else "type", meant)
+
+
+def _either(words: list[str]) -> str:
+    return (", or " if any(" and " in word or " or " in word for word in words) else " or ").join(words)
 
 
 def described(hint: Any) -> str:
@@ -139,3 +142,17 @@ def described(hint: Any) -> str:
         count = f"{len(inside)} " if origin is tuple and inside[-1] is not ... else ""
         return f"a list of {count}{described(inside[0]).removeprefix('a ')}s" if inside else "a list"
     return NAMES.get(hint, str(hint))
+
+
+def allowed(hint: Any) -> str:
+    """Return in words the range or the choices that an annotation gives, empty where it gives none."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return str(_range(inside))
+    if origin is Literal:
+        return described(hint)
+    if origin in LISTS:
+        return allowed(inside[0])
+    if origin in UNIONS and (words := list(dict.fromkeys(filter(None, map(allowed, inside))))):
+        return _either([*words, *(described(one) for one in inside if one is type(None))])
+    return ""

@@ -1,7 +1,9 @@
 """The one exception meant for users, and what may be shown of their input."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+SHORT = 12  # names that are listed even where one is near what was meant
 
 
 class FedpflError(Exception):
@@ -30,3 +32,10 @@ def near(word: str, known: Iterable[str], told: str = "; did you mean {}?") -> s
     """Return what to tell of the known word that was probably meant, or nothing where none is near."""
     found = difflib.get_close_matches(word, list(known), 1)
     return told.replace("{}", found[0]) if found else ""
+
+
+def one_of(known: Collection[str], got: object) -> str:
+    """Return `one of a, b, c, got 'x'`, with what was probably meant."""
+    meant = near(str(got), known)
+    listed = ", ".join(known) if len(known) <= SHORT or not meant else f"{len(known)} names"
+    return f"one of {listed}, got {got!r}{meant}"

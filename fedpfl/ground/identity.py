@@ -28,7 +28,7 @@ LATER: dict[str, Any] = {
     "method": {"statistics": "aggregate"},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
 }
-"""Keys that came later, with the value all runs had before: at that value they do not tell runs apart."""
+"""Keys that came later, with the value all runs had before: at that value, or at null, they do not tell runs apart."""
 
 
 _STOPPING = {"early_stopping": False, "lam": 0.7}
@@ -40,6 +40,7 @@ FORMER: dict[str, dict[str, Any]] = {
 """Hyperparameters that methods once had, at values that mean what they do now: older runs keep their identity."""
 
 APART: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
+    "fedobp_adaptive": ("fedobp", lambda method: isinstance(method.get("q"), list | tuple)),
     "floco_plus": ("floco", lambda method: bool(method.get("pers_epochs"))),
 }
 """Methods that were settings of another one: its name, which identities keep, and what tells such a setting."""
@@ -57,7 +58,7 @@ def essence(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, since in LATER.items():
         value = kept.pop(key, since)
         if isinstance(since, dict) and isinstance(value, Mapping):
-            value = {name: own for name, own in value.items() if since.get(name, ...) != own}
+            value = {name: own for name, own in value.items() if name not in since or own not in (None, since[name])}
         if value not in ({}, since):
             kept[key] = value
     return kept

@@ -35,11 +35,7 @@ class FedAdam(FedAvg):
         """Return the model alone."""
         return server["model"]
 
-    def start(self, server, client):
-        """Return the model."""
-        return server["model"]
-
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Take a step of the server's optimiser."""
         change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
         m = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, server["m"], change)

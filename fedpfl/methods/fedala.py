@@ -44,14 +44,14 @@ class FedALA(Method):
         """Keep the top layers alone of a client's own model; begin with all of the global one."""
         own = tree.named(params, top(parts, self.layers))
         weights = tree.full_like(own, 1.0)
-        return params, {"top": own, "weights": weights, "trained": flag(params), "settled": flag(params)}
+        return params, {"top": own, "weights": weights, "settled": flag(params)}
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Return the weights as learned from here."""
         still, batches = net.still(), list(shard.batches("weights", 0, self.share))
-        if not (self.eta and client["weights"] and batches and bool(client["trained"])):
+        if not (self.eta and client["weights"] and batches and bool(client["participated"])):
             return tree.named(client, ("weights", "settled"))
-        objectives = [self._objective(still, batch, server, client) for batch in batches]
+        objectives = [self._objective(server, client, still, batch) for batch in batches]
         weights, losses = client["weights"], list[float]()
         while len(losses) < self.max_epochs:
             for objective in objectives:
@@ -65,18 +65,18 @@ class FedALA(Method):
                 break
         return {"weights": weights, "settled": torch.ones_like(client["settled"])}
 
-    def before_evaluation(self, net, shard, server, client):
+    def before_evaluation(self, server, client, net, shard):
         """Do the same for the latest global model."""
-        return self.before_training(net, shard, server, client)
+        return self.before_training(server, client, net, shard)
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the merged model."""
-        own = merged(client["weights"], client["top"], server)
-        return {**server, **tree.where(client["trained"], own, tree.named(server, own))}
+        own = merged(client["weights"], client["top"], received)
+        return {**received, **tree.where(client["participated"], own, tree.named(received, own))}
 
     def finish(self, server, client, start, end):
         """Send everything up; keep weights and top layers."""
-        return end, {**client, "top": tree.named(end, client["top"]), "trained": ~flag(end)}
+        return end, {**client, "top": tree.named(end, client["top"])}
 
     def metrics(self, server, client):
         """Return the mean weight of the global model."""
@@ -85,7 +85,7 @@ class FedALA(Method):
     def _moved(self, weight: Tensor, slope: Tensor, own: Tensor, shared: Tensor) -> Tensor:
         return (weight - self.eta * slope * (shared - own)).clamp(0, 1)
 
-    def _objective(self, net, batch, server, client):
+    def _objective(self, server, client, net, batch):
         """Return the loss on a minibatch as a function of the top layers."""
         if tuple(client["top"]) != net.net.parts.head:
             return lambda own: batch.cross_entropy(net({**server, **own}, batch.x))

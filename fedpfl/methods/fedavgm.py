@@ -29,11 +29,7 @@ class FedAvgM(FedAvg):
         """Return the model alone."""
         return server["model"]
 
-    def start(self, server, client):
-        """Return the model."""
-        return server["model"]
-
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Move on with momentum."""
         change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
         speed = tree.map(lambda v, d: self.momentum * v + d, server["momentum"], change)

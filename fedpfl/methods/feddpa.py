@@ -58,15 +58,15 @@ class FedDPA(ByMask):
             Phase(epochs, tree.invert(client["mask"]), loss=self._shared_loss),
         ]
 
-    def _personal_loss(self, net, params, batch, server, client):
-        loss = self.loss(net, params, batch, server, client)
+    def _personal_loss(self, server, client, net, params, batch):
+        loss = self.loss(server, client, net, params, batch)
         return loss + self.lam1 / 2 * _distance(params, server)
 
-    def _shared_loss(self, net, params, batch, server, client):
-        loss = self.loss(net, params, batch, server, client)
+    def _shared_loss(self, server, client, net, params, batch):
+        loss = self.loss(server, client, net, params, batch)
         return loss + self.lam2 / 2 * (_distance(params, server) - self.clip).abs()
 
-    def after_training(self, net, shard, params, kept, server, client):
+    def after_training(self, server, client, net, params, shard, kept):
         """Return Fisher scores of the trained model, which serve until the client's next participation."""
         return {"score": fisher.scores(net, lambda scored, x: self.predict(net, scored, x), params, shard)}
 

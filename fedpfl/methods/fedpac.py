@@ -52,9 +52,9 @@ class FedPAC(ByName):
         prototypes = {"mean": torch.zeros_like(weight), "seen": weight.new_zeros(len(weight), dtype=torch.bool)}
         return {"body": body, "prototypes": prototypes}, client
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Return class means of the features under the received body, and what they say of a head's error."""
-        z = shard.features(net.still(), self.start(server, client)).double()
+        z = shard.features(net.still(), {**server["body"], **client["head"]}).double()
         classes = len(server["prototypes"]["seen"])
         counts = torch.bincount(shard.data.y, minlength=classes)
         mean = _class_sums(z, shard.data.y, classes) / counts.clamp(min=1)[:, None]
@@ -68,11 +68,11 @@ class FedPAC(ByName):
         """Return body, head, and the prototypes that there are."""
         seen = server["prototypes"]["seen"][:, None].expand_as(server["prototypes"]["mean"])
         prototypes = Masked({"mean": server["prototypes"]["mean"]}, {"mean": seen})
-        return {"model": self.start(server, client), "prototypes": prototypes}
+        return {"model": {**server["body"], **client["head"]}, "prototypes": prototypes}
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the latest body under the client's head."""
-        return super().start(server["body"], client)
+        return received["model"]
 
     def phases(self, server, client, params, epochs):
         """Train the head, then the body."""
@@ -81,7 +81,7 @@ class FedPAC(ByName):
         last = epochs if self.body_epochs is None else self.body_epochs
         return [Phase(self.head_epochs, head, loss=self._head_loss, sgd=sgd), Phase(last, body)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Add the alignment to the cross-entropy."""
         logits, z = net.features(params, batch.x)
         loss = batch.cross_entropy(logits)
@@ -92,7 +92,7 @@ class FedPAC(ByName):
         aligned = batch.mean((z - targets).square().mean(1))
         return loss + self.lam * torch.where(seen.any(), aligned, 0.0)
 
-    def after_training(self, net, shard, params, kept, server, client):
+    def after_training(self, server, client, net, params, shard, kept):
         """Return class means of the features under the trained body."""
         counts = client["counts"]
         sums = [
@@ -106,7 +106,7 @@ class FedPAC(ByName):
         body, kept = super().finish(server, client, start, end)
         return {"body": body, **kept, **tree.named(client, ("mean", "counts", "H", "v"))}, kept
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average bodies by samples and prototypes by class counts; mix each client's head (eq. 8 of the paper)."""
         counts = uploads["counts"]
         total = counts.sum(0)

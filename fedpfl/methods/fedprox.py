@@ -17,7 +17,7 @@ class FedProx(Method):
 
     mu: Annotated[float, AtLeast(0)] = 0.01
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Add the proximal term to FedAvg's objective."""
-        loss = super().loss(net, params, batch, server, client)
+        loss = super().loss(server, client, net, params, batch)
         return loss + self.mu / 2 * tree.squared_distance(params, server) if self.mu else loss

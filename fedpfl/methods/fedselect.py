@@ -70,7 +70,7 @@ class FedSelect(ByMask):
             client |= {"reference": own, "played": flag(params).long()}
         return params, client
 
-    def sample(self, generator, server):
+    def sample(self, server, generator):
         """Return random scores, where the choice is random."""
         if self.personalise != "random":
             return {}
@@ -107,7 +107,7 @@ class FedSelect(ByMask):
         news = Agreed(kept["mask"], tree.map(lambda leaf: changed.expand_as(leaf), mask))
         return {"model": Agreed(end, _shared(end, mask)), "mask": news}, kept
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average each entry over those who share it, with equal weights; what nobody shares stays.
 
         Clients take the mean of what they shared in this round, also where it will be personal from now on.

@@ -9,11 +9,12 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 
+from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import levels, neurons
 from fedpfl.methods.shared.neurons import Rounding
-from fedpfl.methods.shared.submodel import Assign, Cut, padded
+from fedpfl.methods.shared.submodel import Assign, Cut
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class FlexFL(Cut):
         most = torch.full_like(plan["group"][0], len(self.levels) - 1)
         return {**server, "levels": torch.stack(active)}, {**client, "device": most, "level": most}
 
-    def init_clients(self, generator, clients):
+    def init_clients(self, clients, generator):
         """Return what devices can hold."""
         shares = torch.tensor(self.devices, dtype=torch.float64)
         if self.assign == "random":
@@ -77,7 +78,7 @@ class FlexFL(Cut):
             device = (ends <= place[:, None] + neurons.SLACK).sum(1)
         return {"device": device, "level": device}
 
-    def sample(self, generator, server):
+    def sample(self, server, generator):
         """Draw the level that is sent."""
         return {"sent": torch.randint(len(self.levels), (), generator=generator)}
 
@@ -93,7 +94,11 @@ class FlexFL(Cut):
         sent = self._active(server, {"level": client["sent"]})
         return Agreed(server["model"], neurons.entries(server["plan"], sent, server["model"]))
 
-    def loss(self, net, params, batch, server, client):
+    def start(self, received, client):
+        """Return what the device can hold of it."""
+        return tree.masked(received, client["mask"])
+
+    def loss(self, server, client, net, params, batch):
         """Return the cross-entropy with self-distillation."""
         logits = net(params, batch.x)
         loss = batch.cross_entropy(logits)
@@ -104,7 +109,7 @@ class FlexFL(Cut):
         for lower in range(len(self.levels) - 1):
             inside = neurons.entries(server["plan"], server["levels"][lower], params)
             with torch.no_grad():
-                teacher = (net.aside(padded(params, inside), batch.x) / self.temperature).softmax(1)
+                teacher = (net.aside(tree.masked(params, inside), batch.x) / self.temperature).softmax(1)
             apart = F.kl_div(student, teacher, reduction="none").mean(1)
             share = torch.where(lower < level, self.gamma / level.clamp(min=1), 0.0)
             loss = loss + share * self.temperature**2 * batch.sum(apart) / batch.samples.sum()

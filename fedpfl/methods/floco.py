@@ -49,7 +49,7 @@ class Floco(Method):
             return [Turn(cohort)]
         return [Turn(list(range(clients)), survey=self._centres), Turn(cohort)]
 
-    def _centres(self, server, uploads, clients):
+    def _centres(self, server, clients, uploads):
         """Give every client its centre; nothing else changes."""
         points = torch.cat([leaf.flatten(1) for leaf in uploads["endpoints"].values()], 1).double()
         if not points.isfinite().all():
@@ -62,11 +62,15 @@ class Floco(Method):
         known = client["projected"].expand_as(client["beta"])
         return {"model": server, "beta": Masked({"beta": client["beta"]}, {"beta": known})}
 
+    def start(self, received, client):
+        """Return the simplex."""
+        return received["model"]
+
     def phases(self, server, client, params, epochs):
         """Draw a direction and a radius for each step."""
         return [Phase(epochs, randoms=self.endpoints + 1)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Return the cross-entropy at a random point."""
         return batch.cross_entropy(net(at(params, self._point(batch, client)), batch.x))
 

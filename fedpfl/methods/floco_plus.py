@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.floco import Floco
-from fedpfl.methods.shared.method import flag
 from fedpfl.methods.shared.private import side_by_side
 from fedpfl.methods.shared.simplex import at
 
@@ -29,38 +28,40 @@ class FlocoPlus(Floco):
 
     def buffers(self):
         """Keep the private model's statistics on the client."""
-        return {"main": "aggregate", "v": "local"}
+        return {**super().buffers(), "v": "local"}
 
     def init(self, params, parts):
         """Start both from the same values."""
         server, client = super().init(params, parts)
-        return server, {**client, "v": server, "trained": flag(params)}
+        return server, {**client, "v": server}
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return both side by side, without a private one as `cold_start` says."""
-        own = client["v"] if self.cold_start == "initial" else tree.where(client["trained"], client["v"], server)
-        return {"w": server, "v": own}
+        model, own = super().start(received, client), client["v"]
+        if self.cold_start == "global":
+            own = tree.where(client["participated"], own, model)
+        return {"w": model, "v": own}
 
     def phases(self, server, client, params, epochs):
         """Train both together for as long as both train, then the one with more epochs alone."""
         own = epochs if self.pers_epochs is None else self.pers_epochs
         return side_by_side(epochs, own, self._global_loss, self._personal_loss, self.endpoints + 1)
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Add the two objectives, at the same point."""
-        own = self._personal_loss(net, params, batch, server, client)
-        return self._global_loss(net, params, batch, server, client) + own
+        own = self._personal_loss(server, client, net, params, batch)
+        return self._global_loss(server, client, net, params, batch) + own
 
-    def _global_loss(self, net, params, batch, server, client):
-        return super().loss(net, params["w"], batch, server, client)
+    def _global_loss(self, server, client, net, params, batch):
+        return super().loss(server, client, net, params["w"], batch)
 
-    def _personal_loss(self, net, params, batch, server, client):
+    def _personal_loss(self, server, client, net, params, batch):
         loss = batch.cross_entropy(net(at(params["v"], self._point(batch, client)), batch.x, "v"))
         return loss + self.lam / 2 * tree.squared_distance(params["v"], server) if self.lam else loss
 
     def finish(self, server, client, start, end):
         """Send the common simplex up, keep the private one."""
-        return end["w"], {**client, "v": end["v"], "trained": ~flag(end)}
+        return end["w"], {**client, "v": end["v"]}
 
     def evaluated(self, server, client, params):
         """Return the client's point of the private simplex."""

@@ -39,7 +39,7 @@ class FLUTE(ByName):
 
     _key: ClassVar[str] = "head"
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Return which classes there are."""
         return {"present": torch.bincount(shard.data.y, minlength=len(_weight(client["head"]))) > 0}
 
@@ -47,20 +47,24 @@ class FLUTE(ByName):
         """Return the body, and the head's weight, which the server has changed."""
         return {"body": server, "weight": _weight(client["head"])}
 
+    def start(self, received, client):
+        """Return the received body under the client's head."""
+        return super().start(received["body"], client)
+
     def phases(self, server, client, params, epochs):
         """Train the head, then everything."""
         head, last = only(params, client["head"]), min(epochs, self.rep_epochs)
         everything = head if self.variant == "as_published" else None
         return [Phase(epochs - last, head, loss=self._head_loss), Phase(last, everything)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Add the head's regularisers and the size of the features to the cross-entropy."""
         logits, z = net.features(params, batch.x)
         loss = batch.cross_entropy(logits) + self._regularisers(params, client)
         return loss + self.l3 * batch.sum(z.square().sum(1)) if self.l3 else loss
 
-    def _head_loss(self, net, params, batch, server, client):
-        return super()._head_loss(net, params, batch, server, client) + self._regularisers(params, client)
+    def _head_loss(self, server, client, net, params, batch):
+        return super()._head_loss(server, client, net, params, batch) + self._regularisers(params, client)
 
     def _regularisers(self, params, client):
         weight = _weight(tree.named(params, client["head"]))
@@ -76,7 +80,7 @@ class FLUTE(ByName):
         body, kept = super().finish(server, client, start, end)
         return {"body": body, **kept, "present": client["present"]}, kept
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average the bodies; make a step on the weight of each head, whose bias is as it came."""
         head = uploads["head"]
         if self.server_lr:

@@ -46,9 +46,9 @@ class PerFedAvg(Method):
         """Take steps on D and D', and D'' for the Hessian-vector product."""
         return [Phase(epochs, step=self._step, batches=2 if self.version == "fo" else 3)]
 
-    def _step(self, net, params, batches, server, client):
+    def _step(self, server, client, net, params, batches):
         """Move the meta-model; the loss is that of the adapted model on D'."""
-        gradient = partial(net.gradient, partial(self.loss, server=server, client=client))
+        gradient = partial(net.gradient, partial(self.loss, server, client))
         statistics = net.buffers
         adapted = _moved(params, gradient(params, batches[0])[0], -self.inner_lr)
         net.buffers = statistics
@@ -61,14 +61,14 @@ class PerFedAvg(Method):
         net.buffers = statistics
         return _moved(params, direction, -self.outer_lr), loss
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average uniformly."""
         return tree.mean(uploads, torch.full_like(weight, 1 / len(weight))), clients
 
-    def before_evaluation(self, net, shard, server, client):
+    def before_evaluation(self, server, client, net, shard):
         """Return the meta-model after `adapt_steps` plain steps, on as many epochs as they take."""
         batches = (batch for epoch in range(self.adapt_steps) for batch in shard.batches("main", epoch))
-        objective, params = partial(self.loss, server=server, client=client), server
+        objective, params = partial(self.loss, server, client), server
         for batch in islice(batches, self.adapt_steps):
             params = _moved(params, net.gradient(objective, params, batch)[0], -self.inner_lr)
         return {"adapted": params} if self.adapt_steps else {}

@@ -7,6 +7,7 @@ import torch
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast, Below
+from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import gaussian
 from fedpfl.methods.shared.gaussian import packed, unpacked
 from fedpfl.methods.shared.method import Method, Phase
@@ -57,17 +58,18 @@ class PFedFDA(Method):
         }
         return server, {"beta": torch.full((2,), 0.5, device=weight.device)}
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Return the client's class frequencies."""
         return {"prior": self._prior(shard.data.y, server)}
 
     def download(self, server, client):
         """Return body and statistics (as published: body and head)."""
-        return tree.named(server, self._travels)
+        head = {} if self._published else {"head": Known(server["head"])}  # of which the names matter
+        return {**tree.named(server, self._travels), **head}
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the body under the global head with the client's prior."""
-        return {**server["body"], **(server["head"] if self._published else self._head(server, client["prior"]))}
+        return {**received["body"], **(received["head"] if self._published else self._head(received, client["prior"]))}
 
     def phases(self, server, client, params, epochs):
         """Train the body, and keep the features (as published: train everything)."""
@@ -76,11 +78,11 @@ class PFedFDA(Method):
         body = {name: name in server["body"] for name in params}
         return [Phase(epochs, body, loss=self._loss_and_features, keeps=True)]
 
-    def _loss_and_features(self, net, params, batch, server, client):
+    def _loss_and_features(self, server, client, net, params, batch):
         logits, features = net.features(params, batch.x)
         return batch.cross_entropy(logits), {"z": features.detach(), "y": batch.y}
 
-    def after_training(self, net, shard, params, kept, server, client):
+    def after_training(self, server, client, net, params, shard, kept):
         """Return statistics of the features that training went through, mixed with the global ones."""
         if not kept:  # no step was made
             return {"mean": server["mean"], "cov": server["cov"], "beta": client["beta"]}
@@ -92,11 +94,11 @@ class PFedFDA(Method):
         trained = {part: tree.named(end, server[part]) for part in ("body", "head")}
         return tree.named({**client, **trained}, self._travels), {"beta": client["beta"]}
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average what came."""
         return {**server, **tree.mean(uploads, weight)}, clients
 
-    def before_evaluation(self, net, shard, server, client):
+    def before_evaluation(self, server, client, net, shard):
         """Return a head for the latest body, fitted to the features of the client's training data."""
         z = shard.features(net.still(), {**server["body"], **server["head"]})
         prior = self._prior(shard.data.y, server)

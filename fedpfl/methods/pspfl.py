@@ -8,7 +8,6 @@ from fedpfl.ground.ranges import Between
 from fedpfl.ground.tree import Agreed, Masked
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.by_mask import ByMask
-from fedpfl.methods.shared.method import flag
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class PSPFL(ByMask):
 
     def init(self, params, parts):
         """Make nothing personal, by scores of zero."""
-        return params, {"model": params, "score": tree.full_like(params, 0.0), "trained": flag(params)}
+        return params, {"model": params, "score": tree.full_like(params, 0.0)}
 
     def prepare(self, server, client):
         """Choose the personal entries."""
@@ -51,9 +50,9 @@ class PSPFL(ByMask):
     def finish(self, server, client, start, end):
         """Return what `upload` says; how far each entry moved is the next score."""
         upload = end if self.upload == "all" else Agreed(end, tree.invert(client["mask"]))
-        return upload, {"model": end, "score": importance.gradient(start, end), "trained": ~flag(end)}
+        return upload, {"model": end, "score": importance.gradient(start, end)}
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average what came, entry by entry; what nobody sent stays."""
         if self.upload == "all":
             return tree.mean(uploads, weight), clients
@@ -61,4 +60,4 @@ class PSPFL(ByMask):
 
     def personal(self, server, client):
         """Return the model as it was after the client's last training."""
-        return tree.where(client["trained"], client["model"], server)
+        return tree.where(client["participated"], client["model"], server)

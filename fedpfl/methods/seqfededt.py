@@ -7,9 +7,10 @@ import torch
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Between
+from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.by_mask import ByMask
-from fedpfl.methods.shared.method import Turn, flag
+from fedpfl.methods.shared.method import Turn
 
 SCORES = {
     "difference": importance.gradient,
@@ -47,7 +48,7 @@ class SeqFedEDT(ByMask):
     def init(self, params, parts):
         """Return the travelling model as the server's, and theta_i in two parts: what is scored, and the rest."""
         scored = tree.named(params, parts.head if self.classifier_only else params)
-        return params, {"scored": scored, "rest": tree.without(params, scored), "trained": flag(params)}
+        return params, {"scored": scored, "rest": tree.without(params, scored)}
 
     def turns(self, played, cohort, clients, generator):
         """Return one client after another, in an order drawn anew each round."""
@@ -60,14 +61,14 @@ class SeqFedEDT(ByMask):
         return {**client, "mask": importance.above_quantile(scores, self.q)}
 
     def download(self, server, client):
-        """Return nothing: w comes whole from the client before, whose upload it was, and is counted only there."""
-        return {}
+        """Return w, which comes from the client before, whose upload it was, and is counted only there."""
+        return Known(server)
 
     def finish(self, server, client, start, end):
         """Pass the trained model on, and keep it."""
         scored, rest = (tree.named(end, client[part]) for part in ("scored", "rest"))
-        return end, {"scored": scored, "rest": rest, "trained": ~flag(end)}
+        return end, {"scored": scored, "rest": rest}
 
     def personal(self, server, client):
         """Return theta_i; without one, w."""
-        return tree.where(client["trained"], {**server, **client["rest"], **client["scored"]}, server)
+        return tree.where(client["participated"], {**server, **client["rest"], **client["scored"]}, server)

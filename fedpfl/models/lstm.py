@@ -1,10 +1,15 @@
 """A network that reads a text letter by letter, as LEAF's for Shakespeare (Caldas et al. 2018, arXiv:1812.01097)."""
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpfl.models.shapes import Size, tokens
+from fedpfl.ground.ranges import AtLeast
+from fedpfl.models.shapes import tokens
+
+Count = Annotated[int, AtLeast(1)]
 
 
 class LSTMLayer(nn.Module):
@@ -47,7 +52,7 @@ class LSTM(nn.Module):
     Ids from `vocabulary` on share the last row; none is padding.
     """
 
-    def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: Size = 80, width: Size = 256):
+    def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: Count = 80, width: Count = 256):
         super().__init__()
         tokens(shape)
         self.embedding = nn.Embedding(vocabulary, 8)

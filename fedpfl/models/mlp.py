@@ -1,9 +1,12 @@
 """Fully connected networks."""
 
+from typing import Annotated
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpfl.models.shapes import Size, numbers
+from fedpfl.ground.ranges import AtLeast
+from fedpfl.models.shapes import numbers
 
 
 class MLP(nn.Module):
@@ -23,7 +26,7 @@ class MLP(nn.Module):
         return self.classifier(x)
 
 
-def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[Size, ...] = (200, 200)) -> MLP:
+def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[Annotated[int, AtLeast(1)], ...] = (200, 200)) -> MLP:
     """Build linear layers; two of 200 are McMahan et al.'s 2NN (Communication-Efficient Learning, AISTATS 2017).
 
     199,210 scalars for [1, 28, 28] and 10 classes; 153,806 for the 561 features of UCI HAR and 6 classes.

@@ -6,11 +6,6 @@ The shape of a federation's samples also says whether they are images, signals o
 from __future__ import annotations
 
 import math
-from typing import Annotated
-
-from fedpfl.ground.ranges import AtLeast
-
-Size = Annotated[int, AtLeast(1)]  # of a layer
 
 
 class Unfit(ValueError):

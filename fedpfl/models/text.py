@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpfl.ground.ranges import AtLeast
-from fedpfl.models.shapes import Size, tokens
+from fedpfl.models.shapes import tokens
 
 
 class Text(nn.Module):
@@ -32,7 +32,10 @@ class Text(nn.Module):
 
 
 def text(
-    shape: tuple[int, ...], classes: int, vocabulary: Annotated[int, AtLeast(2)] = 20_000, width: Size = 32
+    shape: tuple[int, ...],
+    classes: int,
+    vocabulary: Annotated[int, AtLeast(2)] = 20_000,  # padding and words
+    width: Annotated[int, AtLeast(1)] = 32,
 ) -> Text:
     """Build `Text`: 641,188 scalars for 4 classes, however long the texts are."""
     return Text(shape, classes, vocabulary, width)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedpfl.config import plan as config
+from fedpfl.config.messages import described
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.record.rundir import RunDirectory
@@ -44,7 +44,7 @@ class Everyone:
             [getattr(one, split)[client].numpy() for one, client in self.places if getattr(one, split)]
             for split in ("train", "test", "validation")
         )
-        how = config.described(run.config["partition"])
+        how = described(run.config["partition"])
         title = f"{run.federation.name}, {run.settings.clients} clients, {how}"
         unseen = run.unseen.numbers if run.unseen else ()
         directory.write_partition(train, test, self.counts.numpy(), title, validation, unseen)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedpfl import engine
-from fedpfl.config import plan as config
+from fedpfl.config.messages import described
 from fedpfl.config.plan import Run
 from fedpfl.engine import lockstep
 from fedpfl.ground import tree
@@ -76,8 +76,8 @@ def header(run: Run, path: Path, cohort: int, counts: torch.Tensor, backend: str
         *([f"name        {settings.name}"] if settings.name else []),
         f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
         f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}{never}",
-        f"partition   {config.described(run.config['partition'])}",
-        f"method      {config.described(run.config['method'])}",
+        f"partition   {described(run.config['partition'])}",
+        f"method      {described(run.config['method'])}",
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
         f"engine      {backend} on {run.device}, {run.engine.precision}",
         f"memory      client states {mib(held)} MiB{where}, up to {mib(needs.states)} once {needs.clients:,} clients "

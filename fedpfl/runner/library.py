@@ -19,8 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import engine
 from fedpfl.config import overrides, plugins, tidy
-from fedpfl.config import plan as config
-from fedpfl.config.plan import Run
+from fedpfl.config.messages import one_line
+from fedpfl.config.plan import Run, build, check, register, resolve
 from fedpfl.engine import ranks
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.errors import FedpflError
@@ -84,12 +84,12 @@ def _asked(
         raise FedpflError("fedpfl.run is for one process; under torchrun use -m fedpfl.train")
     if wrong := [one for one in callbacks if not isinstance(one, Callback)]:
         raise FedpflError(f"callbacks must be instances of subclasses of fedpfl.Callback, got {wrong[0]!r}")
-    config.register()
+    register()
     try:
         cfg, experiment = _composed(settings, keys)
         return cfg, Path(directory or cfg.hydra.run.dir), experiment
     except (HydraException, OmegaConfBaseException) as error:
-        raise FedpflError(config.one_line(error)) from None
+        raise FedpflError(one_line(error)) from None
 
 
 def _played(
@@ -118,11 +118,11 @@ def load(directory: str | os.PathLike[str], device: str = "auto", data_dir: str 
 
 def logger(words: Sequence[str]) -> dict[str, Any]:
     """Return the `logger` part of a configuration that such words of the command line make. Raises FedpflError."""
-    config.register()
+    register()
     try:
-        return config.resolve(overrides.composed_once(words))["logger"]
+        return resolve(overrides.composed_once(words))["logger"]
     except (HydraException, OmegaConfBaseException) as error:
-        raise FedpflError(config.one_line(error)) from None
+        raise FedpflError(one_line(error)) from None
 
 
 class Trained(Models):
@@ -189,10 +189,10 @@ class Trained(Models):
         if known != f"{identity(self.config)}-seed{self._tables.seed}":
             raise FedpflError(f"{self.path / 'config.yaml'} is not the configuration that the run began with")
         try:
-            plan = config.check(OmegaConf.create(told))
+            plan = check(OmegaConf.create(told))
         except FedpflError as error:
             raise FedpflError(f"{self.path / 'config.yaml'} is not of this version: {error}") from None
-        run = config.build(plan)
+        run = build(plan)
         if self.summary.get("data") not in (None, run.fingerprint):
             raise FedpflError(
                 f"the data are not those of run {self.path} (samples, labels, groups, or who holds which); give "

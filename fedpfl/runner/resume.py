@@ -61,7 +61,7 @@ def begin(run: Run, past: dict[str, Any], path: Path | None) -> engine.State:
     state = engine.begin(run.method, run.net, *place, run.settings.seed, run.stopping.early, mine)
     if past and "rows" not in past:
         raise damaged((path or Path()) / "state.pt", "is of an older version")
-    for block in ranks.share_each(past.pop("rows", [])):
+    for block in map(state.rows.renewed, ranks.share_each(past.pop("rows", []))):
         if tree.form(tree.take(tree.without(block, ["who"]), 0)) != tree.form(state.rows.initial):
             how = "holds client states of another form than the method now has"
             raise damaged((path or Path()) / "state.pt", how)

@@ -12,9 +12,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from fedpfl import engine
-from fedpfl.config import plan as config
 from fedpfl.config import plugins
-from fedpfl.config.plan import Run
+from fedpfl.config.plan import Run, alone, build, check
 from fedpfl.engine import lockstep, ranks
 from fedpfl.ground import tree
 from fedpfl.record import loggers
@@ -46,7 +45,7 @@ def session(
     """
     started, stage = time.monotonic(), lockstep.stage.get()
     path = Path(ranks.share(str(path)))
-    run = config.build(config.check(cfg), stage.share if stage else config.alone)
+    run = build(check(cfg), stage.share if stage else alone)
     needs = foresee(run)
     added = plugins.callbacks(run.config["plugins"]) if ranks.leads() else []
     earlier = resume.extended(run)

@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from fedpfl.config import overrides
-from fedpfl.config import plan as config
+from fedpfl.config.schema import GROUPS
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report import load
 from fedpfl.report.names import METHODS
@@ -51,7 +51,7 @@ class Order(NamedTuple):
 def space(method: str, words: Sequence[str]) -> list[str]:
     """Return the words of a method's search space, without keys that the user has set. Raises FedpflError.
 
-    A group that the user chose (`quantile=adaptive`) sets its keys, but for those that it leaves open (as `tuned`).
+    A group that the user chose (`quantile=paper`) sets its keys, but for those that it leaves open (as `tuned`).
     """
     given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
     known: dict[str, str] = {}
@@ -84,7 +84,7 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
         words.append("validation=0.1")
     swept = [word.partition("=")[0] for word in words if overrides.sweeps(word)]
     plain = [word for word in words if not (word.startswith("hydra.sweeper.") or word.partition("=")[0] in swept)]
-    plain += [f"{key}=null" for key in swept if key not in config.GROUPS]
+    plain += [f"{key}=null" for key in swept if key not in GROUPS]
     for method in asked.methods:  # what one lacks is told hours before its turn
         overrides.composed([f"method={method}", *plain])
     records = [_tuned(asked, method, words, play) for method in asked.methods]

@@ -44,7 +44,7 @@ FAULTS = {
     ),
     "averages over padding": (
         """
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         return batch.losses(net(params, batch.x)).mean()
         """,
         {"backends_agree", "backends_agree_with_norm", "width_does_not_matter"},
@@ -52,9 +52,9 @@ FAULTS = {
     ),
     "normalises over padding": (
         """
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         net.weight = None
-        return super().loss(net, params, batch, server, client)
+        return super().loss(server, client, net, params, batch)
         """,
         {"backends_agree_with_norm"},
         "after round 1: server.",
@@ -72,8 +72,8 @@ FAULTS = {
     def download(self, server, client):
         return {name: leaf for name, leaf in server.items() if name != "fc.bias"}
         """,
-        {"sees_what_was_sent"},
-        "`start` of client 0 without what is not sent: fc.bias not finite",
+        {"keeps_form"},
+        "Mine.start returned a model without the network's fc.bias",
     ),
     "trains with what is not sent": (
         """
@@ -81,12 +81,10 @@ FAULTS = {
         return {"w": params, "old": params}, {}
     def download(self, server, client):
         return server["w"]
-    def start(self, server, client):
-        return server["w"]
-    def loss(self, net, params, batch, server, client):
-        return super().loss(net, params, batch, server, client) + server["old"]["fc.bias"].sum()
-    def aggregate(self, server, uploads, clients, weight):
-        return {"w": super().aggregate(server, uploads, clients, weight)[0], "old": server["w"]}, clients
+    def loss(self, server, client, net, params, batch):
+        return super().loss(server, client, net, params, batch) + server["old"]["fc.bias"].sum()
+    def aggregate(self, server, clients, uploads, weight):
+        return {"w": super().aggregate(server, clients, uploads, weight)[0], "old": server["w"]}, clients
         """,
         {"sees_what_was_sent"},
         "a step of client",
@@ -101,12 +99,12 @@ FAULTS = {
     ),
     "changes an argument": (
         """
-    def start(self, server, client):
-        server["fc.bias"].mul_(1.0)
-        return server
+    def start(self, received, client):
+        received["fc.bias"].mul_(1.0)
+        return received
         """,
         {"keeps_form"},
-        "Mine.start changed its argument server.fc.bias in place",
+        "Mine.start changed its argument received.fc.bias in place",
     ),
     "branches": (
         """
@@ -120,8 +118,8 @@ FAULTS = {
     ),
     "forgets its return": (
         """
-    def aggregate(self, server, uploads, clients, weight):
-        super().aggregate(server, uploads, clients, weight)
+    def aggregate(self, server, clients, uploads, weight):
+        super().aggregate(server, clients, uploads, weight)
         """,
         {"keeps_form"},
         "Mine.aggregate returned None (is a `return` missing?); it must return two things",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl.config import plan as config
+from fedpfl.config.plan import Run, build, check
 from fedpfl.data.datasets import femnist, load, shakespeare
 from tests.command import composed
 from tests.conftest import BACKENDS, assert_close, rounds
@@ -182,11 +182,11 @@ def test_users_twice_and_folders_without_files(tmp_path):
 METHODS = pytest.mark.parametrize("method", [("method=fedavg",), ("method=fedobp", "quantile.q=0.9")])
 
 
-def built(*overrides: str) -> config.Run:
-    return config.build(config.check(composed("clients=3", *overrides)))
+def built(*overrides: str) -> Run:
+    return build(check(composed("clients=3", *overrides)))
 
 
-def play_on_both(run: config.Run) -> None:
+def play_on_both(run: Run) -> None:
     """Two rounds of all clients; the second one's losses are those of what the first one left."""
     ends = [rounds(run.method, run.net, run.federation, [[0, 1, 2]] * 2, engine=backend) for backend in BACKENDS]
     assert all(bool(outcome.finite.all()) for _, outcomes in ends for outcome in outcomes)

@@ -246,7 +246,7 @@ def test_repair_touches_only_those_below_and_the_largest():
 def test_seeds(name):
     scheme, options = SCHEMES[name], DEFAULTS[name]
     state = np.random.get_state()[1].copy()
-    assert same(scheme(Y, 10, 0, **options), scheme(Y.copy(), 10, 0, **options))
+    assert same(scheme(Y, 10, 0, **options), scheme(torch.from_numpy(Y), 10, 0, **options))
     assert not same(scheme(Y, 10, 0, **options), scheme(Y, 10, 1, **options))
     assert np.array_equal(np.random.get_state()[1], state)  # NumPy's global stream is left alone
 
@@ -263,8 +263,29 @@ def test_one_client_holds_everything(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        ("dirichlet", {"alpha": -1}, "partition.alpha must be above 0 and at most 1000000, got -1"),
+        ("dirichlet", {"alpha": 0}, "partition.alpha must be above 0 and at most 1000000, got 0"),
+        ("dirichlet", {"alpha": float("nan")}, "partition.alpha must be above 0 and at most 1000000, got nan"),
+        ("dirichlet", {"alpha": "0.1"}, "partition.alpha must be a number, got '0.1'"),
+        ("dirichlet", {"alpha": True}, "partition.alpha must be a number, got True"),
+        ("dirichlet", {"alpha": 1e7}, "partition.alpha must be above 0 and at most 1000000, got 10000000.0"),
+        ("published", {"alpha": -0.5}, "partition.alpha must be above 0 and at most 1000000, got -0.5"),
+        ("dirichlet", {"clients": 0}, "clients must be 1 or more, got 0"),
+        ("iid", {"clients": 2.0}, "clients must be a whole number, got 2.0"),
+        ("iid", {"clients": 2_001}, "clients must be at most the number of samples, 2000, got 2001"),
+        ("iid", {"seed": -1}, "seed must be 0 or more, got -1"),
+        ("published", {"seed": 2**32}, "seed must be below 2**32"),
+        ("iid", {"test_fraction": 1.0}, "partition.test_fraction must be at least 0 and below 1, got 1.0"),
+        ("shards", {"test_fraction": -0.1}, "partition.test_fraction must be at least 0 and below 1, got -0.1"),
+        ("dirichlet", {"min_samples": 0}, "partition.min_samples must be 1 or more, got 0"),
         ("dirichlet", {"min_samples": 201}, "need 2010 samples, the data set has 2000"),
         ("published", {"min_samples": 201}, "need 2010 samples, the data set has 2000"),
+        ("published", {"max_attempts": 0}, "partition.max_attempts must be 1 or more, got 0"),
+        (
+            "dirichlet",
+            {"samples_per_client": 0},
+            "partition.samples_per_client must be 1 or more, or null, got 0",
+        ),
         ("dirichlet", {"samples_per_client": 201}, "partition.samples_per_client=201 need 2010 samples"),
         ("iid", {"samples_per_client": 201}, "partition.samples_per_client=201 need 2010 samples"),
         ("shards", {"samples_per_client": 201}, "partition.samples_per_client=201 need 2010 samples"),
@@ -273,12 +294,14 @@ def test_one_client_holds_everything(name):
             {"samples_per_client": 199, "classes_per_client": 1},
             "partition.samples_per_client=199 is more than",
         ),
+        ("shards", {"classes_per_client": 0}, "partition.classes_per_client must be 1 or more, got 0"),
         (
             "shards",
             {"classes_per_client": 11},
             "partition.classes_per_client must be at most the number of classes, 10",
         ),
         ("shards", {"clients": 2_000}, "lower clients or partition.classes_per_client"),
+        ("iid", {"y": np.zeros(5)}, "labels must be non-negative integers"),
     ],
 )
 def test_errors(name, options, message):
@@ -300,7 +323,7 @@ def small_images() -> Samples:
 
 def test_federation():
     images = small_images()
-    parts = partition.iid(images.y.numpy(), 3, 0)
+    parts = partition.iid(images.y, 3, 0)
     federation = build(images, parts)
     assert federation.clients == 3
     assert federation.shape == (3, 2, 2)
@@ -336,7 +359,7 @@ def test_clients_that_never_train_are_told(tmp_path):
 
 def test_the_shape_knows_of_what_it_is():
     images = small_images()
-    shape = build(images, partition.iid(images.y.numpy(), 3, 0)).shape
+    shape = build(images, partition.iid(images.y, 3, 0)).shape
     for copied in (shape, copy.deepcopy(shape), pickle.loads(pickle.dumps(shape))):
         assert copied == (3, 2, 2)
         assert (copied.kind, copied.data_set) == ("images", "small")

@@ -138,7 +138,7 @@ def test_what_is_not_given_of_a_row_keeps_its_value(federation):
     state = begin(Ditto(), tiny(norm=True), 4, CPU)
     state.rows.put_([2], {"client": tree.map(lambda leaf: leaf + 1, state.client([2]))})
     assert_same(row(state.client_buffers, 2), row(state.client_buffers, 1))
-    assert differing(row(state.clients, 2), row(state.clients, 1))
+    assert differing(state.client(2), state.client(1))
 
 
 def test_participants_are_counted_or_bounded():

@@ -55,7 +55,7 @@ def test_one_endpoint_is_fedavg(backend, net, federation):
     method = Floco(endpoints=1, tau=1)
     own = trajectory(method, net, federation, engine=backend)
     for state, fedavg in zip(own, trajectory(FedAvg(), net, federation, engine=backend), strict=True):
-        assert_same(method.personal(state.server, row(state.clients, 3)), fedavg.server)
+        assert_same(method.personal(state.server, state.client(3)), fedavg.server)
 
 
 def test_of_equal_endpoints_every_point_is_the_same(net):
@@ -132,7 +132,7 @@ def test_an_endpoints_gradient_is_its_share_of_the_heads(net, federation):
     x, y = federation.normalize(federation.x[:30]), federation.y[:30]
     batch = Batch(x, y, random=torch.rand(5, generator=torch.Generator().manual_seed(3)))
     bound, alpha = net.bind({"main": {}}), method._point(batch, client)
-    slopes = grad(lambda s: method.loss(bound, s, batch, server, client))(server)["endpoints"][NAME]
+    slopes = grad(lambda s: method.loss(server, client, bound, s, batch))(server)["endpoints"][NAME]
 
     def loss_of_head(weight):
         return torch.nn.functional.cross_entropy(bound({**server["shared"], NAME: weight}, x), y)
@@ -219,7 +219,7 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
     part = runner.participate(method, federation, before, EVERYONE, LOCAL, Draws(0, "gather", 2))
     turn = method.turns(1, COHORTS[1], 10, None)[0]
     assert turn.clients == EVERYONE
-    server, client = turn.survey(before.server, part.uploads, before.clients)
+    server, client = turn.survey(before.server, before.clients, part.uploads)
     assert_same(server, before.server)
     assert_same(client["beta"], after.clients["beta"])
     assert set(client) == set(before.clients)
@@ -239,8 +239,8 @@ def test_the_projection_leaves_private_copies_and_their_statistics_alone(backend
     method = FlocoPlus(endpoints=3, tau=1, pers_epochs=1)
     before, after = trajectory(method, tiny(norm=True), federation, COHORTS[:2], engine=backend)[1:]
     for client in set(EVERYONE) - set(COHORTS[1]):
-        old, new = row(before.clients, client), row(after.clients, client)
-        for part in ("v", "trained"):
+        old, new = before.client(client), after.client(client)
+        for part in ("v", "participated", "trained"):
             assert_same({part: old[part]}, {part: new[part]})
         assert bool(new["projected"])
         assert not torch.equal(old["beta"], new["beta"])
@@ -250,9 +250,9 @@ def test_the_projection_leaves_private_copies_and_their_statistics_alone(backend
 def test_before_the_projection_clients_are_judged_at_the_centre_and_after_it_at_their_own(net, federation):
     method = Floco(endpoints=3, tau=1)
     states = trajectory(method, net, federation)
-    model = method.personal(states[1].server, row(states[1].clients, 0))
+    model = method.personal(states[1].server, states[1].client(0))
     assert_close(model[NAME], states[1].server["endpoints"][NAME].mean(0), atol=1e-7)
-    never = row(states[2].clients, 7)  # was not sampled yet, but took part in the projection
+    never = states[2].client(7)  # was not sampled yet, but took part in the projection
     model = method.personal(states[2].server, never)
     assert_close(model[NAME], torch.einsum("j,jcd->cd", never["beta"], states[2].server["endpoints"][NAME]), atol=1e-6)
 
@@ -265,7 +265,7 @@ def test_with_one_endpoint_floco_plus_is_ditto(backend, net, federation):
     own = trajectory(method, net, federation, engine=backend)
     for state, other in zip(own, trajectory(ditto, net, federation, engine=backend), strict=True):
         for client in EVERYONE:
-            judged = method.personal(state.server, row(state.clients, client))
+            judged = method.personal(state.server, state.client(client))
             assert_close(judged, ditto.personal(other.server, row(other.clients, client)), atol=1e-6)
         assert_close(at(state.server, torch.ones(1)), other.server, atol=1e-6)
 
@@ -322,7 +322,7 @@ def test_numbers_that_are_not_finite_are_one_line(net, federation):
     uploads = tree.repeat(state.server, 10)
     uploads["endpoints"][NAME][4] = math.nan
     with pytest.raises(FedpflError, match=r"not finite; lower local\.lr"):
-        method.turns(1, COHORTS[1], 10, None)[0].survey(state.server, uploads, state.clients)
+        method.turns(1, COHORTS[1], 10, None)[0].survey(state.server, state.clients, uploads)
 
 
 @pytest.mark.parametrize(

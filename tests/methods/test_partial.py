@@ -10,6 +10,7 @@ from fedpfl import models
 from fedpfl.engine import Local, Tuning, begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
+from fedpfl.ground.traffic import count
 from fedpfl.methods import FedAvg, FedBABU, FedBN, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly
 from tests.conftest import (
     COHORTS,
@@ -35,7 +36,7 @@ def played(net, federation):
 
 
 def models_of(method, state, clients=range(10)):
-    return [method.personal(state.server, row(state.clients, client)) for client in clients]
+    return [method.personal(state.server, state.client(client)) for client in clients]
 
 
 def body(params):
@@ -78,7 +79,7 @@ def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
         "fedbabu": FedBABU(),
     }.items():
         server, client = method.init(net.params, net.parts)
-        sent[name] = tree.size(method.download(server, client))
+        sent[name] = int(count(method.download(server, client)).values)
     assert sent == {"top": 5_130, "conv1": 2_432, "fedrep": 873_408, "fedbabu": 873_408}
 
 
@@ -155,9 +156,9 @@ def test_fine_tuning_moves_what_the_paper_says(base, part, played, net, federati
 
     method = Watched(**dataclasses.asdict(base))
     state = played(base)[-1]
-    kept, client = tree.clone(state.server), row(state.clients, 2)
+    kept, client = tree.clone(state.server), state.client(2)
     make(LOOP, net, CPU).evaluate(method, federation, state, [2], Tuning(LOCAL, Draws(0, "finetune", 3)))
-    moved = {path.strip("/") for path in differing(seen[-1], method.start(state.server, client))}
+    moved = {path.strip("/") for path in differing(seen[-1], method._begin(state.server, client))}
     assert moved == {"all": set(net.params), "head": set(HEAD), "body": set(net.params) - set(HEAD)}[part]
     assert_same(state.server, kept)
 

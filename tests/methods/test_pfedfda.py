@@ -11,6 +11,7 @@ from fedpfl.engine import begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
+from fedpfl.ground.traffic import count
 from fedpfl.methods import Data, FedAvg, PFedFDA, Shard
 from fedpfl.methods.shared.gaussian import class_means, frequencies, lda, packed, unpacked
 from tests.conftest import (
@@ -22,7 +23,6 @@ from tests.conftest import (
     assert_close,
     assert_same,
     participate,
-    row,
     tiny,
     trajectory,
 )
@@ -146,7 +146,7 @@ def test_training_takes_a_mean_from_a_single_sample(net):
     server, client = method.init(net.params, net.parts)
     z, y = draw(8, 12).float(), torch.tensor([0, 0, 0, 1, 1, 1, 1, 3])
     client |= {"prior": frequencies(y, CLASSES, method.eps)}
-    found = method.after_training(None, None, net.params, {"z": z, "y": y}, server, client)["mean"]
+    found = method.after_training(server, client, None, net.params, None, {"z": z, "y": y})["mean"]
     wanted = torch.stack([z[:3].mean(0), z[3:7].mean(0), server["mean"][2], z[7], server["mean"][4]])
     assert_close({"": found}, {"": wanted}, atol=1e-6)
 
@@ -159,7 +159,7 @@ def test_judging_takes_a_mean_from_more_samples_than_folds_alone(folds, net):
     y = torch.tensor([0] * folds + [1] * (folds + 1))
     data = Data(torch.rand(len(y), 1, 8, 8, generator=torch.Generator().manual_seed(0)), y)
     bound = net.bind({"main": {}})
-    head = method.before_evaluation(bound, Shard(lambda: data, 32, None), server, client)["head"]
+    head = method.before_evaluation(server, client, bound, Shard(lambda: data, 32, None))["head"]
     with torch.no_grad():
         z = bound.features({**server["body"], **server["head"]}, data.x)[1].double()
     mean = server["mean"].double()
@@ -226,7 +226,7 @@ def test_body_statistics_and_nothing_else_travel():
     net = models.build("cnn4", (3, 32, 32), 10, 0)
     method = PFedFDA()
     server, client = method.init(net.params, net.parts)
-    assert tree.size(method.download(server, client)) == 873_408 + 5_120 + 131_328
+    assert int(count(method.download(server, client)).values) == 873_408 + 5_120 + 131_328
 
 
 def test_uploads_are_of_that_size(net, federation):
@@ -241,8 +241,8 @@ def test_every_client_is_judged_by_a_head_of_its_own(net, federation):
     heads = []
     for client in (1, 4):  # never sampled
         shard = training_shard(federation, client, 32, Draws(0, "adapt", 1))
-        own = row(state.clients, client)
-        own |= method.before_evaluation(net.bind({"main": {}}), shard, state.server, own)
+        own = state.client(client)
+        own |= method.before_evaluation(state.server, own, net.bind({"main": {}}), shard)
         heads.append(method.personal(state.server, own))
     assert not torch.equal(heads[0]["classifier.weight"], heads[1]["classifier.weight"])
     assert_same(heads[0]["fc.weight"], state.server["body"]["fc.weight"])
@@ -257,11 +257,11 @@ def test_every_client_is_judged_by_a_head_of_its_own(net, federation):
 def test_features_are_judged_in_evaluation_mode(federation):
     net, method = tiny(norm=True), PFedFDA()
     state = trajectory(method, net, federation)[-1]
-    shard, client = training_shard(federation, 4, 32, Draws(0, "adapt", 1)), row(state.clients, 4)
+    shard, client = training_shard(federation, 4, 32, Draws(0, "adapt", 1)), state.client(4)
     training, judging = (net.bind(state.server_buffers, training=t) for t in (True, False))
     assert_same(
-        method.before_evaluation(training, shard, state.server, client),
-        method.before_evaluation(judging, shard, state.server, client),
+        method.before_evaluation(state.server, client, training, shard),
+        method.before_evaluation(state.server, client, judging, shard),
     )
     assert_same(training.buffers, state.server_buffers)
 

@@ -19,7 +19,7 @@ import yaml
 from hydra.types import RunMode
 from matplotlib.figure import Figure as MatplotlibFigure
 
-from fedpfl.config import plan as config
+from fedpfl.config.plan import resolve
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import published
 from fedpfl.papers.fedobp.figures import layer_shares
@@ -270,7 +270,7 @@ def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
         words = plan.words(i, j, alpha)
         path = tmp_path / f"{i}_{j}"
         path.mkdir()
-        own = config.resolve(composed(*(f"{key}={value}" for key, value in words.items())))
+        own = resolve(composed(*(f"{key}={value}" for key, value in words.items())))
         (path / "config.yaml").write_text(yaml.safe_dump(own))
         (path / "summary.json").write_text("{}")
         assert plan.fits(begun(path), i, j, alpha), words
@@ -759,16 +759,16 @@ def test_tables_and_figures_at_once(root: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_mistakes_are_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "table9", str(root)]) == 2
-    assert (
-        "error: table9 is neither a folder nor a table or figure; there are fedobp/table2, fedobp/table3"
-        in capsys.readouterr().err
-    )
-    assert main(["paper", "fedobp/figure4", str(root)]) == 2
-    assert (
-        capsys.readouterr().err
-        == "error: no runs for fedobp/figure4; run `python -m fedpfl.train experiment=fedobp/figure4`\n"
-    )
+    for name, told in {
+        "table9": "table9 is neither a folder nor a table or figure; there are fedobp/table2, fedobp/table3",
+        "table3": "table3 is in several papers; name one of fedobp/table3, fedpurin/table3, fedselect/table3, fedspu",
+        "fedobp/figure4": "no runs for fedobp/figure4; run `python -m fedpfl.train experiment=fedobp/figure4`\n",
+        "q_sweep": "no runs for fedobp/q_sweep; run `python -m fedpfl.train experiment=fedobp/q_sweep`\n",
+    }.items():
+        assert main(["paper", name, str(root)]) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith(f"error: {told}")
+        assert shown.count("\n") == 1
 
 
 def test_nothing_of_the_papers_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

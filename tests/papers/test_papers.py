@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedpfl.config import plan as config
+from fedpfl.config.plan import resolve
 from fedpfl.methods import METHODS
 from fedpfl.papers import published
 from fedpfl.papers.fedobp.beside import QUANTILE, SOURCE
@@ -404,7 +404,7 @@ def sweep(experiment: str) -> dict[str, list[str]]:
 def settings(experiment: str, method: str = "") -> dict[str, Any]:
     """An experiment's first job, or that of a method."""
     own = {key: values[0] for key, values in sweep(experiment).items()} | ({"method": method} if method else {})
-    return config.resolve(composed(f"experiment={experiment}", *(f"{key}={value}" for key, value in own.items())))
+    return resolve(composed(f"experiment={experiment}", *(f"{key}={value}" for key, value in own.items())))
 
 
 @pytest.mark.parametrize("experiment", PAPERS)

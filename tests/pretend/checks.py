@@ -170,8 +170,8 @@ def test_another_device_than_the_current_one_trains_the_same():
 class Careless(FedAvg):
     """Sends a number to the device in every step, which no capture allows."""
 
-    def loss(self, net, params, batch, server, client):
-        return super().loss(net, params, batch, server, client) * torch.tensor(0.5, device=batch.y.device)
+    def loss(self, server, client, net, params, batch):
+        return super().loss(server, client, net, params, batch) * torch.tensor(0.5, device=batch.y.device)
 
 
 def test_where_a_capture_fails_the_run_goes_on_eagerly_with_one_line(caplog):
@@ -191,9 +191,9 @@ class Watcher(FedAvg):
 
     found: ClassVar[list] = []
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         self.found.append(flags())
-        return super().loss(net, params, batch, server, client)
+        return super().loss(server, client, net, params, batch)
 
 
 def flags():

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from fedpfl import data
-from fedpfl.config import plan as config
+from fedpfl.config.plan import build, check
 from fedpfl.ground import lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
@@ -509,7 +509,7 @@ def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, tmp_path:
 
 def test_other_initial_weights_are_other_data(tmp_path: Path) -> None:
     own = (*RUN, "model.weights=first.pt", f"data_dir={tmp_path}")
-    net = config.build(config.check(composed(*RUN))).net
+    net = build(check(composed(*RUN))).net
     torch.save(net.params, tmp_path / "first.pt")
     play(tmp_path / "run", *own)
     assert "already finished" in play(tmp_path / "run", *own)
@@ -731,6 +731,6 @@ def test_restart_in_a_sweep(launcher: str, tmp_path: Path) -> None:
 
 
 def test_restart_is_no_part_of_what_a_run_is() -> None:
-    plain, anew = (config.check(composed(*RUN, f"restart={value}")) for value in ("false", "true"))
+    plain, anew = (check(composed(*RUN, f"restart={value}")) for value in ("false", "true"))
     assert (plain.identity, plain.config) == (anew.identity, anew.config)
     assert (plain.settings.restart, anew.settings.restart) == (False, True)

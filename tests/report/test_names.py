@@ -3,7 +3,7 @@
 from omegaconf import OmegaConf
 
 from fedpfl.config import overrides
-from fedpfl.config import plan as config
+from fedpfl.config.plan import resolve
 from fedpfl.data import datasets
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
@@ -44,7 +44,7 @@ def test_titles_are_read_once_and_only_when_asked_for(monkeypatch):
 def test_a_title_decides_nothing():
     cfg = overrides.composed(["method=fedprox", "dataset=mnist"])
     assert (cfg.method.title, cfg.dataset.title) == ("FedProx", "MNIST")
-    resolved = config.resolve(cfg)
+    resolved = resolve(cfg)
     assert "title" not in resolved["method"].keys() | resolved["dataset"].keys()
     other = OmegaConf.merge(cfg, {"method": {"title": "Other"}, "dataset": {"title": "Other"}})
-    assert identity(config.resolve(other)) == identity(resolved)
+    assert identity(resolve(other)) == identity(resolved)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedpfl.config import plan as config
+from fedpfl.config.schema import Checkpoint
 from fedpfl.ground import tree
 from fedpfl.record import rundir
 from tests.command import TINY, call, rewrite_summary, snapshot, start, state, summary, table, wait
@@ -221,7 +221,7 @@ def test_a_finished_run_keeps_no_state_if_it_is_told_so(
 
 
 def test_checkpoints_take_at_most_a_twentieth_of_the_time() -> None:
-    usual, each = config.Checkpoint(60), config.Checkpoint(0)
+    usual, each = Checkpoint(60), Checkpoint(0)
     assert [usual.due(since, 0.0) for since in (59.9, 60)] == [False, True]
     assert [usual.due(since, 10.0) for since in (60, 199.9, 200)] == [False, False, True]
     assert each.due(0.0, 10.0)  # after every round, at any cost

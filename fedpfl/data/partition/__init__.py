@@ -16,7 +16,6 @@ from fedpfl.data.partition.common import Index, Partition
 from fedpfl.data.partition.file import file
 from fedpfl.data.partition.parts import fixed_dirichlet, groups, shuffled_shards
 from fedpfl.data.partition.skew import dirichlet, iid, published, shards
-from fedpfl.ground.errors import FedpflError
 
 __all__ = [
     "SCHEMES",
@@ -49,12 +48,7 @@ GIVEN = ("y", "clients", "seed", "groups", "group_names", "test_from")
 
 
 def deal(scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any) -> Partition:
-    """Deal a data set's samples by a scheme, which is given what it asks for beside the labels.
-
-    Raises FedpflError where there are fewer samples than clients.
-    """
-    if clients > len(samples.y):
-        raise FedpflError(f"clients must be at most the number of samples, {len(samples.y)}, got {clients}")
+    """Deal a data set's samples by a scheme, which is given what it asks for beside the labels."""
     facts = {
         "groups": None if samples.groups is None else samples.groups.numpy(),
         "group_names": samples.group_names,

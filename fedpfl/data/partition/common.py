@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import wraps
+from typing import Annotated, Any
 
 import numpy as np
 
+from fedpfl.ground.casting import cast, hints
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below
 
 Index = np.ndarray  # int64 [samples of one client]
 Generator = np.random.Generator | np.random.RandomState
-Alpha = Annotated[float, Above(0), AtMost(1e6)]  # beyond that partition=iid is as good
+Alpha = Annotated[float, Above(0), AtMost(10**6)]  # iid is the limit of large alpha
 Count = Annotated[int, AtLeast(1)]
-Share = Annotated[float, AtLeast(0), Below(1)]
+Fraction = Annotated[float, AtLeast(0), Below(1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +67,51 @@ def split(owned: Sequence[Index], test_fraction: float, rng: Generator, attempts
     return Partition(tuple(train), tuple(test), attempts)
 
 
-# Checks
+# Checks; messages name the keys as the user writes them
 
 
-def check_enough(samples_per_client: int, clients: int, samples: int, key: str = "samples_per_client") -> None:
-    """Raise FedpflError if there are not so many samples for each client."""
+def scheme(function: Callable[..., Partition]) -> Callable[..., Partition]:
+    """Check what a scheme is called with against its annotations. It then raises FedpflError for what does not fit."""
+
+    @wraps(function)
+    def checked(y: Any, clients: Any, seed: Any, **options: Any) -> Partition:
+        try:
+            cast(clients, Count, "clients")
+            cast(seed, Annotated[int, AtLeast(0)], "seed")
+            for key, value in options.items():
+                cast(value, hints(function).get(key, Any), f"partition.{key}")
+        except ValueError as error:
+            raise FedpflError(str(error)) from None
+        return function(y, clients, seed, **options)
+
+    return checked
+
+
+def checked_labels(y: Any, clients: int) -> np.ndarray:
+    """Return labels as int64 `[samples]`. Raises FedpflError for other things, or fewer samples than clients."""
+    y = np.asarray(y)
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or not len(y) or y.min() < 0:
+        raise FedpflError(
+            f"labels must be non-negative integers [samples], got {y.dtype} {list(y.shape)}; mend the data"
+        )
+    if clients > len(y):
+        raise FedpflError(f"clients must be at most the number of samples, {len(y)}, got {clients}")
+    return y.astype(np.int64)
+
+
+def check_minimum(min_samples: int, clients: int, samples: int) -> None:
+    """Raises FedpflError if there are not so many samples for each client."""
+    if clients * min_samples > samples:
+        raise FedpflError(
+            f"clients={clients} with partition.min_samples={min_samples} need {clients * min_samples} samples, "
+            f"the data set has {samples}; lower one of them"
+        )
+
+
+def check_fixed(samples_per_client: int, clients: int, samples: int) -> None:
+    """Raises FedpflError if there are not so many samples for each client."""
     if clients * samples_per_client > samples:
         raise FedpflError(
-            f"clients={clients} with partition.{key}={samples_per_client} need {clients * samples_per_client} samples, "
-            f"the data set has {samples}; lower one of them"
+            f"clients={clients} with partition.samples_per_client={samples_per_client} need "
+            f"{clients * samples_per_client} samples, the data set has {samples}; lower one of them"
         )

@@ -7,14 +7,26 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedpfl.data.partition.common import Alpha, Count, Index, Partition, Share, by_class, split, trim
+from fedpfl.data.partition.common import (
+    Alpha,
+    Count,
+    Fraction,
+    Index,
+    Partition,
+    by_class,
+    checked_labels,
+    scheme,
+    split,
+    trim,
+)
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
 
 
+@scheme
 def groups(
-    y: np.ndarray,
+    y: Any,
     clients: int,
     seed: int,
     *,
@@ -23,7 +35,7 @@ def groups(
     min_samples: Count = 1,
     samples_per_client: Count | None = None,
     test_from: int | None = None,
-    test_fraction: Share | None = 0.25,
+    test_fraction: Fraction | None = 0.25,
 ) -> Partition:
     """Make natural clients: each is one group (a domain, a person, a role), or an equal random part of one.
 
@@ -34,6 +46,7 @@ def groups(
     Raises: FedpflError if the data set has no groups, clients are more and no multiple of them, a group has too few
     samples, or there is no test part.
     """
+    y = checked_labels(y, clients)
     if groups is None:
         raise FedpflError(
             "partition=groups needs a data set whose samples are from several domains or persons (digit5, har, "
@@ -69,7 +82,7 @@ def groups(
     return Partition(tuple(train), tuple(test))
 
 
-def _taken(groups: np.ndarray, clients: int, min_samples: int, rng: np.random.Generator) -> list[tuple[int, Index]]:
+def _taken(groups: np.ndarray, clients: int, min_samples: Count, rng: np.random.Generator) -> list[tuple[int, Index]]:
     """Numbers and samples of the groups that clients are made of: of those large enough as many as there are clients.
 
     Raises FedpflError if there are none, or clients are more and no multiple of them.
@@ -88,8 +101,9 @@ def _taken(groups: np.ndarray, clients: int, min_samples: int, rng: np.random.Ge
     return large
 
 
+@scheme
 def shuffled_shards(
-    y: np.ndarray,
+    y: Any,
     clients: int,
     seed: int,
     *,
@@ -97,7 +111,7 @@ def shuffled_shards(
     classes_per_client: Count,
     samples_per_client: Count | None = None,
     test_samples_per_client: Count | None = None,
-    test_fraction: Share | None = None,
+    test_fraction: Fraction | None = None,
 ) -> Partition:
     """Make the pathological split with classes dealt at random, and the original test part split likewise.
 
@@ -108,6 +122,7 @@ def shuffled_shards(
 
     Raises: FedpflError if an argument is out of range, there is no test part, or a class has too few samples.
     """
+    y = checked_labels(y, clients)
     rng = np.random.default_rng(seed)
     train, test = _halves(y, test_from, test_fraction, rng, "shuffled_shards")
     kinds = len(train)
@@ -137,8 +152,9 @@ def shuffled_shards(
     return Partition(parts, dealt(test, test_samples_per_client, "test_samples_per_client"))
 
 
+@scheme
 def fixed_dirichlet(
-    y: np.ndarray,
+    y: Any,
     clients: int,
     seed: int,
     *,
@@ -156,6 +172,7 @@ def fixed_dirichlet(
 
     Raises: FedpflError if an argument is out of range or a class has fewer samples than a client is to have of it.
     """
+    y = checked_labels(y, clients)
     for key, value in (("train_samples", train_samples), ("test_samples", test_samples)):
         if value > len(y):
             raise FedpflError(f"partition.{key}={value} is more than the {len(y)} samples of the data set; lower it")
@@ -201,7 +218,7 @@ def allotted(proportions: np.ndarray, total: int) -> np.ndarray:
 
 
 def _halves(
-    y: np.ndarray, test_from: int | None, test_fraction: Share | None, rng: np.random.Generator, scheme: str
+    y: np.ndarray, test_from: int | None, test_fraction: float | None, rng: np.random.Generator, scheme: str
 ) -> tuple[list[Index], list[Index]]:
     """Training and test samples of each class that has any: the original parts, or a random share of each class."""
     classes = [index for index in by_class(y) if len(index)]

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fedpfl.data.partition.common import (
     Alpha,
     Count,
+    Fraction,
     Generator,
     Index,
     Partition,
-    Share,
     by_class,
-    check_enough,
+    check_fixed,
+    check_minimum,
+    checked_labels,
+    scheme,
     split,
     trim,
 )
 from fedpfl.ground.errors import FedpflError
 
 
+@scheme
 def dirichlet(
-    y: np.ndarray,
+    y: Any,
     clients: int,
     seed: int,
     *,
     alpha: Alpha,
     min_samples: Count = 10,
     samples_per_client: Count | None = None,
-    test_fraction: Share = 0.25,
+    test_fraction: Fraction = 0.25,
 ) -> Partition:
     """Skew labels by Dir(alpha), drawn once and repaired, so that it always ends.
 
@@ -40,12 +46,13 @@ def dirichlet(
 
     Raises: FedpflError if an argument is out of range or there are too few samples.
     """
+    y = checked_labels(y, clients)
     rng = np.random.default_rng(seed)
     if samples_per_client is not None:
-        check_enough(samples_per_client, clients, len(y))
+        check_fixed(samples_per_client, clients, len(y))
         owned = _fixed_sizes(y, clients, alpha, samples_per_client, rng)
     else:
-        check_enough(min_samples, clients, len(y), "min_samples")
+        check_minimum(min_samples, clients, len(y))
         owned = _cut(by_class(y), clients, alpha, rng)
         for index in owned:
             rng.shuffle(index)  # so that the tail is a random choice
@@ -53,15 +60,16 @@ def dirichlet(
     return split(owned, test_fraction, rng)
 
 
+@scheme
 def published(
-    y: np.ndarray,
+    y: Any,
     clients: int,
     seed: int,
     *,
     alpha: Alpha,
     min_samples: Count = 10,
     max_attempts: Count = 1000,
-    test_fraction: Share = 0.25,
+    test_fraction: Fraction = 0.25,
 ) -> Partition:
     """Repeat the split of the published FedOBP numbers, index for index: redraw until all clients have `min_samples`.
 
@@ -70,7 +78,10 @@ def published(
 
     Raises: FedpflError after `max_attempts` draws, or if an argument is out of range.
     """
-    check_enough(min_samples, clients, len(y), "min_samples")
+    y = checked_labels(y, clients)
+    check_minimum(min_samples, clients, len(y))
+    if seed >= 2**32:
+        raise FedpflError(f"seed must be below 2**32 for partition=published, got {seed}; choose a smaller seed")
     rng = np.random.RandomState(seed)
     classes = by_class(y)
     for attempt in range(1, max_attempts + 1):
@@ -84,28 +95,31 @@ def published(
     )
 
 
+@scheme
 def iid(
-    y: np.ndarray, clients: int, seed: int, *, samples_per_client: Count | None = None, test_fraction: Share = 0.25
+    y: Any, clients: int, seed: int, *, samples_per_client: Count | None = None, test_fraction: Fraction = 0.25
 ) -> Partition:
     """Cut a random permutation into parts whose sizes differ by at most one (or are all `samples_per_client`).
 
     Raises: FedpflError if an argument is out of range or there are too few samples.
     """
+    y = checked_labels(y, clients)
     if samples_per_client is not None:
-        check_enough(samples_per_client, clients, len(y))
+        check_fixed(samples_per_client, clients, len(y))
     rng = np.random.default_rng(seed)
     total = len(y) if samples_per_client is None else clients * samples_per_client
     return split(np.array_split(rng.permutation(len(y))[:total], clients), test_fraction, rng)
 
 
+@scheme
 def shards(
-    y: np.ndarray,
+    y: Any,
     clients: int,
     seed: int,
     *,
     classes_per_client: Count,
     samples_per_client: Count | None = None,
-    test_fraction: Share = 0.25,
+    test_fraction: Fraction = 0.25,
 ) -> Partition:
     """Make the pathological split: each client holds one shard of each of exactly `classes_per_client` classes.
 
@@ -117,6 +131,7 @@ def shards(
 
     Raises: FedpflError if an argument is out of range or a class or a client has too few samples.
     """
+    y = checked_labels(y, clients)
     rng = np.random.default_rng(seed)
     classes = [index for index in by_class(y) if len(index)]
     if classes_per_client > len(classes):
@@ -125,7 +140,7 @@ def shards(
             f"got {classes_per_client}"
         )
     if samples_per_client is not None:
-        check_enough(samples_per_client, clients, len(y))
+        check_fixed(samples_per_client, clients, len(y))
 
     dealt = np.zeros(len(classes), np.int64)
     hands = []
@@ -156,7 +171,7 @@ def shards(
 # Steps
 
 
-def _cut(classes: list[Index], clients: int, alpha: Alpha, rng: Generator) -> list[Index]:
+def _cut(classes: list[Index], clients: int, alpha: float, rng: Generator) -> list[Index]:
     """One draw: shuffle each class in place, cut it by Dir(alpha) proportions, give piece k to client k."""
     pieces: list[list[Index]] = [[] for _ in range(clients)]
     for index in classes:
@@ -189,7 +204,7 @@ def _repair(owned: list[Index], minimum: int) -> list[Index]:
     return owned
 
 
-def _fixed_sizes(y: np.ndarray, clients: int, alpha: Alpha, samples: int, rng: np.random.Generator) -> list[Index]:
+def _fixed_sizes(y: np.ndarray, clients: int, alpha: float, samples: int, rng: np.random.Generator) -> list[Index]:
     """`samples` per client, by class proportions ~ Dir(alpha), restricted to the classes that have samples left."""
     classes = by_class(y)
     for index in classes:

@@ -13,8 +13,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared import neurons
-from fedpfl.methods.shared.method import flag
-from fedpfl.methods.shared.submodel import Submodel, padded
+from fedpfl.methods.shared.submodel import Submodel
 
 
 @dataclass(frozen=True)
@@ -39,39 +38,38 @@ class Pruned(Submodel, ABC):
         """Give the client all neurons, not yet ranked."""
         server, client = super().init(params, parts)
         own = torch.ones_like(server["plan"]["group"], dtype=torch.bool)
-        return server, {**client, "own": own, "ranked": flag(params)}
+        return server, {**client, "own": own}
 
-    def before_training(self, net, shard, server, client):
-        """Return the client's neurons, which it ranks once, and whether it has just done so."""
-        if bool(client["ranked"]):
-            return {"own": client["own"], "new": flag(server["model"])}
+    def before_training(self, server, client, net, shard):
+        """Return the client's neurons, which it ranks once."""
+        if bool(client["participated"]):
+            return {"own": client["own"]}
         model = client["model"] if self.first == "initial" else server["model"]
         copy, total = tree.clone(model), tree.full_like(model, 0.0)
         for epoch in range(self.ranking_epochs):
             for batch in shard.batches("ranking", epoch):
-                grads, _ = net.gradient(partial(self.loss, server=server, client=client), copy, batch)
+                grads, _ = net.gradient(partial(self.loss, server, client), copy, batch)
                 copy = tree.map(lambda leaf, grad: leaf - self.ranking_lr * grad, copy, grads)
                 total = tree.map(torch.add, total, grads)
         score = neurons.incoming(server["plan"], self._scores(copy, total))
-        own = neurons.top(server["plan"], client["width"], score, self.rounding)[:-1]
-        return {"own": own, "new": ~flag(server["model"])}
+        return {"own": neurons.top(server["plan"], client["width"], score, self.rounding)[:-1]}
 
     def _active(self, server, client):
         return neurons.with_always(client["own"])
 
     def download(self, server, client):
         """Send the full model once, then the client's part."""
-        return Agreed(server["model"], tree.map(lambda mask: mask | client["new"], client["mask"]))
+        return Agreed(server["model"], tree.map(lambda mask: mask | ~client["participated"], client["mask"]))
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the received model's entries between the client's neurons."""
-        model = server["model"]
+        model = received
         if self.first == "initial":
-            model = tree.where(client["new"], client["model"], model)
-        return padded(model, client["mask"])
+            model = tree.where(client["participated"], model, client["model"])
+        return tree.masked(model, client["mask"])
 
     def finish(self, server, client, start, end):
         """Upload the client's part, and once which neurons it has."""
-        told = Agreed(client["own"], client["new"].expand(client["own"].shape))
+        told = Agreed(client["own"], ~client["participated"].expand(client["own"].shape))
         upload, client = super().finish(server, client, start, end)
-        return {**upload, "own": told}, {**client, "ranked": ~flag(end)}
+        return {**upload, "own": told}, client

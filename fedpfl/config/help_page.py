@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl.config import overrides
-from fedpfl.config import plan as config
 from fedpfl.config.choices import choices
+from fedpfl.config.plan import register
+from fedpfl.config.schema import GROUPS, SCHEMAS, Settings
 from fedpfl.data import datasets, partition
+from fedpfl.ground.casting import allowed, hints
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
 
@@ -29,14 +30,14 @@ With words such as method=fedper before --help this page has their keys and valu
 
 def page(words: Sequence[str]) -> str:
     """Return the page for a command line. Raises what Hydra and OmegaConf do for words that they cannot take."""
-    config.register()
+    register()
     cfg = overrides.composed([word for word in words if not word.startswith("-")])
     chosen = {group: str(name) for group, name in cfg.hydra.runtime.choices.items() if not group.startswith("hydra/")}
-    groups = [(group, ", ".join(_names(group))) for group in (*config.GROUPS, "paper", "experiment") if _names(group)]
+    groups = [(group, ", ".join(_names(group))) for group in (*GROUPS, "paper", "experiment") if _names(group)]
     parts = [HEAD, "Choices: GROUP=NAME\n\n" + "\n".join(_line(group, names) for group, names in groups)]
     told = _comments(Path(overrides.CONF, "train.yaml"))
     single = [key for key in cfg if key != "hydra" and not isinstance(cfg[key], DictConfig)]
-    parts.append("Keys: KEY=VALUE\n\n" + "\n".join(_key(cfg, key, "", told, config.Settings) for key in single))
+    parts.append("Keys: KEY=VALUE\n\n" + "\n".join(_key(cfg, key, "", told, Settings) for key in single))
     for group in sorted((str(key) for key in cfg if key not in ("hydra", *single)), key=lambda key: key in chosen):
         file = Path(overrides.CONF, group, f"{chosen.get(group, '')}.yaml")
         own = _comments(file) if file.is_file() else _below(told, group)
@@ -75,27 +76,20 @@ def _schema(group: str, values: DictConfig) -> Callable[..., Any] | None:
     """What the group's values are for."""
     if group in REGISTRIES:
         return REGISTRIES[group].get(values.get("name"))
-    return {**config.SCHEMAS, "dataset": datasets.load}.get(group)
+    return {**SCHEMAS, "dataset": datasets.load}.get(group)
 
 
 def _key(values: DictConfig, key: Any, place: str, comments: Mapping[str, str], schema: Any) -> str:
     """A line about a key."""
     given: Any = OmegaConf.to_container(values, resolve=True)
-    text, allowed = comments.get(str(key), ""), list(_allowed(schema, str(key)))
-    if any(not re.search(rf"\b{choice}\b", text) for choice in allowed):
-        text = "; ".join(filter(None, (text, f"one of {', '.join(allowed)}")))
+    text, hint = comments.get(str(key), ""), hints(schema).get(str(key)) if schema else None
+    words = re.findall(r"\w+", text)
+    if get_origin(hint) is not Literal or not {*map(str, get_args(hint))} <= {*words}:
+        text = "; ".join(filter(None, (text, allowed(hint))))
     value = given[key]
     if not isinstance(value, str) or not re.fullmatch(r"[\w./?-]*", value):
         value = next(overrides.words("", value)).removeprefix("=")
     return _line(f"{place}{key}={value}", text)
-
-
-def _allowed(schema: Any, key: str) -> Iterator[str]:
-    """The values that a key may have, where they are few."""
-    if schema is not None:
-        told = schema.__init__ if inspect.isclass(schema) and not hasattr(schema, "__dataclass_fields__") else schema
-        hint = get_type_hints(told).get(key)
-        yield from map(str, get_args(hint)) if get_origin(hint) is Literal else ()
 
 
 def _width() -> int:
