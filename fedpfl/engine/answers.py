@@ -105,7 +105,10 @@ class Question:
         if self.rule.often and self.name in self.about.seen:
             return self.hook(*given)
         self.about.seen.add(self.name)
-        before = _shown(given)
+        trees = {
+            name: own for name, own in zip(self._arguments(), given, strict=False) if isinstance(own, dict | Tensor)
+        }
+        before = versions(trees)
         try:
             answer = self.hook(*given)
         except RuntimeError as error:
@@ -113,14 +116,13 @@ class Question:
                 raise
             last = traceback.extract_tb(error.__traceback__)[-1]
             raise Broken(f"{self.name} {instead} ({last.filename}:{last.lineno})") from error
-        if before != (after := _shown(given)):
-            place, entry = min(before.items() ^ after.items())[0]
-            argument = [*inspect.signature(self.hook).parameters][place]
-            name = f"{argument}.{entry}" if entry else argument
-            raise Broken(f"{self.name} changed its argument {name} in place; return new trees, leave those given")
+        unchanged(trees, before, self.name)
         for fault in self.rule.faults(answer, self.about, *given):
             raise Broken(f"{self.name} returned {fault}; it must return {self.rule.must} (docs/design.md#a-method)")
         return [self._functions(own) for own in answer] if self.rule.faults is _phases else answer
+
+    def _arguments(self) -> list[str]:
+        return [*inspect.signature(self.hook).parameters]
 
     def _functions(self, phase: Phase) -> Phase:
         """A phase whose own functions are asked in the same way."""
@@ -133,15 +135,15 @@ class Question:
         return phase._replace(**new)
 
 
-def _shown(given: tuple[Any, ...]) -> dict[tuple[int, str], tuple[int, int]]:
-    """Which tensors are shown, by argument and entry, and how often each was changed in place."""
-    return {
-        (place, entry): (id(leaf), leaf._version)
-        for place, own in enumerate(given)
-        if isinstance(own, dict | Tensor)
-        for entry, leaf in tree.items(own)
-        if isinstance(leaf, Tensor)
-    }
+def versions(shown: Tree) -> dict[str, tuple[int, int]]:
+    """Return which tensors a method is shown, by name, and how often each was changed in place."""
+    return {name: (id(leaf), leaf._version) for name, leaf in tree.items(shown) if isinstance(leaf, Tensor)}
+
+
+def unchanged(shown: Tree, before: dict[str, tuple[int, int]], who: str) -> None:
+    """Raise Broken where what `who` is shown has other `versions` than before."""
+    if after := versions(shown).items() ^ before.items():
+        raise Broken(f"{who} changed its argument {min(after)[0]} in place; return new trees, leave those given")
 
 
 # ---- what is wrong with an answer

@@ -42,7 +42,7 @@ def test_three_rounds_equal_the_plain_loops(backend, played, expected, setting, 
         for client in range(10):
             shard = training_shard(federation, client, 32, Draws(0, "adapt", t))
             own = state.client(client)
-            own |= METHOD.before_evaluation(net.bind({"main": {}}), shard, state.server, own)
+            own |= METHOD.before_evaluation(state.server, own, net.bind({"main": {}}), shard)
             params = METHOD.personal(state.server, own)
             x = setting.clients[client].test_x
             assert_close(METHOD.predict(net.bind({"main": {}}), params, x), logits[t][client], atol=1e-3, rtol=1e-3)
