@@ -69,6 +69,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": 0.8, "score": "gradient", "scope": "tensor"},
         {"q": 0.9, "score": "fisher", "norm": "none", "ema": 0.5},
         {"q": 0.7, "score": "fisher_batch", "classifier_only": True, "cold_start": "global"},
+    ],
+    "fedobp_adaptive": [
         {"q": (0.5, 0.9, 0.99)},
         {"q": (0.3, 0.8), "score": "gradient", "scope": "tensor", "norm": "layer", "ema": 0.3},
     ],

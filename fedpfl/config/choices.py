@@ -9,6 +9,13 @@ NESTED = ("experiment",)
 """Groups whose folders hold choices; those of others hold what comes with a choice."""
 
 
+NOW = {
+    ("quantile", "adaptive"): "method=fedobp_adaptive",
+    ("floco", "method.pers_epochs"): "a key of method=floco_plus",
+}
+"""What a choice of a group, or a key of a method, became."""
+
+
 def choices(group: str) -> list[str]:
     """Return the names of a group's files, `folder/name` for those in a folder."""
     place = CONF / group
@@ -17,12 +24,13 @@ def choices(group: str) -> list[str]:
 
 
 def moved(group: str, name: str) -> str:
-    """Return the words that now choose what `name` chose before it lay in a folder; empty if nothing did.
+    """Return the words that now choose what `name` chose; empty if nothing did.
 
-    `folder_name` and `name` became `folder/name`; what ended in the name of a debug setting is chosen together with it.
+    Of experiments, `folder_name` and `name` became `folder/name`; what ended in the name of a debug setting is chosen
+    together with it.
     """
     if group not in NESTED:
-        return ""
+        return NOW.get((group, name), "")
     known = choices(group)
     for debug in ("", *choices("debug")):
         base, words = (name.removesuffix(f"_{debug}"), f" debug={debug}") if debug else (name, "")

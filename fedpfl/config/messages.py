@@ -97,7 +97,9 @@ def _no_key(key: str, cause: BaseException | None) -> str:
     if key.split(".")[0] in OPTIONAL:
         return f"{key} is for a hyperparameter that the method does not have"
     root = cause.parent_node._get_root() if isinstance(cause, OmegaConfBaseException) and cause.parent_node else None
-    known = dict.fromkeys(GROUPS) if root is None else OmegaConf.to_container(root, resolve=False)
+    known: Any = dict.fromkeys(GROUPS) if root is None else OmegaConf.to_container(root, resolve=False)
+    if now := moved(str((known.get("method") or {}).get("name")), key):
+        return f"{key} is now {now}"
     asked = "--cfg hydra" if key.startswith("hydra") else "--help"
     meant = _near_key(key, known)
     mend = f"did you mean {meant}?" if meant else f"`python -m fedpfl.train {asked}` tells all keys"

@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.yaml ask for
+from fedpfl.config.choices import NESTED, choices
 from fedpfl.ground.errors import FedpflError
 
 CONF = str((Path(__file__).parents[1] / "conf").resolve())
@@ -85,6 +86,10 @@ def _said(value: Any) -> str:
 
 def complete(word: str, line: str) -> None:
     """Print what Hydra answers a shell: to `install=bash` a script, to `query=bash` what `line` may go on with."""
+    group, equals, begun = line.rpartition(" ")[2].partition("=")
+    if equals and group in NESTED and word.startswith("query="):  # Hydra offers no choices in folders
+        print(*(f"{group}={choice}" for choice in choices(group) if choice.startswith(begun)))
+        return
     os.environ["COMP_LINE"] = line
     hidden = (Exception, SystemExit) if word.startswith("query=") else ()  # nobody can read it while typing
     with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(*hidden), _hydra() as hydra:

@@ -21,7 +21,7 @@ from fedpfl.data import Augment, Federation, datasets, partition, state_dict
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import essence, identity
+from fedpfl.ground.identity import essence, identity, present
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
 from fedpfl.record import rundir
@@ -85,6 +85,8 @@ def _plan(config: dict[str, Any]) -> Plan:
     device = find_device(settings.device)
     engine.check(own["engine"], device)
     check_logger(config["logger"])
+    if (now := present(config["method"])["name"]) != config["method"]["name"]:
+        raise FedpflError(f"method={config['method']['name']} with these values is now method={now}")
     method = typed(chosen("method", config["method"], METHODS), options(config["method"]), "method")
     if getattr(method, "clients", settings.clients) != settings.clients:
         raise FedpflError(f"method.clients is the run's clients={settings.clients} and cannot be set; leave it out")

@@ -40,6 +40,7 @@ FORMER: dict[str, dict[str, Any]] = {
 """Hyperparameters that methods once had, at values that mean what they do now: older runs keep their identity."""
 
 APART: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
+    "fedobp_adaptive": ("fedobp", lambda method: isinstance(method.get("q"), list | tuple)),
     "floco_plus": ("floco", lambda method: bool(method.get("pers_epochs"))),
 }
 """Methods that were settings of another one: its name, which identities keep, and what tells such a setting."""

@@ -38,7 +38,7 @@ class Known(NamedTuple):
 def received(sent: Tree) -> Tree:
     """Return what a client sees of what was sent: zeros for the entries of `Masked` and `Agreed` that stayed behind."""
     if isinstance(sent, Masked | Agreed):
-        return map(lambda leaf, mask: torch.where(mask, leaf, torch.zeros_like(leaf)), *sent)
+        return masked(*sent)
     if isinstance(sent, Known):
         return sent.values
     return {name: received(part) for name, part in sent.items()} if isinstance(sent, dict) else sent
@@ -145,6 +145,11 @@ def fetch(tree: Tree) -> Tree:
 def where(mask: Tree, a: Tree, b: Tree) -> Tree:
     """Entries of `a` where `mask` holds, of `b` elsewhere. A 0-dimensional mask (a client's flag) serves all leaves."""
     return map(torch.where, expand(mask, a), a, b)
+
+
+def masked(tree: Tree, mask: Tree) -> Tree:
+    """Return the entries of `tree` where `mask` holds, zeros elsewhere."""
+    return map(lambda leaf, here: torch.where(here, leaf, leaf.new_zeros(())), tree, mask)
 
 
 def by_row(flags: Tensor, a: Tree, b: Tree) -> Tree:

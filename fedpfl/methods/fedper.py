@@ -26,24 +26,21 @@ class FedPer(ByName):
     def _own(self, parts: Parts) -> tuple[str, ...]:
         return top(parts, self.layers)
 
-    def init(self, params, parts):
-        """Give the server a whole model, whose top layers keep their initial values unless they are averaged."""
-        return params, super().init(params, parts)[1]
+    @property
+    def _averaged(self) -> bool:
+        return self.head_init == "server_average"
 
-    def download(self, server, client):
-        """Return the body (with averaged heads: everything)."""
-        return server if self.head_init == "server_average" else tree.without(server, client["head"])
+    def init(self, params, parts):
+        """Give the server the body (with averaged heads: everything), the head to the client."""
+        body, client = super().init(params, parts)
+        return params if self._averaged else body, client
 
     def start(self, received, client):
-        """Return the server's body under the client's head."""
+        """Return the server's body under the client's head; who has no trained one takes the averaged head."""
         model = super().start(received, client)
-        return model if self.head_init == "initial" else tree.where(client["participated"], model, received)
+        return tree.where(client["participated"], model, received) if self._averaged else model
 
     def finish(self, server, client, start, end):
         """Send the body up (with averaged heads: everything), keep the head."""
         body, kept = super().finish(server, client, start, end)
-        return end if self.head_init == "server_average" else body, kept
-
-    def aggregate(self, server, clients, uploads, weight):
-        """Average what came."""
-        return {**server, **tree.mean(uploads, weight)}, clients
+        return end if self._averaged else body, kept

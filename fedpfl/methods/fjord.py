@@ -8,10 +8,11 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 
+from fedpfl.ground import tree
 from fedpfl.ground.ranges import Between
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import Phase
-from fedpfl.methods.shared.submodel import Submodel, padded
+from fedpfl.methods.shared.submodel import Submodel
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class FjORD(Submodel):
         held = (widths <= client["width"] + neurons.SLACK).sum()
         drawn = widths.gather(0, (batch.random * held).long().minimum(held - 1))[0]
         active = neurons.prefix(server["plan"], drawn, self.rounding)
-        narrow = self.predict(net, padded(params, neurons.entries(server["plan"], active, params)), batch.x)
+        narrow = self.predict(net, tree.masked(params, neurons.entries(server["plan"], active, params)), batch.x)
         loss = batch.cross_entropy(narrow)
         if not self.distill:
             return loss

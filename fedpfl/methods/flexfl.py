@@ -9,11 +9,12 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 
+from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import levels, neurons
 from fedpfl.methods.shared.neurons import Rounding
-from fedpfl.methods.shared.submodel import Assign, Cut, padded
+from fedpfl.methods.shared.submodel import Assign, Cut
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class FlexFL(Cut):
 
     def start(self, received, client):
         """Return what the device can hold of it."""
-        return padded(received, client["mask"])
+        return tree.masked(received, client["mask"])
 
     def loss(self, server, client, net, params, batch):
         """Return the cross-entropy with self-distillation."""
@@ -108,7 +109,7 @@ class FlexFL(Cut):
         for lower in range(len(self.levels) - 1):
             inside = neurons.entries(server["plan"], server["levels"][lower], params)
             with torch.no_grad():
-                teacher = (net.aside(padded(params, inside), batch.x) / self.temperature).softmax(1)
+                teacher = (net.aside(tree.masked(params, inside), batch.x) / self.temperature).softmax(1)
             apart = F.kl_div(student, teacher, reduction="none").mean(1)
             share = torch.where(lower < level, self.gamma / level.clamp(min=1), 0.0)
             loss = loss + share * self.temperature**2 * batch.sum(apart) / batch.samples.sum()

@@ -28,7 +28,7 @@ class FlocoPlus(Floco):
 
     def buffers(self):
         """Keep the private model's statistics on the client."""
-        return {"main": self.statistics or "aggregate", "v": "local"}
+        return {**super().buffers(), "v": "local"}
 
     def init(self, params, parts):
         """Start both from the same values."""
@@ -38,10 +38,9 @@ class FlocoPlus(Floco):
     def start(self, received, client):
         """Return both side by side, without a private one as `cold_start` says."""
         model, own = super().start(received, client), client["v"]
-        return {
-            "w": model,
-            "v": own if self.cold_start == "initial" else tree.where(client["participated"], own, model),
-        }
+        if self.cold_start == "global":
+            own = tree.where(client["participated"], own, model)
+        return {"w": model, "v": own}
 
     def phases(self, server, client, params, epochs):
         """Train both together for as long as both train, then the one with more epochs alone."""

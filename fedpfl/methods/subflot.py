@@ -11,7 +11,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast, Below, Between
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import neurons, transport
-from fedpfl.methods.shared.submodel import Assign, Cut, assigned, padded
+from fedpfl.methods.shared.submodel import Assign, Cut, assigned
 from fedpfl.methods.shared.transport import Mode
 
 
@@ -86,7 +86,7 @@ class SubFLOT(Cut):
         own = client["own"] if joined else self._choice(server, client)
         active = neurons.with_always(own)
         mask = neurons.entries(plan, active, model)
-        received = padded(model, mask)
+        received = tree.masked(model, mask)
         if joined:
             if self.otp and self.alpha:
                 small = transport.dense(plan, active, history)

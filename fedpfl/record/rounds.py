@@ -55,7 +55,9 @@ def columns(text: str, only: Collection[str] | None = None) -> dict[str, list[fl
     """
     header, rows = cells(text)
     return {
-        name: [_number(row[at], name) for row in rows] for at, name in enumerate(header) if only is None or name in only
+        name: [_number(row[at], name) if row[at] else None for row in rows]
+        for at, name in enumerate(header)
+        if only is None or name in only
     }
 
 
@@ -65,9 +67,7 @@ def read(text: str, only: Collection[str] | None = None) -> list[dict[str, float
     return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
 
 
-def _number(text: str, name: str) -> float | None:
-    if not text:
-        return None
+def _number(text: str, name: str) -> float:
     try:
         return int(text) if text.lstrip("-").isdecimal() else float(text)
     except ValueError:

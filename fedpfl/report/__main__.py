@@ -20,9 +20,11 @@ from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, Wish, beside, 
 from fedpfl.report import cleaning, listing
 from fedpfl.report.compare import LEAST, compare, sides
 from fedpfl.report.fairness import fairness_table
+from fedpfl.report.figures import accuracy_figure, comparison
 from fedpfl.report.filters import is_filter
 from fedpfl.report.grouping import groups
 from fedpfl.report.load import nothing_below, runs, survey, to_stderr
+from fedpfl.report.ranking import diagram, rank_tables
 from fedpfl.report.render import FORMATS, render, screen
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.table import Table
@@ -64,9 +66,7 @@ class _Help(argparse.HelpFormatter):
 
 def _show(options: Namespace, only: str = "") -> None:
     """Show the table and the figures of all runs, or only one of both, and the paper's if asked for."""
-    found = runs(*options.roots, where=options.where)
-    if not found:
-        raise nothing_below(options.roots)
+    found = _found(options)
     fairness = only != "figures" and options.fairness
     if fairness and options.select != "last":
         raise FedpflError("--fairness is of the last evaluation, which clients.csv holds; leave out --select")
@@ -84,8 +84,6 @@ def _show(options: Namespace, only: str = "") -> None:
 
 
 def _figures(options: Namespace, found: list[Run]) -> None:
-    from fedpfl.report.figures import accuracy_figure  # matplotlib is slow to load
-
     folder = _folder(options, "figures")
     settings: dict[str, list[Run]] = {}
     for run in found:
@@ -159,24 +157,23 @@ def _compare(options: Namespace) -> None:
     a, b = sides(options.roots, options.where)
     print(_text(compare(a, b, options.test, options.metric, options.select), options.format), end="")
     if options.out:
-        from fedpfl.report.figures import comparison
-
         _wrote(comparison(a, b, options.metric, options.out))
 
 
 def _ranks(options: Namespace) -> None:
-    from fedpfl.report.ranking import diagram, rank_tables
-
-    found = runs(*options.roots, where=options.where)
-    if not found:
-        raise nothing_below(options.roots)
-    tables, result = rank_tables(found, options.accuracy, options.select, options.every or 1)
+    tables, result = rank_tables(_found(options), options.accuracy, options.select, options.every or 1)
     print(_text(tables, options.format), end="")
     _wrote(diagram(result, _folder(options, "figures") / "ranks"))
 
 
 def _clean(options: Namespace) -> int:
     return cleaning.clean(cleaning.found(options.roots, options.status, options.where), options.roots, options.yes)
+
+
+def _found(options: Namespace) -> list[Run]:
+    if found := runs(*options.roots, where=options.where):
+        return found
+    raise nothing_below(options.roots)
 
 
 def _folder(options: Namespace, name: str) -> Path:

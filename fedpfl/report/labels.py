@@ -46,8 +46,6 @@ def method(values: Mapping[str, Any], quantile: bool = True) -> str:
     """Return the title and what it is first told apart by: `FedOBP (q=0.9998)`, or without the quantile."""
     q = values.get("q")
     shown = [f"q={float(q):.10g}"] if quantile and isinstance(q, int | float) else []
-    if isinstance(q, list):
-        shown.append("adaptive q")
     if values.get("score", "obp") != "obp":
         shown.append(f"score={values['score']}")
     if values.get("ema"):

@@ -13,6 +13,7 @@ import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import METRICS
+from fedpfl.report import figures
 from fedpfl.report.compare import LEAST, paired_test
 from fedpfl.report.fairness import BASELINES, judged_as
 from fedpfl.report.grouping import Group, groups
@@ -160,8 +161,6 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
     As in Benavoli et al. (JMLR 17, 2016), by Wilcoxon's tests rather than by differences of ranks. path: with a suffix
     or, for PNG and PDF, without. Returns the files written.
     """
-    from fedpfl.report.figures import panels, told
-
     means = result.places.mean()
     count, bars = len(means), cliques(result)
     half = (count + 1) // 2
@@ -173,7 +172,7 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
             row = low - 0.9 * (place if left else count - 1 - place)
             side = 0.8 if left else count + 0.2
             ax.plot([rank, rank, side], [0, row, row], color="0.35", linewidth=0.8)
-            text = f"{told(str(name))} ({rank:.2f})"
+            text = f"{figures.told(str(name))} ({rank:.2f})"
             ax.text(side, row, f"{text} " if left else f" {text}", ha="right" if left else "left", va="center")
         for place, (first, last) in enumerate(bars):
             ends = [means.iloc[first] - 0.04, means.iloc[last] + 0.04]
@@ -188,7 +187,7 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
     title = (
         f"average rank over {len(result.places)} data sets and partitions\nbars: not told apart (Wilcoxon, Holm, 5 %)"
     )
-    return panels({title: None}, path, draw, size=(8.0, 1.4 + 0.28 * half + 0.1 * len(bars)))
+    return figures.panels({title: None}, path, draw, size=(8.0, 1.4 + 0.28 * half + 0.1 * len(bars)))
 
 
 def cliques(result: Ranks) -> list[tuple[int, int]]:

@@ -94,6 +94,8 @@ class Run:
         if not (number.notna() & (number == number.round()) & (number > 0) & (number < 1e15)).all():
             raise FedpflError(f"{self.path}: rounds.csv holds a round that is no whole number")
         frame["round"] = number.astype(int)
+        if number.is_monotonic_increasing and number.is_unique:
+            return frame
         return frame.drop_duplicates("round", keep="last").sort_values("round", ignore_index=True)
 
     @cached_property

@@ -144,8 +144,11 @@ def unchosen(group: Group) -> FedpflError:
 
 def chosen_on(select: str) -> tuple[str, ...]:
     """Say that rounds were chosen by what they are judged by, where they were; a line, or none."""
-    told = "Rounds were chosen on test data, as in the published tables, which flatters; --select validation does not."
-    return (told,) * (select == "best-checkpoint")
+    if select != "best-checkpoint":
+        return ()
+    return (
+        "Rounds were chosen on test data, as in the published tables, which flatters; --select validation does not.",
+    )
 
 
 def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "accuracy") -> tuple[str, ...]:
@@ -155,24 +158,23 @@ def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "acc
         for group in gathered
         if select == "validation" and not judged(group, select) and any(len(run.evaluations) for run in group.used)
     ]
-    told = [
+    silent = [
         f"{group.title} (seed {run.seed}, round {int(row['round'])})"
         for group in gathered
         for run, row in judged(group, select, every, by).items()
         if math.isnan(row.get(by, math.nan))
     ]
     return (
-        *(f"Empty, as no samples are held out to choose a round by (validation=0.1 does): {few(blind)}.",)
-        * bool(blind),
-        *(f"Empty, as a model was not finite or no client has test samples: {few(told)}.",) * bool(told),
+        *_note("Empty, as no samples are held out to choose a round by (validation=0.1 does)", blind),
+        *_note("Empty, as a model was not finite or no client has test samples", silent),
     )
 
 
-def _unmet(gathered: Sequence[Group]) -> tuple[str, ...]:
+def _unmet(gathered: Sequence[Group]) -> list[str]:
     """Say which rows' newcomers get no model before they fine-tune."""
-    told = [group.title for group in gathered if any(_silent(run) for run in group.used)]
     why = "as nothing is sent to clients and a newcomer has the model that all began with"
-    return (f"Empty under unseen before fine-tuning, {why}: {few(told)}.",) * bool(told)
+    unmet = [group.title for group in gathered if any(_silent(run) for run in group.used)]
+    return _note(f"Empty under unseen before fine-tuning, {why}", unmet)
 
 
 def _silent(run: Run) -> bool:
@@ -180,14 +182,18 @@ def _silent(run: Run) -> bool:
     return "unseen_accuracy" in rows and rows["unseen_accuracy"].isna().all() and run.per_client("values_down") == 0
 
 
-def _codes(gathered: Iterable[Group]) -> tuple[str, ...]:
+def _codes(gathered: Iterable[Group]) -> list[str]:
     """Say which rows' methods were changed while their seeds were run."""
-    told = []
+    changed = []
     for group in gathered:
         every = [own for run in group.used if isinstance(own := run.summary.get("code"), list)]
         if len({json.dumps(code, sort_keys=True) for own in every for code in own}) > 1:
-            told.append(group.title)
-    return (f"The method's code was changed between or within the runs of: {few(told)}.",) * bool(told)
+            changed.append(group.title)
+    return _note("The method's code was changed between or within the runs of", changed)
+
+
+def _note(text: str, where: Sequence[str]) -> list[str]:
+    return [f"{text}: {few(where)}."] if where else []
 
 
 def over_which(seeds: Mapping[str, Sequence[int]]) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.ground.identity import identity
+from fedpfl.ground.identity import essence, identity
 from fedpfl.record.loggers import mirrors
 from fedpfl.runner.header import info
 from fedpfl.runner.library import Trained
@@ -45,7 +45,8 @@ def log(run: Trained, logger: Mapping[str, Any]) -> int:
     config, played = run.config, run.rounds["round"]
     summary = {key: value for key, value in run.summary.items() if key != "digest"}
     parts = run.path.resolve().parts
-    usual = parts[-3:] == (config["method"]["name"], identity(config), f"seed{config['seed']}") and len(parts) > 4
+    place = (essence(config)["method"]["name"], identity(config), f"seed{config['seed']}")
+    usual = parts[-3:] == place and len(parts) > 4
     group, done = parts[-4] if usual else config["dataset"]["name"], int(played.iloc[-1]) if len(played) else 0
     used = summary.get("engine", {})
     # Where nothing was to choose, the name that was asked for is recorded.

@@ -51,7 +51,7 @@ class Order(NamedTuple):
 def space(method: str, words: Sequence[str]) -> list[str]:
     """Return the words of a method's search space, without keys that the user has set. Raises FedpflError.
 
-    A group that the user chose (`quantile=adaptive`) sets its keys, but for those that it leaves open (as `tuned`).
+    A group that the user chose (`quantile=paper`) sets its keys, but for those that it leaves open (as `tuned`).
     """
     given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
     known: dict[str, str] = {}

@@ -240,6 +240,8 @@ def test_a_methods_new_and_dropped_keys_leave_the_identity_of_earlier_runs(name:
 
 
 FORMERLY = {
+    ("fedobp_adaptive",): ("3c6dd9a670", "fedobp"),
+    ("fedobp_adaptive", "method.q=[0.3,0.8]", "score=gradient", "method.ema=0.3"): ("91c1af7c21", "fedobp"),
     ("floco_plus", "method.pers_epochs=2", "method.endpoints=3", "method.tau=1"): ("277183bd02", "floco"),
 }
 """What was a setting of another method, and the identity of runs that were made while it was one."""
@@ -415,7 +417,7 @@ def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
     ("overrides", "message"),
     [
         ("quantile.table=3", "quantile.table must map data sets to alphas to q, got 3"),
-        ("dataset=mnist quantile.table.mnist={0.1:x}", "quantile.q must be a number or a list of numbers, got 'x'"),
+        ("dataset=mnist quantile.table.mnist={0.1:x}", "quantile.q must be a number, got 'x'"),
         ("~quantile.table", "quantile.table must map data sets to alphas to q, got None"),
         (
             "~quantile.otherwise dataset=digits partition.alpha=0.3",

@@ -342,7 +342,7 @@ def test_identical_clients_agree(method, net, federation):
         before, copies = {**state.server, "round": torch.tensor(t)}, torch.zeros(count, dtype=torch.long)
         uploads, clients = (tree.take(stacked, copies) for stacked in (part.uploads, part.clients))
         server, replied = method.aggregate(before, clients, uploads, torch.full((count,), 1 / count))
-        end = row(uploads["model"].values if isinstance(method, FedPURIN) else uploads["model"], 0)
+        end = row(tree.received(uploads["model"]), 0)
         for client in range(count):
             assert_close(begins(method, server, row(replied, client)), end, atol=1e-7)
         assert replied["partners"].tolist() == [count - 1] * count
@@ -374,8 +374,7 @@ def test_after_beta_critical_entries_are_the_clients_own_and_the_others_the_mean
 def test_replies_are_plain_means_over_collaborators_and_the_mean_is_by_samples(method, net, federation):
     cohort = COHORTS[0]
     _, part, server, replied = parts(method, net, federation, 1, cohort=cohort)
-    sent = part.uploads["model"]
-    sent = sent.values if isinstance(sent, Masked) else sent
+    sent = tree.received(part.uploads["model"])
     masks = torch.cat([leaf.flatten(1) for leaf in tree.leaves(part.clients["mask"])], 1)
     table = brute(masks)
     pairs = table[~torch.eye(5, dtype=torch.bool)]

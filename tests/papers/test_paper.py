@@ -505,6 +505,8 @@ def test_the_papers_own_rule_from_the_command_line(tmp_path: Path, capsys: pytes
         assert set(pd.read_csv(io.StringIO(capsys.readouterr().out))["own"].dropna()) == {own}
     assert main(["paper", "fedpurin/table1", str(tmp_path), "--select", "as-published", "--every", "50"]) == 2
     assert "--select as-published has rounds and accuracy of its own" in capsys.readouterr().err
+    assert main(["paper", "all_methods", str(tmp_path), "--select", "as-published"]) == 0  # by FedOBP's
+    assert "the best of its evaluations after multiples of 100 rounds" in " ".join(capsys.readouterr().out.split())
 
 
 # Paired tests
@@ -759,16 +761,16 @@ def test_tables_and_figures_at_once(root: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_mistakes_are_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "table9", str(root)]) == 2
-    assert (
-        "error: table9 is neither a folder nor a table or figure; there are fedobp/table2, fedobp/table3"
-        in capsys.readouterr().err
-    )
-    assert main(["paper", "fedobp/figure4", str(root)]) == 2
-    assert (
-        capsys.readouterr().err
-        == "error: no runs for fedobp/figure4; run `python -m fedpfl.train experiment=fedobp/figure4`\n"
-    )
+    for name, told in {
+        "table9": "table9 is neither a folder nor a table or figure; there are fedobp/table2, fedobp/table3",
+        "table3": "table3 is in several papers; name one of fedobp/table3, fedpurin/table3, fedselect/table3, fedspu",
+        "fedobp/figure4": "no runs for fedobp/figure4; run `python -m fedpfl.train experiment=fedobp/figure4`\n",
+        "q_sweep": "no runs for fedobp/q_sweep; run `python -m fedpfl.train experiment=fedobp/q_sweep`\n",
+    }.items():
+        assert main(["paper", name, str(root)]) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith(f"error: {told}")
+        assert shown.count("\n") == 1
 
 
 def test_nothing_of_the_papers_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

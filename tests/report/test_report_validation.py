@@ -135,7 +135,7 @@ def test_newcomers_of_local_only_have_no_model_before_fine_tuning(root: Path) ->
 
 def test_papers_tables_choose_by_validation_too(root: Path) -> None:
     def filled(rule: Rule) -> tuple[list[float], str]:
-        table = fill("table4", groups(runs(root)), rule, ["fmnist"])
+        table = fill("fedobp/table4", groups(runs(root)), rule, ["fmnist"])
         frame = table.frame[table.frame["setting"].str.contains("0.1") & table.frame["row"].isin(["FedAvg", "FedPer"])]
         return list(frame["own"]), "\n".join((*table.prose("markdown"), *table.commands))
 
@@ -155,12 +155,12 @@ def test_figures_refuse_what_cannot_be_chosen(tmp_path: Path, capsys: pytest.Cap
         hold_out(write_run(tmp_path / str(q), TEST, method={"name": "fedobp", "q": q, "norm": "none"}), TEST)
     words = ["paper", "q_sweep", str(tmp_path), "--select", "validation", "--out", str(tmp_path / "out")]
     assert main(words) == 0
-    (tmp_path / "out/q_sweep.png").unlink()
+    (tmp_path / "out/fedobp_q_sweep.png").unlink()
     hold_out(tmp_path / "0.9", dict.fromkeys(TEST, float("nan")))
     assert main(words) == 2
     line = "error: FedOBP (q=0.9) on FMNIST, Dir(0.1): no samples are held out to choose a round by"
     assert line in capsys.readouterr().err
-    assert not (tmp_path / "out/q_sweep.png").exists()
+    assert not (tmp_path / "out/fedobp_q_sweep.png").exists()
 
 
 def test_the_command_chooses_by_validation(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

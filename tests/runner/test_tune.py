@@ -371,7 +371,7 @@ def test_every_space_is_of_its_method(name):
 
 @pytest.mark.parametrize(
     ("word", "searched"),
-    [("quantile=adaptive", False), ("quantile=paper", False), ("quantile=auto", False), ("quantile=tuned", True)],
+    [("quantile=paper", False), ("quantile=auto", False), ("quantile=tuned", True)],
 )
 def test_a_chosen_group_is_not_searched_but_where_it_is_open(word, searched):
     assert any(own.startswith("quantile.q=") for own in tuning.space("fedobp", (word,))) is searched

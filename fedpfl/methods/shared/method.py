@@ -94,10 +94,8 @@ class Method(Checked):
     own_steps: ClassVar[bool] = False
     """Whether `phases` has a `Phase.step`: the run's optimiser and schedule would have no part in it."""
 
-    @property
-    def validates(self) -> bool:
-        """Tell whether hooks look at `Shard.held_out`: a run that holds no samples out is then refused."""
-        return False
+    validates: ClassVar[bool] = False
+    """Whether hooks look at `Shard.held_out`: a run that holds no samples out is then refused."""
 
     def __post_init__(self) -> None:
         """Check what annotations say of the values, and that `buffers` does what `statistics` says."""

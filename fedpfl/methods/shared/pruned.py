@@ -13,7 +13,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared import neurons
-from fedpfl.methods.shared.submodel import Submodel, padded
+from fedpfl.methods.shared.submodel import Submodel
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Pruned(Submodel, ABC):
         model = received
         if self.first == "initial":
             model = tree.where(client["participated"], model, client["model"])
-        return padded(model, client["mask"])
+        return tree.masked(model, client["mask"])
 
     def finish(self, server, client, start, end):
         """Upload the client's part, and once which neurons it has."""

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtMost
-from fedpfl.ground.tree import Agreed, Tree
+from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.methods.shared.neurons import Rounding
@@ -26,7 +26,7 @@ FIVE = (0.2, 0.4, 0.6, 0.8, 1.0)  # FedSPU's capability clusters
 class Cut(Method, ABC):
     """A client trains the part of the global model that lies between its active neurons.
 
-    A sub-model is kept at full size: what is not active is zero (`padded`) or frozen, and never moves. A neuron whose
+    A sub-model is kept at full size: what is not active is zero or frozen, and never moves. A neuron whose
     weights, bias and normalisation are all zero gives zero, so this computes what the small dense network would,
     except under GroupNorm or LayerNorm, whose statistics run over neurons.
     The server averages each entry over the clients that trained it; what nobody trained keeps its value. BatchNorm
@@ -74,7 +74,7 @@ class Cut(Method, ABC):
     def personal(self, server, client):
         """Return what the client trained last; before that, the part of the initial model that it can hold."""
         own = neurons.entries(server["plan"], self._active(server, client), client["model"])
-        return self.evaluated(server, client, padded(client["model"], own))
+        return self.evaluated(server, client, tree.masked(client["model"], own))
 
     def metrics(self, server, client):
         """Return the share of the network's entries that the client trains."""
@@ -140,8 +140,3 @@ def assigned(values: tuple[float, ...], assign: Assign, generator: Generator, cl
     else:
         chosen = torch.arange(clients) * len(values) // clients
     return torch.tensor(values, dtype=torch.float64)[chosen]
-
-
-def padded(params: Tree, mask: Tree) -> Tree:
-    """Return `params` with zeros outside of `mask`."""
-    return tree.map(lambda leaf, own: torch.where(own, leaf, 0.0), params, mask)

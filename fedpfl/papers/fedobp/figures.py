@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,29 +98,26 @@ def _score(run: Run) -> str:
     return SCORES.get(score, score) + (", per tensor" if run.get("method.scope") == "tensor" else "")
 
 
-def _over_quantiles(name: Callable[[Run], str], tuned: bool) -> Callable[[list[Group], Path, Rule], list[Path]]:
+def _over_quantiles(
+    shown: list[Group], path: Path, rule: Rule, name: Callable[[Run], str], tuned: bool = False
+) -> list[Path]:
     """A panel per data set and partition, a line per name. tuned: also the accuracy after fine-tuning."""
+    names = list(dict.fromkeys(name(group.runs[0]) for group in shown))
+    columns = [("", "")] + ([(", fine-tuned", f"ft_{rule.accuracy}")] if tuned else [])
 
-    def paint(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
-        names = list(dict.fromkeys(name(group.runs[0]) for group in shown))
+    def draw(ax: Axes, members: list[Group]) -> None:
+        # One place per q, evenly: what happens is close to 1. Local-Only stands at 0, FedAvg at 1.
+        quantiles = sorted({group.runs[0].q or 0.0 for group in members})
+        for at, ((told_as, column), label) in enumerate(itertools.product(columns, names)):
+            own = [group for group in members if name(group.runs[0]) == label]
+            own.sort(key=lambda group: group.runs[0].q or 0.0)
+            points = [(float(quantiles.index(group.runs[0].q or 0.0)), value(group, rule, column)) for group in own]
+            if any(not math.isnan(mean) for _, (mean, _) in points):
+                line(ax, points, label + told_as, at)
+        ax.set_xticks(range(len(quantiles)), [f"{q:.10g}" for q in quantiles], rotation=45, ha="right")
+        ax.set(xlabel="quantile q", ylabel=METRICS[rule.accuracy].label)
 
-        def draw(ax: Axes, members: list[Group]) -> None:
-            # One place per q, evenly: what happens is close to 1. Local-Only stands at 0, FedAvg at 1.
-            quantiles = sorted({group.runs[0].q or 0.0 for group in members})
-            for number, label in enumerate(names):
-                own = [group for group in members if name(group.runs[0]) == label]
-                own.sort(key=lambda group: group.runs[0].q or 0.0)
-                places = [float(quantiles.index(group.runs[0].q or 0.0)) for group in own]
-                for extra, told_as, column in ((0, "", ""), (len(names), ", fine-tuned", f"ft_{rule.accuracy}")):
-                    points = [(x, value(group, rule, column)) for x, group in zip(places, own, strict=True)]
-                    if points and (not column or (tuned and any(not math.isnan(value) for _, (value, _) in points))):
-                        line(ax, points, label + told_as, number + extra)
-            ax.set_xticks(range(len(quantiles)), [f"{q:.10g}" for q in quantiles], rotation=45, ha="right")
-            ax.set(xlabel="quantile q", ylabel=METRICS[rule.accuracy].label)
-
-        return panels(by_setting(shown), path, draw)
-
-    return paint
+    return panels(by_setting(shown), path, draw)
 
 
 def _norm(run: Run) -> str:
@@ -192,13 +191,13 @@ def _alphas(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
 FIGURES = {
     "figure2": Figure(_converging("Dir(0.1)"), _convergence),
     "figure3": Figure(_converging("Dir(0.5)"), _convergence),
-    "figure4": Figure(_over_q(_of_scores), _over_quantiles(_score, tuned=False)),
+    "figure4": Figure(_over_q(_of_scores), partial(_over_quantiles, name=_score)),
     "figure5": Figure(lambda every: several(every, _normed, _norm), _norms),
     "figure6": Figure(_longest, _layers),
     "figure7": Figure(_over_q(_usual), _downlink),
     "q_sweep": Figure(
         _over_q(lambda run: run.method_name == "fedobp" and _usual(run)),
-        _over_quantiles(lambda run: "FedOBP", tuned=True),
+        partial(_over_quantiles, name=lambda run: "FedOBP", tuned=True),
     ),
     "alpha_sweep": Figure(lambda every: several(every, _usual, _alpha, 3, lambda group: group.dataset), _alphas),
 }

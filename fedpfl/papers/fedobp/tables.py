@@ -39,11 +39,11 @@ def _personal(run: Run, row: pd.Series, rule: Rule) -> float:
 
 
 def own_score(run: Run, **wanted: Any) -> bool:
-    """Return whether a run is FedOBP as the paper writes it, with one q, but for what is wanted otherwise."""
+    """Return whether a run is FedOBP as the paper writes it, but for what is wanted otherwise."""
     usual = {"score": "obp", "scope": "all", "classifier_only": False, "ema": 0.0, "cold_start": "paper"} | wanted
     method = run.config["method"]
     known = all(method.get(key, value) == value for key, value in usual.items())
-    return run.method_name == "fedobp" and known and not isinstance(method.get("q"), list)
+    return run.method_name == "fedobp" and known
 
 
 def _whole_norm(run: Run) -> bool:

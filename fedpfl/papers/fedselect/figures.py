@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpfl.papers.drawing import Figure, line, masks, of_method
+from fedpfl.papers.drawing import Figure, Points, line, masks, of_method
 from fedpfl.papers.plan import Rule
 from fedpfl.report.figures import THIN, by_setting, draw_line, look, panels, told
 from fedpfl.report.grouping import Group
@@ -38,21 +38,25 @@ def _overlaps(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
     def draw(ax: Axes, members: list[Group]) -> None:
         tensors = list(dict.fromkeys(name for group in members for own in masks(group) for name in own))
         for number, group in enumerate(members):
-            for chance in (False, True):
-                points = []
-                for place, name in enumerate(tensors):
-                    pairs = [own[name].overlaps(chance) for own in masks(group) if name in own]
-                    if known := [float(np.nanmean(one)) for one in pairs if not np.isnan(one).all()]:
-                        points.append((float(place), over_seeds(known)))
-                if chance:
-                    thin = {"color": look(number)["color"], "linewidth": THIN, "alpha": 0.6}
-                    ax.plot([x for x, _ in points], [mean for _, (mean, _) in points], **thin)
-                elif points:
-                    line(ax, points, group.method, number)
+            even = _points(group, tensors, chance=True)
+            thin = {"color": look(number)["color"], "linewidth": THIN, "alpha": 0.6}
+            if points := _points(group, tensors):
+                line(ax, points, group.method, number)
+            ax.plot([x for x, _ in even], [mean for _, (mean, _) in even], **thin)
         ax.set_xticks(range(len(tensors)), list(map(told, tensors)), rotation=90, fontsize=6)
         ax.set(ylabel="intersection over union", ylim=(0, 1))
 
     return panels(by_setting(shown), path, draw, "thin: independent masks of the same sizes", (7.2, 3.6))
+
+
+def _points(group: Group, tensors: list[str], chance: bool = False) -> Points:
+    """Of each tensor the overlap over seeds, or what independent masks would have."""
+    points = []
+    for place, name in enumerate(tensors):
+        pairs = [own[name].overlaps(chance) for own in masks(group) if name in own]
+        if known := [float(np.nanmean(one)) for one in pairs if not np.isnan(one).all()]:
+            points.append((float(place), over_seeds(known)))
+    return points
 
 
 FIGURES = {
