@@ -16,8 +16,7 @@ from fedpfl.engine.sgd import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import FACTS, Method, Phase, Turn
-from fedpfl.methods.shared.method import AFTER_GRADIENT, STEP, SURVEY, misplaced
+from fedpfl.methods import FACTS, ORDER, Method, Phase, Turn, misplaced
 from fedpfl.models import Net
 
 Faults = Iterator[str]
@@ -128,7 +127,7 @@ class Question:
         """A phase whose own functions are asked in the same way."""
         loss = KEPT if phase.keeps else RULES["loss"]._replace(faults=_alone)
         new: dict[str, Any] = {}
-        for name, rule in {"loss": loss, "step": OWN_STEP, "after_gradient": GRADIENT_SEEN}.items():
+        for name, rule in {"loss": loss, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
             if hook := getattr(phase, name):
                 of = f"{type(self.about.method).__name__}.{getattr(hook, '__name__', 'phases')} (Phase.{name})"
                 new[name] = Question(hook, of, rule, self.about)
@@ -255,7 +254,7 @@ def _turns(value: Any, about: About, played: int, cohort: list[int], clients: in
     for turn in value:
         if not isinstance(turn, Turn):
             yield f"a list with {_kind(turn)} in it"
-        if turn.survey and (told := misplaced(turn.survey, SURVEY)):
+        if turn.survey and (told := misplaced(turn.survey, ORDER["survey"])):
             yield f"a turn whose survey takes {told}"
         if wrong := [number for number in turn.clients if not isinstance(number, int) or not 0 <= number < clients]:
             yield f"client {wrong[0]!r} of {clients}"
@@ -268,8 +267,8 @@ def _phases(value: Any, about: About, *given: Any) -> Faults:
     for phase in value:
         if not isinstance(phase, Phase):
             yield f"a list with {_kind(phase)} in it"
-        for name, wanted in {"loss": STEP, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
-            if (asked := getattr(phase, name)) and (told := misplaced(asked, wanted)):
+        for name in ("loss", "step", "after_gradient"):
+            if (asked := getattr(phase, name)) and (told := misplaced(asked, ORDER[name])):
                 yield f"a phase whose {name} takes {told}"
         yield from _mask(phase.mask, params)
         if wrong := phase.sgd.keys() - {own.name for own in fields(Local)}:
@@ -358,10 +357,8 @@ FOUND = Rule("a dict of trees, to be laid over the client's state", _dict)
 MODEL = Rule("a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name", _judged)
 PHASES = Rule("a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes", _phases)
 KEPT = Rule("the loss, a 0-dimensional tensor, and with Phase.keeps a tree beside it", _kept, often=True)
-OWN_STEP = Rule(
-    "two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step, often=True
-)
-GRADIENT_SEEN = Rule("the client's state, in the form in which it was given", _after_gradient, often=True)
+STEP = Rule("two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step, often=True)
+AFTER_GRADIENT = Rule("the client's state, in the form in which it was given", _after_gradient, often=True)
 
 RULES = {
     "init": Rule("two things: the server's tree and a client's state, a dict", _init),
