@@ -5,7 +5,6 @@ Exit status: 0 all is kept, 1 something is not, 2 the command or the file is to 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from typing import Any
@@ -17,6 +16,7 @@ from fedpfl.config import plugins
 from fedpfl.engine import ranks
 from fedpfl.engine.contract import PADDED, PROMISES, STATEFUL, Promise, Trial, Unkept
 from fedpfl.ground.errors import Broken, FedpflError, near, printable, reason
+from fedpfl.ground.terminal import Parser, tell
 from fedpfl.methods import METHODS, Method
 
 NUMBERS = {PADDED, STATEFUL}
@@ -24,7 +24,7 @@ NUMBERS = {PADDED, STATEFUL}
 
 def main(words: list[str] | None = None) -> int:
     """Print, for each method of a file, a line for each promise; return the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fedpfl check",
         description="Try your own methods on a tiny federation, on both backends, for what every method must keep to. "
         "A line for each: ok, or what is wrong, by how much, and what to do.",
@@ -43,7 +43,7 @@ def main(words: list[str] | None = None) -> int:
         made = {name: _made(name, chosen.values) for name in own}
         return int(sum(_told(name, method, chosen.quick) for name, method in made.items()) > 0)
     except FedpflError as error:
-        print(f"fedpfl: {error}", file=sys.stderr)
+        tell(error)
         return 2
     finally:
         torch.set_num_threads(threads)
