@@ -32,7 +32,8 @@ def configured(name: str, *overrides: str) -> Method:
     register()
     with initialize_config_dir(CONF, version_base="1.3"):
         chosen = resolve(compose("train", [f"method={name}", *overrides]))["method"]
-    return METHODS[name](**{field.name: chosen[field.name] for field in dataclasses.fields(METHODS[name])})
+    values = {field.name: chosen[field.name] for field in dataclasses.fields(METHODS[name])}
+    return METHODS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
 def counted(name: str) -> tuple[int, int, int]:
