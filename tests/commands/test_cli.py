@@ -595,10 +595,10 @@ def test_a_fault_before_the_first_round_leaves_nothing(hook: str, faulty: tuple[
 
 @dataclass(frozen=True)
 class Misfit(FedAvg):
-    """Has a hook with too few arguments."""
+    """Has a hook that wants an argument which the engine does not give; another order is refused with the class."""
 
-    def start(self, server):
-        return server
+    def start(self, *given, wanted):
+        return given
 
 
 def test_a_hook_with_other_arguments_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -606,7 +606,7 @@ def test_a_hook_with_other_arguments_is_one_line(tmp_path: Path, monkeypatch: py
     result = call(*TINY, "method=fedavg", "method.name=misfit", cwd=tmp_path)
     assert result.code == 1, result
     (line,) = result.complaints
-    assert line.startswith("fedpfl: method=misfit: Misfit.start() takes 2 positional arguments but 3 were given")
+    assert line.startswith("fedpfl: method=misfit: Misfit.start() missing 1 required keyword-only argument")
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
