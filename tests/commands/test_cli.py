@@ -593,22 +593,6 @@ def test_a_fault_before_the_first_round_leaves_nothing(hook: str, faulty: tuple[
     assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
 
 
-@dataclass(frozen=True)
-class Misfit(FedAvg):
-    """Has a hook that wants an argument which the engine does not give; another order is refused with the class."""
-
-    def start(self, *given, wanted):
-        return given
-
-
-def test_a_hook_with_other_arguments_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "misfit", Misfit)
-    result = call(*TINY, "method=fedavg", "method.name=misfit", cwd=tmp_path)
-    assert result.code == 1, result
-    (line,) = result.complaints
-    assert line.startswith("fedpfl: method=misfit: Misfit.start() missing 1 required keyword-only argument")
-
-
 def test_a_fault_of_the_program_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_trained", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
