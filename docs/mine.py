@@ -1,12 +1,15 @@
-"""A method, a model, a data set and a partition of one's own: docs/own.md."""
+"""A method, a model, a data set, a partition and a callback of one's own: docs/extend.md."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from torch import nn
 
+from fedpfl import Callback
 from fedpfl.data.datasets import Raw
 from fedpfl.data.partition import Partition
+from fedpfl.ground.ranges import Between
 from fedpfl.methods import FedAvg
 
 
@@ -14,11 +17,7 @@ from fedpfl.methods import FedAvg
 class Halfway(FedAvg):
     """Evaluate clients between the global model and their own last one."""
 
-    share: float = 0.5  # of the own one
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.share <= 1, "share", "from 0 to 1")
+    share: Annotated[float, Between(0, 1)] = 0.5  # of the own one
 
     def init(self, params, parts):
         return params, {"own": params}
@@ -55,7 +54,21 @@ def equal(y: np.ndarray, clients: int, seed: int, test_fraction: float = 0.25) -
     )
 
 
+class Best(Callback):
+    """Keep the best accuracy so far in the run directory, in best.txt."""
+
+    def on_begin(self, run):
+        self.file, self.best = run.path / "best.txt", 0.0
+
+    def on_round(self, round):
+        accuracy = round.row["accuracy"]  # None where nobody was judged
+        if accuracy is not None and accuracy > self.best:
+            self.best = accuracy
+            self.file.write_text(f"round {round.row['round']}: {accuracy:.2f} %\n")
+
+
 METHODS = {"halfway": Halfway}
 MODELS = {"wide": Wide}
 DATASETS = {"stripes": stripes}
 PARTITIONS = {"equal": equal}
+CALLBACKS = [Best]

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 from fedpfl.ground.errors import FedpflError
 
 if TYPE_CHECKING:
-    from fedpfl.runner.library import Trained, load, run
+    from fedpfl.record.callbacks import Callback
+    from fedpfl.runner.library import Round, Trained, load, rounds, run
 
-__all__ = ["FedpflError", "Trained", "load", "run"]
+__all__ = ["Callback", "FedpflError", "Round", "Trained", "load", "rounds", "run"]
 __version__ = "0.1.0"
 
 

@@ -16,7 +16,7 @@ import yaml
 from fedpfl.config import plugins
 from fedpfl.engine import ranks
 from fedpfl.engine.contract import PADDED, PROMISES, STATEFUL, Promise, Trial, Unkept
-from fedpfl.ground.errors import Broken, FedpflError, near, printable
+from fedpfl.ground.errors import Broken, FedpflError, near, printable, reason
 from fedpfl.methods import METHODS, Method
 
 NUMBERS = {PADDED, STATEFUL}
@@ -29,7 +29,7 @@ def main(words: list[str] | None = None) -> int:
         description="Try your own methods on a tiny federation, on both backends, for what every method must keep to. "
         "A line for each: ok, or what is wrong, by how much, and what to do.",
     )
-    parser.add_argument("file", help="a Python file with a dictionary METHODS (docs/own.md)")
+    parser.add_argument("file", help="a Python file with a dictionary METHODS (docs/extend.md)")
     parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help="hyperparameters in place of the defaults")
     parser.add_argument("--quick", action="store_true", help="try each promise on one of the backends")
     chosen, threads = parser.parse_intermixed_args(words), torch.get_num_threads()
@@ -105,7 +105,7 @@ def _fault(trial: Trial, promise: Promise, engine: str) -> str:
         files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in type(trial.method).__mro__}
         calls = [(hook, f" ({file}:{line})") for file, hook, line in ranks.frames(error) if file in files]
         (hook, _), (_, place) = (calls[0], calls[-1]) if calls else ((type(trial.method).__name__, ""), ("", ""))
-        return f"{hook} raised {type(error).__name__}: {' '.join(str(error).split())}{place}"
+        return f"{hook} raised {reason(error, kind=True)}{place}"
     return ""
 
 

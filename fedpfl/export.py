@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from fedpfl import record
-from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import identity
-from fedpfl.methods import METHODS
-from fedpfl.runner.library import Trained, load, logger
+from fedpfl.record.loggers import mirrors
+from fedpfl.runner.export import log, write
+from fedpfl.runner.library import load, logger
 
 USAGE = """python -m fedpfl.export [--data-dir DIR] DIRECTORY OUT
        python -m fedpfl.export DIRECTORY ... logger=NAME [logger.KEY=VALUE ...]"""
@@ -42,11 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("give a DIRECTORY and OUT, or one DIRECTORY or more and logger=...")
     try:
         if not words:
-            count = export(load(places[0], "cpu", options.data_dir), places[1])
+            count = write(load(places[0], "cpu", options.data_dir), places[1])
             print(f"wrote {count} models to {places[1]}")
             return 0
         chosen = logger(words)
-        if not record.mirrors(chosen):
+        if not mirrors(chosen):
             raise FedpflError(f"{' '.join(words)} logs nothing beside the run directory; choose others")
     except FedpflError as error:
         print(f"fedpfl: {error}", file=sys.stderr)
@@ -59,91 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"fedpfl: {error}", file=sys.stderr)
             failed = True
     return 2 if failed else 0
-
-
-def export(run: Trained, out: Path) -> int:
-    """Write `client<k>.pt` for every client into a new folder, all or none; returns how many. Raises FedpflError.
-
-    `torch.load(..., weights_only=True)` reads them.
-    """
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-            models = Path(folder) / "models"
-            models.mkdir()
-            for client in range(len(run)):
-                torch.save(run.personal(client), models / f"client{client}.pt")
-            models.rename(out)  # refused where something is
-    except (OSError, RuntimeError) as error:  # torch hides a full disk behind the second
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise FedpflError(f"cannot write {out}: {reason}; choose a new folder where there is room") from None
-    return len(run)
-
-
-def log(run: Trained, logger: Mapping[str, Any]) -> int:
-    """Send a run that is over to loggers, as it would have done, but for rounds that they have; returns its rounds.
-
-    logger: that part of a configuration. Raises FedpflError for a run that is being written, and for a logger that
-    fails.
-    """
-    info, summary, picture = _told(run), _summary(run), run.path / "partition.png"
-    status = "interrupted" if run.status == "running" else run.status
-    try:
-        held = lock.take(run.path)
-    except OSError as error:
-        raise files.refused(run.path, error) from None
-    try:
-        for sink in record.mirrors(logger):
-            try:
-                sink.begin(info)
-                if picture.exists():
-                    sink.picture("partition", picture)
-                sink.end(status, summary)
-            except Exception as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
-                raise FedpflError(f"{run.path} is not logged, {type(sink).__name__} failed: {reason}") from error
-            finally:
-                with contextlib.suppress(Exception):
-                    sink.end("failed", {})  # does nothing where it has ended
-    finally:
-        lock.release(held, run.path.resolve())
-    return info.start_round
-
-
-def _summary(run: Trained) -> dict[str, Any]:
-    """What the run itself knew of summary.json."""
-    return {key: value for key, value in run.summary.items() if key != "digest"}
-
-
-def _told(run: Trained) -> record.RunInfo:
-    """What the run's sinks were told, but as of one that resumes after its last round."""
-    config, summary = run.config, _summary(run)
-    method, dataset, seed = config["method"]["name"], config["dataset"]["name"], config["seed"]
-    own = identity(config)
-    parts = run.path.resolve().parts
-    usual = parts[-3:] == (method, own, f"seed{seed}") and len(parts) > 4
-    kind = METHODS[method].__name__ if method in METHODS else method
-    used = summary.get("engine", {})
-    # Where nothing was to choose, the name that was asked for is recorded.
-    backend = "loop" if (used.get("backend"), used.get("device")) == ("auto", "cpu") else used.get("backend")
-    tags = (
-        *(dataset, config["partition"]["name"], config["model"]["name"]),
-        *(backend, config.get("engine", {}).get("precision")),
-    )
-    rounds = run.rounds["round"]
-    return record.RunInfo(
-        name="-".join(filter(None, (config.get("name"), kind, own, f"seed{seed}"))),
-        group=parts[-4] if usual else dataset,
-        job_type=method,
-        tags=tuple(filter(None, tags)),
-        config=config,
-        path=run.path,
-        identity=own,
-        seed=seed,
-        rounds=config["rounds"],
-        start_round=int(rounds.iloc[-1]) if len(rounds) else 0,
-        facts=summary,
-    )
 
 
 if __name__ == "__main__":

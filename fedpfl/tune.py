@@ -11,59 +11,30 @@ are searched too, and a fixed key is not. The same command goes on where it was 
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import matplotlib as mpl
-import pandas as pd
-import yaml
 
 from fedpfl import train
 from fedpfl.config import overrides, plugins
-from fedpfl.config import plan as config
+from fedpfl.config.messages import one_line
+from fedpfl.config.plan import register
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report import load
-from fedpfl.report.table import Cell, Column, Table, over_seeds, render, screen
-from fedpfl.report.tables import chosen_round
-from fedpfl.runner import trials
+from fedpfl.methods import METHODS
+from fedpfl.report.render import render, screen
+from fedpfl.runner.tuning import Order, tune
 
-OWN = {"trials": 20, "seeds": 5}
-SPACES = Path(overrides.CONF) / "tune"
-COLUMNS = (
-    *(
-        Column("method"),
-        Column("chosen", "long"),
-        Column("finished", "whole", "trials"),
-        Column("given up", "whole", "trials"),
-    ),
-    *(Column("rounds", "whole", "trials"), Column("validation", "percent"), Column("mean", "percent", "test accuracy")),
-    *(Column("pooled", "percent", "test accuracy"), Column("fine-tuned", "percent", "test accuracy")),
-    *(Column("unseen", "percent"), Column("seeds", "whole")),
-)
-JUDGED = {"accuracy": "mean", "accuracy_pooled": "pooled", "ft_accuracy": "fine-tuned", "unseen_accuracy": "unseen"}
-
-
-class Order(NamedTuple):
-    """What is asked for: the methods, how many trials and fresh seeds, where to write, and words for all."""
-
-    methods: list[str]
-    trials: int
-    seeds: int
-    folder: Path
-    words: list[str]
+NUMBERS = {"trials": 20, "seeds": 5}
 
 
 def order(words: Sequence[str]) -> Order:
     """Read the command line. Raises FedpflError."""
-    own, methods, folder, rest = dict(OWN), list[str](), Path("outputs/tune"), list[str]()
+    numbers, methods, folder, rest = dict(NUMBERS), list[str](), Path("outputs/tune"), list[str]()
     for word in words:
         key, _, value = word.partition("=")
-        if key in own:
+        if key in numbers:
             if not value.isdecimal() or int(value) < 1:
                 raise FedpflError(f"{key} must be a whole number from 1 on, got {value!r}")
-            own[key] = int(value)
+            numbers[key] = int(value)
         elif key == "method":
             methods = value.split(",")
         elif key == "hydra.sweep.dir":
@@ -73,168 +44,35 @@ def order(words: Sequence[str]) -> Order:
     if not methods:
         raise FedpflError("name the methods to tune: method=fedobp,fedavg")
     plugins.load(overrides.chosen(rest, "plugins"))
-    if unknown := [method for method in methods if method not in config.METHODS]:
-        raise FedpflError(f"method.name must be one of {', '.join(sorted(config.METHODS))}, got {unknown[0]!r}")
+    if unknown := [method for method in methods if method not in METHODS]:
+        raise FedpflError(f"method.name must be one of {', '.join(sorted(METHODS))}, got {unknown[0]!r}")
     if bad := next((word for word in rest if word.startswith(("seed=", "hydra/sweeper=")) and "," in word), None):
         raise FedpflError(f"{bad}: tune searches with one seed, and takes the next ones to judge by")
-    return Order(list(dict.fromkeys(methods)), own["trials"], own["seeds"], folder, rest)
+    return Order(list(dict.fromkeys(methods)), numbers["trials"], numbers["seeds"], folder, rest)
 
 
-def space(method: str, words: Sequence[str]) -> list[str]:
-    """Return the words of a method's search space, without keys that the user has set. Raises FedpflError.
-
-    A group that the user chose (`quantile=adaptive`) sets its keys, but for those that it leaves open (as `tuned`).
-    """
-    given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
-    found: dict[str, str] = {}
-    for name in ("all", method):
-        path = SPACES / f"{name}.yaml"
-        if path.is_file():
-            found |= yaml.safe_load(path.read_text()) or {}
-    searched = [f"{key}={text}" for key, text in found.items() if key not in given and _open(key, given)]
-    if not searched and not any(map(overrides.sweeps, words)):
-        return [f"local.lr=choice({given['local.lr']})"]  # every trial is the same run
-    return searched
-
-
-def _open(key: str, given: Mapping[str, str]) -> bool:
-    """Tell whether the group of a key was not chosen, or leaves it without a value."""
-    group, _, name = key.partition(".")
-    if group not in given:
-        return True
-    path = SPACES.parent / group / f"{given[group]}.yaml"
-    return path.is_file() and yaml.safe_load(path.read_text()).get(name) == "???"
-
-
-def tune(asked: Order) -> Table:
-    """Search for each method's values, run them with fresh seeds, and tell what came of it."""
-    folder, words = asked.folder, list(asked.words)
-    if not any(word.lstrip("+").startswith("validation=") for word in words):
-        words.append("validation=0.1")
-    swept = [word.partition("=")[0] for word in words if overrides.sweeps(word)]
-    plain = [word for word in words if not (word.startswith("hydra.sweeper.") or word.partition("=")[0] in swept)]
-    plain += [f"{key}=null" for key in swept if key not in config.GROUPS]
-    for method in asked.methods:  # what one lacks is told hours before its turn
-        overrides.composed([f"method={method}", *plain])
-    records = list[dict[str, Any]]()
-    for method in asked.methods:
-        # Fine-tuned columns choose nothing.
-        searched = [f"method={method}", *words, *space(method, words), "eval.finetune_epochs=0"]
-        _play(
-            ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}", *_below(folder / "trials")], searched
-        )
-        found = trials.found[-1]
-        draw(found, folder, method)
-        chosen = {word.partition("=")[0] for word in found.words}
-        fixed = [
-            word for word in words if not word.startswith("hydra.sweeper.") and word.partition("=")[0] not in chosen
-        ]
-        fixed = [f"method={method}", *fixed, *found.words]
-        first = int(overrides.composed_once(fixed).seed) + 1
-        seeds = [first + number for number in range(asked.seeds)]
-        final = [*fixed, f"seed={','.join(map(str, seeds))}"]
-        _play(["-m", *_below(folder / "final")], final, bears=train.STATUS[train.Diverged])
-        record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
-        record |= {"validation": found.value} | _tested(folder / "final", fixed, seeds)
-        records.append(record)
-    return Table(
-        "Tuned on equal terms",
-        COLUMNS,
-        [_row(record) for record in records],
-        pd.DataFrame(records),
-        f"{asked.trials} trials per method, chosen by validation accuracy; then {asked.seeds} other seeds, each at its "
-        "round of the best validation accuracy: mean (standard deviation over seeds), in percent.",
-        (
-            "Rounds: played by all trials together. A trial below the others' median validation accuracy is given up.",
-            *(
-                f"{record['method']}: {lost} of the final runs diverged, so its test cells stay empty."
-                for record in records
-                if (lost := asked.seeds - record["seeds"])
-            ),
-        ),
-    )
-
-
-def _play(options: Sequence[str], words: Sequence[str], bears: int = 0) -> None:
-    """Do as the command line; ends the process where that failed, but with status `bears`."""
-    sys.argv[1:] = [*options, *words]
-    try:
-        train.main()
-    except SystemExit as end:
-        if end.code != bears:
-            raise
-
-
-def _below(folder: Path) -> Iterator[str]:
-    return overrides.words("hydra.sweep.dir", str(folder))
-
-
-def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """Test accuracies of the runs of these seeds, each at its best validation round; nan where one diverged."""
-    found: dict[str, list[float]] = {name: [] for name in JUDGED}
-    diverged = 0
-    for seed in seeds:
-        place = root / overrides.composed_once([*words, f"seed={seed}"]).hydra.sweep.subdir
-        status = load.begun(place).status
-        if status not in ("finished", "diverged"):
-            raise FedpflError(f"{place}: {status}; the same command tries it again")
-        lost = status == "diverged"
-        diverged += lost
-        row = {} if lost else chosen_round(load.read(place).evaluations)
-        for name in found:
-            found[name].append(float(row.get(name, float("nan"))))
-    told = {name: over_seeds(values) for name, values in found.items()}
-    return {"seeds": len(seeds) - diverged} | {
-        f"{name}{suffix}": value[at] for name, value in told.items() for at, suffix in enumerate(("", "_std"))
-    }
-
-
-def _row(record: dict[str, Any]) -> list[Cell]:
-    named = {
-        **{column.heading: Cell(record.get(column.heading)) for column in COLUMNS},
-        **{heading: Cell(record[name], record[f"{name}_std"]) for name, heading in JUDGED.items()},
-        "method": Cell(load.METHODS.get(record["method"], record["method"])),
-    }
-    return [named[column.heading] for column in COLUMNS]
-
-
-def draw(found: trials.Found, folder: Path, method: str) -> None:
-    """Draw how the search went and what mattered, into `<method>_history.png` and `<method>_importance.png`."""
-    mpl.use("agg")
-    import optuna
-    from matplotlib import pyplot as plt
-    from optuna.visualization import matplotlib as figures
-
-    whole = [trial for trial in found.study.trials if trial.state == optuna.trial.TrialState.COMPLETE]
-    drawn: dict[str, Callable[[], Any]] = {
-        "history": lambda: figures.plot_optimization_history(found.study, target_name="validation accuracy (%)")
-    }
-    if len({trial.value for trial in whole}) > 1:
-        drawn["importance"] = lambda: figures.plot_param_importances(found.study)
-    for name, make in drawn.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            make()
-        plt.tight_layout()
-        plt.savefig(folder / f"{method}_{name}.png", dpi=150)
-        plt.close("all")
+def play(options: Sequence[str], words: Sequence[str], bears: int = 0) -> None:
+    """Do as fedpfl.train's command line; ends the process where that failed, but with status `bears`."""
+    status = train.status([*options, *words])
+    if status not in (0, bears):
+        sys.exit(status)
 
 
 def main() -> None:
-    """Entry point: faults of the user's making are one line and a non-zero exit."""
+    """Run the command: faults of the user's making are one line and a non-zero exit."""
     words = sys.argv[1:]
     if {"-h", "--help"} & {*words} or not words:
         print(__doc__)
         return
     try:
-        config.register()
+        register()
         asked = order(words)
-        table = tune(asked)
+        table = tune(asked, play)
         (asked.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
         (asked.folder / "tuned.csv").write_text(render(table, "csv"))
         print(render(table, width=screen()))
     except (FedpflError, *overrides.REFUSED) as error:
-        print(f"fedpfl: {config.one_line(error)}", file=sys.stderr)
+        print(f"fedpfl: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
 
 

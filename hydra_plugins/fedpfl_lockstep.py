@@ -1,4 +1,4 @@
-"""The Hydra launcher `lockstep`; Hydra finds launchers in this namespace only. What it does is fedpfl/lockstep.py's."""
+"""The Hydra launcher `lockstep`, where Hydra finds launchers; what it does is fedpfl/engine/lockstep.py's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class LockstepLauncher(Launcher):
         self._jobs = jobs
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Called by Hydra before `launch`. Raises ValueError for what cannot work."""
+        """Set up, as Hydra does before `launch`. Raises ValueError for what cannot work."""
         if self._jobs < 1:
             raise ValueError(f"hydra.launcher.jobs must be 1 or more, got {self._jobs}")
         if config.hydra.job.chdir:
@@ -38,7 +38,7 @@ class LockstepLauncher(Launcher):
         self._context, self._task, self._config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Called by Hydra with the overrides of every job."""
+        """Run jobs, given the overrides of each."""
         from fedpfl.engine import lockstep  # imports torch, which other Hydra programs need not wait for
 
         setup_globals()

@@ -1,4 +1,4 @@
-"""The Hydra sweeper `optuna`: a search for the values with the best validation accuracy; see fedpfl/trials.py."""
+"""The Hydra sweeper `optuna`: a search for the best validation accuracy; see fedpfl/runner/trials.py."""
 
 import sys
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Search(Sweeper):
                 raise ValueError(f"hydra.sweeper.{name} must be 1 or more, got {getattr(self, f'_{name}')}")
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Called by Hydra with the overrides of the command line. Raises what the first failed job raised."""
+        """Search as the command line's overrides say. Raises what the first failed job raised."""
         from fedpfl.ground.errors import FedpflError
         from fedpfl.runner import trials  # imports torch, which other Hydra programs need not wait for
 
@@ -93,9 +93,9 @@ class Search(Sweeper):
         return [returns]
 
     def _search(self, arguments: list[str]) -> tuple[Any, list[str]]:
-        """The search that the overrides ask for, and those of them that all its jobs have."""
+        """Return the search that the overrides ask for, and those of them that all its jobs have."""
         from fedpfl.config import overrides
-        from fedpfl.config import plan as config
+        from fedpfl.config.plan import check
         from fedpfl.engine import ranks
         from fedpfl.runner import trials
 
@@ -105,10 +105,10 @@ class Search(Sweeper):
             raise ValueError("torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN")
         loader = self.hydra_context.config_loader
         words = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
-        given = {own.get_key_element(): own for own in words}  # what is given again takes the experiment's place
-        swept = {key: own for key, own in given.items() if own.is_sweep_override()}
-        others = [own for own in given.values() if not own.is_sweep_override()]
-        fixed = [f"{own.get_key_element()}={own.get_value_element_as_str()}" for own in others]
+        given = {word.get_key_element(): word for word in words}  # what is given again takes the experiment's place
+        swept = {key: word for key, word in given.items() if word.is_sweep_override()}
+        others = [word for word in given.values() if not word.is_sweep_override()]
+        fixed = [f"{word.get_key_element()}={word.get_value_element_as_str()}" for word in others]
         if not swept:
             raise ValueError("nothing to search for; give keys a choice(...), range(...) or interval(...)")
         groups = {key.lstrip("+").split(".")[0]: key.lstrip("+") for key in swept}
@@ -116,29 +116,29 @@ class Search(Sweeper):
             raise ValueError("seed is no hyperparameter; search with one seed, and judge the values by others")
         if wrong := [key for group, key in groups.items() if group in PROBLEM]:
             raise ValueError(f"{wrong[0]} is no hyperparameter: it says by which samples to judge; give it one value")
-        space = {key: trials.distribution(own) for key, own in swept.items()}
+        space = {key: trials.distribution(word) for key, word in swept.items()}
         plain = loader.load_sweep_config(self.config, fixed)
         first = {key: OmegaConf.select(plain, key.lstrip("+"), throw_on_missing=False) for key in space}
         some = [f"{key}={kind.choices[0] if hasattr(kind, 'choices') else kind.low}" for key, kind in space.items()]
-        plan = config.check(loader.load_sweep_config(self.config, [*fixed, *some]))
+        plan = check(loader.load_sweep_config(self.config, [*fixed, *some]))
         settings = plan.settings
         if not settings.validation and plan.config["partition"]["name"] != "file":
             raise ValueError("a search needs held-out samples to judge by; set validation=0.1")
         folder = Path(str(self.config.hydra.sweep.dir)).resolve()
-        name = trials.named(plan.identity, settings.seed, [str(own.input_line) for own in swept.values()])
+        name = trials.named(plan.identity, settings.seed, [str(word.input_line) for word in swept.values()])
         asked = self._trials, self._batch, self._startup, settings.rounds // 3, settings.seed
         here = [f"hydra.sweeper.study={name}", *overrides.words("hydra.sweeper.folder", str(folder))]
         return trials.Search(folder, name, space, first, *asked), [*fixed, *here]
 
 
 def _diverged(job: JobReturn) -> bool:
-    from fedpfl.train import Diverged
+    from fedpfl.runner.faults import Diverged
 
     return job.status == JobStatus.FAILED and isinstance(job._return_value, Diverged)
 
 
 def _outcome(job: JobReturn) -> Any:
-    """What became of a trial. Raises what the job raised, but for divergence, which tells of its values."""
+    """Return what became of a trial. Raises what the job raised, but for divergence, which tells of its values."""
     from fedpfl.runner import trials
 
     assert job.hydra_cfg is not None

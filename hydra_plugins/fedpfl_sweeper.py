@@ -19,7 +19,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from fedpfl.config import tidy
-from fedpfl.ground.errors import printable
+from fedpfl.ground.errors import printable, reason
 
 
 @dataclass
@@ -40,12 +40,12 @@ class Sweeper(BasicSweeper):
     """
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Called by Hydra before `sweep`."""
+        """Set up, as Hydra does before `sweep`."""
         self._counted = Counted(task_function)
         super().setup(hydra_context=hydra_context, task_function=self._counted, config=config)
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Called by Hydra with the overrides of the command line. Raises what the first failed job raised."""
+        """Run the jobs of the command line's overrides. Raises what the first failed job raised."""
         from fedpfl.engine import ranks  # imports torch, which other Hydra programs need not wait for
 
         if ranks.launched():
@@ -98,7 +98,7 @@ class Counted:
         self._events, self._jobs = events, jobs
 
     def __call__(self, cfg: DictConfig) -> Any:
-        """Called by Hydra in place of the task."""
+        """Do the task in Hydra's call."""
         if self._events is None or not self._events.exists():
             return self._task(cfg)
         job, path = HydraConfig.get().job.num, HydraConfig.get().runtime.output_dir
@@ -117,7 +117,7 @@ class Counted:
         played = rows.is_file() and rows.stat().st_mtime >= began  # else it was finished before, or failed at once
         now = time.time()
         _add(events, f"{job} {began} {now - began if played else 0}")
-        from fedpfl.record.sinks import progress
+        from fedpfl.record.console import progress
 
         print(f"sweep: {progress(events.read_text(), self._jobs, now)}", file=sys.stderr, flush=True)
 
@@ -146,9 +146,8 @@ def tell(returns: Sequence[JobReturn]) -> None:
     whole = f"{len(failed)} of {len(returns)} jobs failed"
     print(f"fedpfl: {whole}; the same command skips what is finished and tries these again", file=sys.stderr)
     for job in failed:
-        error = job._return_value
-        reason = " ".join(str(error).split()) or type(error).__name__
-        print(printable(f"  {' '.join(job.overrides or ())}: {reason} ({_log(job)})"), file=sys.stderr)
+        why = reason(job._return_value)  # type: ignore[arg-type]
+        print(printable(f"  {' '.join(job.overrides or ())}: {why} ({_log(job)})"), file=sys.stderr)
 
 
 def _log(job: JobReturn) -> str:
@@ -159,7 +158,7 @@ def _log(job: JobReturn) -> str:
 
 
 def _folder(job: JobReturn) -> Path | None:
-    """The run directory, from here where it lies below."""
+    """Return the run directory, from here where it lies below."""
     place = job.hydra_cfg and job.hydra_cfg.hydra.runtime.get("output_dir")
     if not place:
         return None
@@ -168,7 +167,7 @@ def _folder(job: JobReturn) -> Path | None:
 
 
 def _rounds(folder: Path) -> int:
-    """How many rows rounds.csv has."""
+    """Count how many rows rounds.csv has."""
     with contextlib.suppress(OSError), (folder / "rounds.csv").open() as file:
         return max(0, sum(1 for _ in file) - 1)
     return 0

@@ -17,7 +17,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from fedpfl import engine, models
-from fedpfl.config import plan as config
+from fedpfl.config.plan import register, resolve
 from fedpfl.data import Federation
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Method
@@ -29,9 +29,9 @@ BEGIN, END = "<!-- made by scripts/methods_table.py -->", "<!-- to here -->"
 
 def configured(name: str, *overrides: str) -> Method:
     """A method with the values of its configuration file."""
-    config.register()
+    register()
     with initialize_config_dir(CONF, version_base="1.3"):
-        chosen = config.resolve(compose("train", [f"method={name}", *overrides]))["method"]
+        chosen = resolve(compose("train", [f"method={name}", *overrides]))["method"]
     return METHODS[name](**{field.name: chosen[field.name] for field in dataclasses.fields(METHODS[name])})
 
 

@@ -24,7 +24,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from fedpfl.config import plan as config
+from fedpfl.config.plan import register
 from fedpfl.train import CONF
 
 COLUMNS = (
@@ -49,7 +49,7 @@ def rows(rounds: int, chance: random.Random) -> str:
 
 def write(root: Path, experiment: str, seeds: int, rounds: int) -> list[Path]:
     """An experiment's runs below `root`, `seeds` of each."""
-    config.register()
+    register()
     chance, folders = random.Random(0), []
     with initialize_config_dir(CONF, version_base="1.3"):
         swept = compose("train", [f"experiment={experiment}"], return_hydra_config=True).hydra.sweeper.params
@@ -77,7 +77,7 @@ def spoil(folder: Path, name: str) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiment", default="table3")
+    parser.add_argument("--experiment", default="fedobp/table3")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--broken", type=int, default=3)

@@ -1,6 +1,6 @@
 """Type what the docs show: `python scripts/try_docs.py [--only TEXT] [--jobs N] [--at FOLDER]`.
 
-Runs every command of README.md, docs/*.md and the heads of conf/experiment/*.yaml, training first, in a scratch folder
+Runs every command of README.md, docs/*.md and the heads of conf/experiment/, training first, in a scratch folder
 that looks like a fresh checkout. Training gets a few words more, which make it small (`SMALL`), and reads made-up
 samples in each data set's shape; benchmarks and uploads get `BRIEF`. Everything else is run as it stands. What cannot
 be run here is listed with its reason. Prints a line per command; exits with 1 if one of them failed. Logs stay in the
@@ -27,10 +27,12 @@ from typing import NamedTuple
 import numpy as np
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from fedpfl.config import overrides, plugins
-from fedpfl.config import plan as config
+from fedpfl.config.plan import register
+from fedpfl.config.resolvers import folder
+from fedpfl.config.schema import GROUPS
 from fedpfl.train import CONF
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,7 +110,7 @@ def commands() -> list[Command]:
         lines += re.findall(r"`((?:python|make) [^`]+)`", BLOCK.sub("", text))
         plain = (re.sub(r"^fedpfl (?=[a-z])", "python -m fedpfl.", line) for line in lines)  # the same command
         found += [Command(page.name, " ".join(line.split("  #")[0].split())) for line in plain]
-    for path in sorted((ROOT / "conf/experiment").glob("*.yaml")):
+    for path in sorted((ROOT / "conf/experiment").rglob("*.yaml")):
         for line in re.findall(r"^# (?:Run|and): (.+)$", path.read_text(), re.MULTILINE):
             found += [Command(path.name, part.split("   ")[0].strip()) for part in line.split("   then:")]
     first: dict[str, Command] = {}
@@ -126,8 +128,8 @@ def words(text: str) -> list[str]:
 def base(text: str) -> tuple[list, DictConfig]:
     """The overrides, sweeps included, and the configuration as Hydra composes it before the jobs."""
     plugins.load(str(ROOT / file) for file in overrides.chosen(words(text), "plugins"))
-    parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words(text), config.GROUPS))
-    config.register()
+    parsed = OverridesParser.create().parse_overrides(overrides.for_sweeps(words(text), GROUPS))
+    register()
     with initialize_config_dir(CONF, version_base="1.3"):
         lines = [override.input_line for override in parsed if not override.is_sweep_override()]
         return parsed, compose("train", lines, return_hydra_config=True)
@@ -157,9 +159,8 @@ def runnable(text: str) -> Line:
         small.append("dataset.once=false")  # an archive is taken as it is
     if cfg.model.get("weights"):
         small.append("model.weights=null")  # a file whose name holds its hash cannot be made up
-    subdir = OmegaConf.to_container(cfg.hydra.sweep)["subdir"]
-    experiment = next((word for word in words(line) if word.startswith("experiment=")), "experiment=null")
-    return Line(" ".join((line, *small)), experiment if subdir.endswith(":}") else subdir)
+    chosen = cfg.hydra.runtime.choices
+    return Line(" ".join((line, *small)), f"{folder(chosen.experiment or '')} {chosen.debug}")
 
 
 def make_up(folder: Path, names: Iterable[str], least: int = 600) -> None:

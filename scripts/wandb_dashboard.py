@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpfl.ground.errors import FedpflError
-from fedpfl.record.wandb_sink import Options, logged_in
+from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.record.wandb_logger import Options, logged_in
 
 MISSING = "the dashboard needs the package wandb-workspaces; pip install -e '.[dashboard]'"
 GROUPINGS = {"method": "JobType", "configuration": "config.identity", "run": None}
@@ -197,8 +197,7 @@ def save(name: str, project: str, entity: str | None, experiment: str | None, by
     except FedpflError:
         raise
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise FedpflError(f"the view was not saved in project {project}: {reason}") from None
+        raise FedpflError(f"the view was not saved in project {project}: {reason(error, kind=True)}") from None
 
 
 def main(words: Sequence[str]) -> int:

@@ -20,9 +20,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from fedpfl import record, train
-from fedpfl.config import plan as config
+from fedpfl import train
+from fedpfl.config.plan import register
 from fedpfl.record import rundir
+from fedpfl.record.picture import partition_picture
+from fedpfl.runner import resume, session
 from tests.conftest import ROOT
 
 TINY = (
@@ -55,7 +57,7 @@ def _environment() -> dict[str, str]:
 
 @functools.cache
 def composed(*overrides: str) -> DictConfig:
-    config.register()
+    register()
     with initialize_config_dir(train.CONF, version_base="1.3"):
         return compose("train", overrides=list(overrides))
 
@@ -63,7 +65,7 @@ def composed(*overrides: str) -> DictConfig:
 @functools.cache
 def _picture(counts: tuple[tuple[int, ...], ...], title: str) -> bytes:
     file = io.BytesIO()
-    record.partition_picture(counts, file, title)
+    partition_picture(counts, file, title)
     return file.getvalue()
 
 
@@ -108,7 +110,7 @@ def play(folder: Path, *overrides: str) -> str:
         contextlib.redirect_stdout(told),
         contextlib.redirect_stderr(told),
     ):
-        train.train(composed(*overrides), folder)
+        session.play(composed(*overrides), folder)
     return told.getvalue()
 
 
@@ -165,4 +167,4 @@ def older(folder: Path) -> None:
 def state(folder: Path) -> dict[str, Any]:
     """The trees of the last checkpoint, and its round."""
     payload = torch.load(folder / "state.pt", weights_only=True)
-    return {"round": torch.tensor(payload["round"]), **{part: payload[part] for part in ("rows", *train.STATE)}}
+    return {"round": torch.tensor(payload["round"]), **{part: payload[part] for part in ("rows", *resume.STATE)}}

@@ -33,7 +33,7 @@ from fedpfl.engine.contract import (  # noqa: F401
 )
 from fedpfl.engine.store import Rows
 from fedpfl.ground import tree
-from fedpfl.methods import METHODS, Method
+from fedpfl.methods import FACTS, METHODS, Method
 from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
 
@@ -69,6 +69,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": 0.8, "score": "gradient", "scope": "tensor"},
         {"q": 0.9, "score": "fisher", "norm": "none", "ema": 0.5},
         {"q": 0.7, "score": "fisher_batch", "classifier_only": True, "cold_start": "global"},
+    ],
+    "fedobp_adaptive": [
         {"q": (0.5, 0.9, 0.99)},
         {"q": (0.3, 0.8), "score": "gradient", "scope": "tensor", "norm": "layer", "ema": 0.3},
     ],
@@ -81,7 +83,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedper": [{}, {"layers": 2}, {"head_init": "server_average", "statistics": "local"}],
     "fedprox": [{"mu": 0.5}],
     "fedrep": [{}, {"body_epochs": 2, "head_epochs": 1}],
-    "floco": [{}, {"endpoints": 3, "tau": 1}, {"endpoints": 3, "tau": 1, "pers_epochs": 1, "stay_inside": True}],
+    "floco": [{}, {"endpoints": 3, "tau": 1}],
+    "floco_plus": [{"endpoints": 3, "tau": 1, "pers_epochs": 1, "stay_inside": True}, {}],
     "fedrod": [{}, {"gamma": 0.0}],
     "fedselect": [
         {"p": 0.5},
@@ -208,8 +211,13 @@ def between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def given(state: State, client: dict[str, Any] | None = None, buffers: dict[str, Any] | None = None) -> State:
-    """The state where all clients hold these entries, stacked, or these statistics, beside what they have."""
-    stacked = {"client": {**state.clients, **(client or {})}, "buffers": {**state.client_buffers, **(buffers or {})}}
+    """The state where all clients hold these entries, facts included, or these statistics, beside what they have."""
+    held = {**state.client(range(state.rows.clients)), **(client or {})}
+    stacked = {
+        "client": {name: own for name, own in held.items() if name not in FACTS},
+        "buffers": {**state.client_buffers, **(buffers or {})},
+        "facts": tree.named(held, FACTS),
+    }
     rows = Rows(tree.take(stacked, 0), {}, state.rows.clients, CPU)
     rows.put_(range(rows.clients), stacked)
     return dataclasses.replace(state, rows=rows)

@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
@@ -15,9 +16,11 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 
 from fedpfl.config import overrides
+from fedpfl.config.choices import choices
 from fedpfl.data import datasets
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
+from fedpfl.report import __main__ as report_main
 from fedpfl.report.__main__ import main as report
 from fedpfl.train import CONF
 from tests.command import call, summary
@@ -47,8 +50,8 @@ def test_links_lead_somewhere():
 def test_the_pages_show_commands():
     texts = [command.text for command in COMMANDS]
     assert len(texts) == len(set(texts)) > 150
-    for experiment in Path(CONF, "experiment").glob("*.yaml"):
-        assert experiment.stem == "smoke" or any(f"experiment={experiment.stem} " in f"{text} " for text in texts)
+    for experiment in choices("experiment"):
+        assert experiment == "smoke" or any(f"experiment={experiment} " in f"{text} " for text in texts)
     assert {"make demo", "make smoke", "make tables", "make bench", "python -m fedpfl.report"} <= set(texts)
     assert not any("  " in text or "\\" in text or "#" in text for text in texts)
 
@@ -104,7 +107,7 @@ def checkout(tmp_path_factory):
 )
 def test_commands_run(command: str, seeds: str, checkout):
     """A newcomer's first, those with three seeds with one; scripts/try_docs.py runs all."""
-    if "experiment=table3" in command:
+    if "experiment=fedobp/table3" in command:
         pytest.skip("104 runs: scripts/try_docs.py makes them")
     before = set((checkout / "outputs").rglob("summary.json"))
     line = try_docs.runnable(command).text.replace("seed=1,2,3", seeds)
@@ -135,11 +138,11 @@ def test_the_readme_names_methods_that_there_are():
 
 
 def test_the_tutorials_method_works(net, federation):
-    text = (ROOT / "docs" / "methods.md").read_text()
+    text = (ROOT / "docs" / "extend.md").read_text()
     source = next(block for language, block in try_docs.BLOCK.findall(text) if language == "python")
     module = types.ModuleType("tutorial")
     sys.modules["tutorial"] = module  # dataclasses look their module up
-    exec(compile(source, "docs/methods.md", "exec"), module.__dict__)
+    exec(compile(source, "docs/extend.md", "exec"), module.__dict__)
     fedprox = module.FedProx
     assert_same(
         trajectory(fedprox(mu=0.0), net, federation)[-1].server, trajectory(FedAvg(), net, federation)[-1].server
@@ -184,12 +187,15 @@ def test_report_commands_run(command, outputs, monkeypatch, capsys):
 
 
 def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
-    blocks = try_docs.BLOCK.findall((ROOT / "docs" / "data.md").read_text())
+    blocks = try_docs.BLOCK.findall((ROOT / "docs" / "extend.md").read_text())
     source = next(block for language, block in blocks if language == "python" and "def kmnist" in block)
     values = next(yaml.safe_load(block) for language, block in blocks if language == "yaml" and "kmnist" in block)
-    module = types.ModuleType("kmnist")
-    exec(compile(source, "docs/data.md", "exec"), module.__dict__)
-    monkeypatch.setitem(datasets.SETS, "kmnist", datasets.Set(module.kmnist, module.PLACE))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/kmnist.py").write_text(source)
+    monkeypatch.setattr(datasets, "__path__", [*datasets.__path__, str(tmp_path / "code")])
+    monkeypatch.setattr(datasets, "SETS", datasets.readers())  # which then has it without being told
+    monkeypatch.delitem(sys.modules, "fedpfl.data.datasets.kmnist")
+    assert values.pop("title") == "KMNIST"
     with pytest.raises(FedpflError, match=r"kmnist-train-imgs\.npz is absent"):
         datasets.load(data_dir=tmp_path, **values)
     for name, count in (("train", 30), ("test", 20)):
@@ -198,7 +204,46 @@ def test_the_tutorials_data_set_works(tmp_path, monkeypatch):
         np.savez(tmp_path / f"kmnist-{name}-labels.npz", np.arange(count) % 10)
     samples = datasets.load(data_dir=tmp_path, **values)
     assert (tuple(samples.x.shape), samples.test_from, samples.classes) == ((50, 1, 28, 28), 30, 10)
-    assert set(values) == set(yaml.safe_load((ROOT / "conf/dataset/mnist.yaml").read_text()))
+    assert {*values, "title"} == set(yaml.safe_load((ROOT / "conf/dataset/mnist.yaml").read_text()))
+
+
+def shown(page: str, mark: str) -> str:
+    """The one block of Python on a page that holds `mark`."""
+    (block,) = (
+        text for kind, text in try_docs.BLOCK.findall((ROOT / page).read_text()) if kind == "python" and mark in text
+    )
+    return block
+
+
+def test_the_tutorials_table_figure_and_command_of_the_report_work(outputs, monkeypatch, capsys):
+    space = {**vars(report_main), "COMMANDS": {**report_main.COMMANDS}}
+    exec(compile(shown("docs/extend.md", "def reach_table"), "docs/extend.md", "exec"), space)
+    exec(compile(shown("docs/extend.md", "def _reach"), "docs/extend.md", "exec"), space)
+    monkeypatch.setattr(report_main, "COMMANDS", space["COMMANDS"])
+    monkeypatch.chdir(outputs)
+    assert report(["reach", "outputs/fedobp", "dataset=svhn", "--out", "made", "--format", "csv"]) == 0
+    table = pd.read_csv(outputs / "made/reach.csv")
+    assert list(table.columns) == ["setting", "method", "round"]
+    assert table["round"].isna().all()  # none reaches 90 %
+    found = space["runs"](outputs / "outputs/fedobp", where=["dataset=svhn"])
+    assert set(space["reach_table"](found, 60.0).frame["round"]) == {4.0}
+    assert {path.suffix for path in (outputs / "made").glob("reach.*")} == {".csv", ".png", ".pdf"}
+
+
+def test_the_tutorials_command_works(outputs, tmp_path, capsys):
+    space = {"__name__": "newest"}
+    exec(compile(shown("docs/extend.md", "fedpfl.newest"), "docs/extend.md", "exec"), space)
+    assert space["main"]([str(outputs / "outputs/demo")]) == 0
+    assert Path(capsys.readouterr().out.strip()).is_relative_to(outputs / "outputs/demo")
+    assert space["main"]([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("fedpfl: no runs found below")
+
+
+def test_the_index_of_tests_has_every_folder():
+    index = (ROOT / "tests/README.md").read_text()
+    for path in (ROOT / "tests").rglob("__init__.py"):
+        folder = path.parent.relative_to(ROOT / "tests").as_posix()
+        assert folder == "." or f"| `{folder}` |" in index, folder
 
 
 def test_the_readme_lists_every_choice():

@@ -13,7 +13,7 @@ import pytest
 
 import fedpfl
 from fedpfl import __main__ as command
-from fedpfl.config.overrides import CONF
+from fedpfl.config.choices import choices
 from tests.conftest import ROOT
 
 TINY = (
@@ -54,9 +54,9 @@ def test_completion_answers_commands_keys_and_choices(line, some, shell, ask):
 
 def test_completion_offers_every_choice_of_a_group(ask):
     for group in ("method", "dataset", "experiment"):
-        choices = {path.stem for path in Path(CONF, group).glob("*.yaml")}
-        assert set(ask(f"fedpfl train {group}=")) == {f"{group}={choice}" for choice in choices}
-    assert {"rounds=", "method=", "local.", "experiment="} <= set(ask("fedpfl train "))
+        assert set(ask(f"fedpfl train {group}=")) == {f"{group}={choice}" for choice in choices(group)}
+    assert {"experiment=fedobp/table3", "experiment=fedobp/table5"} <= set(ask("fedpfl train experiment=fedobp/t"))
+    assert {"rounds=", "method=", "local.", "experiment"} <= set(ask("fedpfl train "))
 
 
 @pytest.mark.parametrize("line", ["train method=nothing x", "train --bogus l", "report l", "xy"])

@@ -22,6 +22,8 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.yaml ask for
+from fedpfl.config.choices import NESTED, choices
 from fedpfl.ground.errors import FedpflError
 
 CONF = str((Path(__file__).parents[1] / "conf").resolve())
@@ -84,6 +86,10 @@ def _said(value: Any) -> str:
 
 def complete(word: str, line: str) -> None:
     """Print what Hydra answers a shell: to `install=bash` a script, to `query=bash` what `line` may go on with."""
+    group, equals, begun = line.rpartition(" ")[2].partition("=")
+    if equals and group in NESTED and word.startswith("query="):  # Hydra offers no choices in folders
+        print(*(f"{group}={choice}" for choice in choices(group) if choice.startswith(begun)))
+        return
     os.environ["COMP_LINE"] = line
     hidden = (Exception, SystemExit) if word.startswith("query=") else ()  # nobody can read it while typing
     with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(*hidden), _hydra() as hydra:
@@ -170,11 +176,11 @@ def sweeps(word: str) -> bool:
 
 def _of_experiment(given: Iterable[Override]) -> Iterator[str]:
     """What the experiment itself sets for its jobs alone, be it a single value."""
-    experiment = [str(override.input_line) for override in given if override.key_or_group == "experiment"]
-    if not experiment:
+    chosen = [str(override.input_line) for override in given if override.key_or_group in ("experiment", "debug")]
+    if not chosen:
         return
     try:
-        sweeper = composed(experiment).hydra.sweeper
+        sweeper = composed(chosen).hydra.sweeper
     except REFUSED:
         return  # Hydra will tell
     yield from map(str, sweeper.params or {})

@@ -1,154 +1,31 @@
-"""Configuration: YAML holds values, dataclasses are the schema, and every fault is one line that names its key."""
+"""The plan: a configuration checked as a whole, then data loaded and the network built."""
 
 from __future__ import annotations
 
-import inspect
-import math
-import re
-import types
-import unicodedata
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
-from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl import data, engine, models, record
+from fedpfl import data, engine, models
 from fedpfl.config import plugins
-from fedpfl.data import Augment, Federation, datasets, partition
-from fedpfl.data import state_dict as weights
+from fedpfl.config.checks import arguments, check_keys, chosen, options, representable, typed
+from fedpfl.config.messages import at_its_source, one_line
+from fedpfl.config.resolvers import folder
+from fedpfl.config.schema import GROUPS, OPTIONAL, SCHEMAS, SETTINGS, Checkpoint, Deal, Eval, Settings, Start
+from fedpfl.data import Augment, Federation, datasets, partition, state_dict
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
-from fedpfl.ground.errors import FedpflError, near
-from fedpfl.ground.identity import identity
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import essence, identity, present
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
-
-LISTS = (tuple, list, Sequence)
-NOISE = (
-    *("full_key:", "object_type=", "reference_type=", "Set the environment variable", "See https"),
-    *("Error parsing override", "LexerNoViableAltException", "^"),
-)
-"""How lines of Hydra's and OmegaConf's messages begin that help nobody."""
-KNOWN = {
-    r"Ambiguous value for argument '(.*?)'\n": r"\1 is a sweep, which needs -m; if it is one value, write a list "
-    "as key=[a,b], a text as \"key='a,b'\"",
-    r"Multiple values for (.*?)\. To override": r"\1 has a value, which \1=... replaces; leave out the +",
-    "Input config does not have a `_target_` field": "hydra.launcher and hydra.sweeper are groups of keys; choose by "
-    "hydra/launcher=... and hydra/sweeper=...",
-    ".* does not support sweep type": "interval is no sweep over values; name them, as in seed=1,2,3 or "
-    "seed=range(1,4)",
-}
-"""What to say instead of messages of Hydra's that begin so."""
-PLUGINS = ("launcher", "sweeper")  # groups of Hydra's, which are chosen with a slash
-SHORT = 12  # names that are listed even where one is near what was meant
-FLOAT = torch.finfo(torch.float32)
-
-
-@dataclass(frozen=True)
-class Eval:
-    """When all clients are judged; see conf/train.yaml."""
-
-    every: int
-    finetune_epochs: int
-    finetune_every: int
-    finetune_part: Literal["all", "head"]
-
-    def __post_init__(self) -> None:
-        _require(self.every >= 1, "every", "1 or more", self.every)
-        _require(self.finetune_epochs >= 0, "finetune_epochs", "0 or more", self.finetune_epochs)
-        multiple = self.finetune_every >= 1 and self.finetune_every % self.every == 0
-        allowed = f"a positive multiple of eval.every ({self.every})"
-        _require(multiple or not self.finetune_epochs, "finetune_every", allowed, self.finetune_every)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """How often the state is saved, and whether a finished run keeps it; see conf/train.yaml."""
-
-    seconds: float
-    keep: bool = True
-
-    def __post_init__(self) -> None:
-        _require(self.seconds >= 0, "seconds", "0 or more", self.seconds)
-
-    def due(self, since: float, cost: float) -> bool:
-        """Return whether to save, so many seconds after the last time, which took `cost` seconds.
-
-        At most a twentieth of a run's time goes into checkpoints, unless one after every round is asked for.
-        """
-        return since >= max(self.seconds, 20 * cost if self.seconds else 0)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The top level of the configuration."""
-
-    seed: int
-    rounds: int
-    clients: int
-    participation: float
-    validation: float
-    unseen: float
-    data_dir: str
-    device: str
-    restart: bool
-    extend: str
-    name: str
-    plugins: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _require(0 <= self.seed < 2**32, "seed", "from 0 to 4294967295", self.seed)
-        _require(self.rounds >= 1, "rounds", "1 or more", self.rounds)
-        _require(self.clients >= 1, "clients", "1 or more", self.clients)
-        _require(0 < self.participation <= 1, "participation", "above 0 and at most 1", self.participation)
-        _require(0 <= self.validation < 1, "validation", "at least 0 and below 1", self.validation)
-        _require(0 <= self.unseen < 1, "unseen", "at least 0 and below 1", self.unseen)
-        rule = self.newcomers > 0 or not self.unseen
-        _require(rule, "unseen", f"0, or a share that is a client or more of {self.clients}", self.unseen)
-
-    @property
-    def newcomers(self) -> int:
-        """How many of the clients never take part."""
-        return int(round(self.unseen * self.clients, 9))
-
-
-@dataclass(frozen=True)
-class Deal:
-    """What every partition may have: a seed of its own in place of the run's; see docs/data.md."""
-
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _require(0 <= (self.seed or 0) < 2**32, "seed", "from 0 to 4294967295, or null", self.seed)
-
-
-@dataclass(frozen=True)
-class Start:
-    """What every network may start from; see docs/run.md."""
-
-    weights: Path | None = None
-
-
-SETTINGS = tuple(get_type_hints(Settings))
-GROUPS = (
-    *("local", "eval", "stopping", "checkpoint", "state"),
-    *("dataset", "augment", "partition", "model", "method", "quantile", "norm", "score", "engine", "logger"),
-)
-
-
-SCHEMAS: dict[str, Callable[..., Any]] = {
-    **{"local": Local, "eval": Eval, "stopping": Stopping, "checkpoint": Checkpoint, "state": Store},
-    **{"engine": Engine, "augment": Augment},
-}
-"""What groups of keys are for that hold the same keys whatever is chosen."""
-
-OPTIONAL: dict[str, tuple[str, ...]] = {"quantile": ("q", "otherwise", "table"), "norm": (), "score": ()}
-"""Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names those it has."""
+from fedpfl.record import rundir
+from fedpfl.record.loggers import check_logger
 
 
 @dataclass(frozen=True)
@@ -185,7 +62,7 @@ class Run(Plan):
 
 
 def alone(key: Hashable, make: Callable[[], Any]) -> Any:
-    """Shares nothing with other runs."""
+    """Share nothing with other runs."""
     return make()
 
 
@@ -194,7 +71,7 @@ def check(cfg: DictConfig) -> Plan:
     try:
         return _plan(resolve(cfg))
     except FedpflError as error:
-        raise FedpflError(_at_its_source(str(error), cfg)) from None
+        raise FedpflError(at_its_source(str(error), cfg)) from None
 
 
 def _plan(config: dict[str, Any]) -> Plan:
@@ -207,17 +84,19 @@ def _plan(config: dict[str, Any]) -> Plan:
     own = {group: typed(schema, config[group], group) for group, schema in SCHEMAS.items()}
     device = find_device(settings.device)
     engine.check(own["engine"], device)
-    record.check_logger(config["logger"])
-    method = typed(_named("method", config["method"], METHODS), _rest(config["method"]), "method")
+    check_logger(config["logger"])
+    if (now := present(config["method"])["name"]) != config["method"]["name"]:
+        raise FedpflError(f"method={config['method']['name']} with these values is now method={now}")
+    method = typed(chosen("method", config["method"], METHODS), options(config["method"]), "method")
     if getattr(method, "clients", settings.clients) != settings.clients:
         raise FedpflError(f"method.clients is the run's clients={settings.clients} and cannot be set; leave it out")
     if hasattr(method, "clients"):  # who never takes part is none of them
         method = replace(method, clients=settings.clients - settings.newcomers)
     if method.own_steps and not own["local"].plain:
         raise FedpflError(engine.own_steps(f"method={config['method']['name']}", own["local"]))
-    _held(config["logger"], "logger")  # the others are held against their schemas
-    for options in (_model, _partition, _source):
-        options(config)
+    representable(config["logger"], "logger")  # the others are held against their schemas
+    for part in (_model, _partition, _source):
+        part(config)
     return Plan(settings, **own, device=device, method=method, config=config, identity=identity(config))
 
 
@@ -227,7 +106,7 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     share: `share(key, make)` makes what runs of one process may have in common, their samples.
     """
     settings, config, device = plan.settings, plan.config, plan.device
-    source, options = _source(config), _model(config)
+    source, given = _source(config), _model(config)
 
     def load() -> tuple[datasets.Samples, str]:
         samples = datasets.load(data_dir=Path(settings.data_dir), **source)
@@ -240,9 +119,9 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
     whole = data.build(samples, split, settings.validation, seed, plan.augment)
     federation, unseen = data.apart(whole.to(device), settings.newcomers, seed)
-    if options.get("weights"):
-        options["weights"] = _weights(Path(settings.data_dir), options["weights"])
-    net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **options)
+    if given.get("weights"):
+        given["weights"] = _weights(Path(settings.data_dir), given["weights"])
+    net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **given)
     plan.method.init(net.params, net.parts)  # refuses what this network does not have, while nothing is written
     if plan.method.validates and not any(map(len, federation.validation)):
         name = config["method"]["name"]
@@ -253,8 +132,8 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
         federation=federation,
         unseen=unseen,
         net=net,
-        read=data.fingerprint(read, options.get("weights")),
-        fingerprint=data.fingerprint(read, splits, options.get("weights")),
+        read=data.fingerprint(read, given.get("weights")),
+        fingerprint=data.fingerprint(read, splits, given.get("weights")),
     )
 
 
@@ -264,8 +143,8 @@ def _weights(folder: Path, given: Path) -> dict[str, torch.Tensor]:
     if not place.exists() and given.exists():
         place = given
     if not place.is_dir():
-        return weights.read(place)
-    state = record.ended(place)[1]
+        return state_dict.read(place)
+    state = rundir.ended(place)[1]
     server = state["server"].get("model", state["server"].get("body", state["server"]))
     values = {**server, **state["server_buffers"].get("main", {})}
     if not values or not all(isinstance(value, torch.Tensor) for value in values.values()):
@@ -275,23 +154,21 @@ def _weights(folder: Path, given: Path) -> dict[str, torch.Tensor]:
 
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:
     """The network's own options."""
-    network = _named("model", config["model"], MODELS)
-    return _checked((network, Start), _rest(config["model"]), "model", given=("shape", "classes"))
+    network = chosen("model", config["model"], MODELS)
+    return arguments((network, Start), options(config["model"]), "model", given=("shape", "classes"))
 
 
 def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
     """The scheme's own options, and the seed if it is not the run's."""
-    scheme = _named("partition", config["partition"], partition.SCHEMES)
+    scheme = chosen("partition", config["partition"], partition.SCHEMES)
     given = tuple(key for key in partition.GIVEN if key != "seed")
-    options = _checked((scheme, Deal), _rest(config["partition"]), "partition", given=given)
-    typed(Deal, {"seed": options.get("seed")}, "partition")
-    return options
+    return arguments((scheme, Deal), options(config["partition"]), "partition", given=given)
 
 
 def _source(config: Mapping[str, Any]) -> dict[str, Any]:
     """What is to be loaded."""
-    reader = _named("dataset", config["dataset"], datasets.SETS).read
-    return _checked((datasets.load, reader), config["dataset"], "dataset", given=("data_dir", "options", "source"))
+    reader = chosen("dataset", config["dataset"], datasets.SETS)
+    return arguments((datasets.load, reader), config["dataset"], "dataset", given=("data_dir", "options", "source"))
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:
@@ -300,269 +177,64 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     Raises FedpflError for missing values, and for a group that chooses what the method does not have.
     """
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    groups = [group for group in GROUPS if group not in OPTIONAL]
     try:
-        missing = OmegaConf.missing_keys(cfg)
+        if missing := OmegaConf.missing_keys(cfg):
+            raise _without_value(min(missing))
+        if OmegaConf.is_config(cfg.get("method")):
+            cfg.method = OmegaConf.to_container(cfg.method, resolve=True)
+        plain: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
+        # These are in the method by now; what it takes nothing from, as where the user sets method.q, is not looked up.
+        optional = {group: plain[group] for group in OPTIONAL if plain.get(group) is not None}
+        cfg = OmegaConf.masked_copy(cfg, [key for key in plain if key not in OPTIONAL])
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise FedpflError(one_line(error)) from None
-    groups = [group for group in GROUPS if group not in OPTIONAL]
-    if missing := missing or {key for key in (*SETTINGS, *groups) if config.get(key) is None}:
-        key = min(missing)
-        raise FedpflError(f"{key} has no value; set it with {key}=...")
-    chosen = [group for group in OPTIONAL if config.get(group) is not None]
-    for group in (*groups, *chosen):
-        if not isinstance(config[group], Mapping):
-            raise FedpflError(f"{group} must be a group of keys, got {config[group]!r}")
+    for key in (*SETTINGS, *groups):
+        if config.get(key) is None:
+            raise _without_value(key)
+    for group, values in [(group, config[group]) for group in groups] + [*optional.items()]:
+        if not isinstance(values, Mapping):
+            raise FedpflError(f"{group} must be a group of keys, got {values!r}")
     method = config["method"]
+    for group in ("method", "dataset"):
+        config[group].pop("title", None)  # for tables (fedpfl.report.names): it decides nothing
     own = method.pop("groups", ())
-    for group in chosen:
+    for group, values in optional.items():
         if group not in own:
             raise FedpflError(f"{group} is for a hyperparameter that method={method.get('name')} does not have")
-        _known(_rest(config[group]), OPTIONAL[group], group)
-        _held(config[group], group)
-    for key, source in OmegaConf.to_container(cfg.method, resolve=False).items():  # type: ignore[union-attr, assignment]
-        if source == "${quantile.q}" and method[key] == "paper":
-            method[key] = _table_q(config)
-    return {key: value for key, value in config.items() if key not in OPTIONAL}
+        check_keys(options(values), OPTIONAL[group], group)
+        representable(values, group)
+    return config
 
 
-def run_subdir(config: Mapping[str, Any], experiment: str | None) -> str:
-    """Where a run belongs below outputs/: `<experiment or dataset>/<method>/<key>/seed<k>`."""
-    place = experiment or config["dataset"]["name"]
-    return f"{place}/{config['method']['name']}/{identity(config)}/seed{config['seed']}"
+def _without_value(key: str) -> FedpflError:
+    return FedpflError(f"{key} has no value; set it with {key}=...")
+
+
+def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | None = None) -> str:
+    """Where a run belongs below outputs/: `<place>/<method>/<key>/seed<k>`.
+
+    The place is the experiment's folder, an experiment's name that is in none, or else the data set; with `_<debug>`.
+    The method's name is that of the identity, so that runs of earlier versions lie where they are looked for.
+    """
+    place = "_".join(filter(None, (folder(experiment) if experiment else config["dataset"]["name"], debug)))
+    return f"{place}/{essence(config)['method']['name']}/{identity(config)}/seed{config['seed']}"
 
 
 def register() -> None:
-    """Teach OmegaConf the resolvers that conf/train.yaml names. Safe to repeat.
+    """Teach OmegaConf the resolvers that conf/train.yaml names. Safe to repeat."""
 
-    `fedpfl.run_subdir:table3` puts an experiment's runs among those of another one, of which it is a part.
-    """
-
-    def subdir(place: str | None = None, *, _root_: DictConfig) -> str:
-        choices = OmegaConf.select(_root_, "hydra.runtime.choices")
+    def subdir(*, _root_: DictConfig) -> str:
+        choices = OmegaConf.select(_root_, "hydra.runtime.choices") or {}
         try:
             config = check(_root_).config
         except Exception:
             return "invalid"  # the run itself tells what is wrong, and nothing is written before that
-        return run_subdir(config, place or (choices.get("experiment") if choices else None))
+        return run_subdir(config, choices.get("experiment"), choices.get("debug"))
 
     for name, function in (
         ("fedpfl.run_subdir", subdir),
-        ("fedpfl.run_dir", lambda place=None, *, _root_: f"outputs/{subdir(place, _root_=_root_)}"),
+        ("fedpfl.run_dir", lambda *, _root_: f"outputs/{subdir(_root_=_root_)}"),
     ):
         OmegaConf.register_new_resolver(name, function, replace=True, use_cache=False)
-
-
-def described(choice: Mapping[str, Any]) -> str:
-    """A group's choice for people: `dirichlet (alpha=0.1, min_samples=10)`."""
-    values = ", ".join(f"{key}={value}" for key, value in choice.items() if key != "name" and value is not None)
-    return f"{choice['name']} ({values})" if values else str(choice["name"])
-
-
-def one_line(error: Exception) -> str:
-    """Return an error's message as one line; of Hydra's and OmegaConf's, the part that helps."""
-    text, cause = str(error), error.__cause__
-    if isinstance(error, FedpflError):
-        return text
-    if isinstance(error, MissingConfigException):
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
-        if group and (known := error.options or _choices(group)):
-            return f"{group} must be {_one_of(known, name)}"
-    if unknown := re.search(r"Could not override '(.*?)'", text):
-        if unknown[1].split(".")[0] in OPTIONAL:
-            return f"{unknown[1]} is for a hyperparameter that the method does not have"
-        root = cause.parent_node._get_root() if isinstance(cause, OmegaConfBaseException) and cause.parent_node else {}
-        meant = _near_key(unknown[1], OmegaConf.to_container(root, resolve=False) if root else dict.fromkeys(GROUPS))
-        asked = "--cfg hydra" if unknown[1].startswith("hydra") else "--help"
-        rest = f"did you mean {meant}?" if meant else f"`python -m fedpfl.train {asked}` tells all keys"
-        return f"{unknown[1] or 'nothing'} is not a key here; {rest}"
-    for pattern, told in KNOWN.items():
-        if found := re.match(pattern, text):
-            return found.expand(told)
-    if isinstance(error, OSError) and error.filename:
-        return f"cannot make {error.filename}: {error.strerror}; choose another place with hydra.run.dir=..."
-    if isinstance(error, OverrideParseException):
-        text = f"{error.override!r} cannot be read as key=value\n{text}"
-    if isinstance(cause, OmegaConfBaseException):
-        text = f"{text}\n{cause}"
-    if isinstance(error, OmegaConfBaseException) and error.full_key:
-        text = f"{error.full_key}: {text}"
-    lines = [line.strip().removesuffix(".") for line in text.splitlines()]
-    return "; ".join(line for line in lines if line and not line.startswith(NOISE)) or type(error).__name__
-
-
-def _at_its_source(message: str, cfg: DictConfig) -> str:
-    """The message about `method.q` as one about `quantile.q`, where that is what `method.q` takes its value from."""
-    key, space, rest = message.partition(" ")
-    value: Any = OmegaConf.to_container(cfg, resolve=False)
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    source = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
-    return f"{source[1]}{space}{rest}" if source else message
-
-
-def _one_of(known: Collection[str], got: object) -> str:
-    """`one of a, b, c, got 'x'`, with what was probably meant."""
-    meant = near(str(got), known)
-    listed = ", ".join(known) if len(known) <= SHORT or not meant else f"{len(known)} names"
-    return f"one of {listed}, got {got!r}{meant}"
-
-
-def _choices(group: str) -> list[str]:
-    """Names of a configuration group's files."""
-    return sorted(path.stem for path in (Path(__file__).parents[1] / "conf" / group).glob("*.yaml"))
-
-
-def _near_key(got: str, config: Any) -> str | None:
-    """The key, with dots, that was probably meant: of the same name elsewhere, or with a similar one."""
-
-    def keys(values: Any, path: str) -> Iterator[str]:
-        for key, value in values.items() if isinstance(values, Mapping) else ():
-            yield f"{path}{key}"
-            yield from keys(value, f"{path}{key}.")
-
-    known = [key for key in keys(config, "") if key.startswith("hydra") == got.startswith("hydra")]
-    place, dot, name = got.replace("/", ".").rpartition(".")
-    beside = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == place]
-    if ("/" in got or got in PLUGINS) and (group := near(name, PLUGINS, "hydra/{}")):
-        return group
-    if meant := near(name, beside, "{}"):
-        return f"{place}{dot}{meant}"
-    elsewhere = next((key for key in known if key.endswith(f".{name}")), None)
-    return elsewhere or (None if beside else near(got, known, "{}"))
-
-
-def typed(schema: Callable[..., Any], values: Any, path: str) -> Any:
-    """Build dataclass `schema` from `values`, checking keys, types and (in its __post_init__) ranges."""
-    arguments = _checked(schema, values, path)
-    try:
-        return schema(**arguments)
-    except ValueError as error:
-        raise FedpflError(f"{path}.{error}" if path else str(error)) from None
-
-
-def _checked(
-    schema: Callable[..., Any] | tuple[Callable[..., Any], ...], values: Any, path: str, given: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """`values` as arguments of `schema` (dataclasses or functions), checked against its annotations.
-
-    given: arguments that come from elsewhere in the configuration.
-    """
-    if not isinstance(values, Mapping):
-        raise FedpflError(f"{path} must be a group of keys, got {values!r}")
-    schemas = schema if isinstance(schema, tuple) else (schema,)
-    own = {name: parameter for one in schemas for name, parameter in inspect.signature(one).parameters.items()}
-    parameters = {name: parameter for name, parameter in own.items() if name not in given}
-    told = [one.__init__ if inspect.isclass(one) and not is_dataclass(one) else one for one in schemas]
-    hints = {name: hint for one in told for name, hint in get_type_hints(one).items()}
-    dot = f"{path}." if path else ""
-    _known(values, tuple(parameters), path)
-    for key, parameter in parameters.items():
-        if key not in values and parameter.default is parameter.empty:
-            raise FedpflError(f"{dot}{key} has no value; set it with {dot}{key}=...")
-    return {key: _cast(_held(value, dot + key), hints.get(key, Any), dot + key) for key, value in values.items()}
-
-
-def _known(values: Mapping[str, Any], keys: tuple[str, ...], path: str) -> None:
-    for key in values:
-        if key not in keys:
-            dot = f"{path}." if path else ""
-            meant = near(str(key), keys, f"did you mean {dot}{{}}?")
-            rest = [f"known keys: {', '.join(keys) or 'name'}"] if len(keys) <= SHORT or not meant else []
-            rest += [meant] if meant else []
-            raise FedpflError(f"{dot}{key} is not a key here; {'; '.join(rest)}")
-
-
-def _held(value: Any, path: str) -> Any:
-    """`value`, if it can be computed with (float32, int64) or written down."""
-    for key, item in value.items() if isinstance(value, Mapping) else ():
-        _held(item, f"{path}.{key}")
-    for item in value if isinstance(value, list) else ():
-        _held(item, path)
-    if type(value) is float and not math.isfinite(value):
-        raise FedpflError(f"{path} must be a finite number, got {value}")
-    if type(value) is float and value and not FLOAT.smallest_normal <= abs(value) <= FLOAT.max:
-        raise FedpflError(
-            f"{path} must be within {FLOAT.smallest_normal:.2g} and {FLOAT.max:.2g} in size, as float32 is, got {value}"
-        )
-    if type(value) is int and not -(2**63) <= value < 2**63:
-        raise FedpflError(f"{path} must be a whole number of at most 64 bits, got {value}")
-    if isinstance(value, str) and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
-        raise FedpflError(f"{path} must be a text without control characters, got {value!r}")
-    return value
-
-
-def _cast(value: Any, hint: Any, path: str) -> Any:
-    """`value` if it fits the annotation (an int also fits a float, a list a tuple, a str a Path)."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if hint is Any or hint is inspect.Parameter.empty:
-        return value
-    if origin in (Union, types.UnionType):
-        for option in inside:
-            try:
-                return _cast(value, option, path)
-            except FedpflError:
-                continue
-    elif origin is Literal:
-        if value in inside:
-            return value
-    elif origin in LISTS and isinstance(value, list):
-        return tuple(_cast(item, inside[0] if inside else Any, path) for item in value)
-    elif hint is float and type(value) in (int, float):
-        return float(value)
-    elif hint is Path and isinstance(value, str):
-        return Path(value)
-    elif hint in (int, str, bool, type(None)) and type(value) is hint:
-        return value
-    if origin is Literal:
-        raise FedpflError(f"{path} must be {_one_of([str(choice) for choice in inside], value)}")
-    raise FedpflError(f"{path} must be {_describe(hint)}, got {value!r}")
-
-
-def _describe(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_describe(option) for option in inside)
-    if origin is Literal:
-        return f"one of {', '.join(map(str, inside))}"
-    if origin in LISTS:
-        return f"a list of {_describe(inside[0]).removeprefix('a ')}s"
-    return names.get(hint, "a path" if hint is Path else str(hint))
-
-
-def _named(group: str, values: Any, registry: Mapping[str, Any]) -> Any:
-    name = values.get("name") if isinstance(values, Mapping) else values
-    if not isinstance(name, str) or name not in registry:
-        raise FedpflError(f"{group}.name must be {_one_of(sorted(registry), name)}")
-    return registry[name]
-
-
-def _rest(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key != "name"}
-
-
-def _table_q(config: Mapping[str, Any]) -> Any:
-    """Table II, or the fallback of quantile=auto."""
-    quantile, name, alpha = config["quantile"], config["dataset"].get("name"), config["partition"].get("alpha")
-    table = quantile.get("table")
-    if not isinstance(table, Mapping) or not all(isinstance(row, Mapping) for row in table.values()):
-        raise FedpflError(f"quantile.table must map data sets to alphas to q, got {table!r}")
-    row = table.get(name, {}) if isinstance(name, str) else {}
-    found = isinstance(alpha, int | float) and alpha in row
-    q, source = (row[alpha], "table") if found else (quantile.get("otherwise"), "otherwise")
-    if q is not None and not (type(q) in (int, float) and 0 <= q <= 1):
-        raise FedpflError(f"quantile.{source} must hold numbers between 0 and 1, got {q!r}")
-    if q is None:
-        known = "; ".join(f"{d} ({', '.join(map(str, row))})" for d, row in table.items())
-        raise FedpflError(
-            f"quantile=paper: Table II has no q for dataset {name} with alpha {alpha}; "
-            f"it has {known}; set quantile.q=..."
-        )
-    return q
-
-
-def _require(rule: bool, field: str, allowed: str, value: Any) -> None:
-    if not rule:
-        raise ValueError(f"{field} must be {allowed}, got {value!r}")

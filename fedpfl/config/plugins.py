@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 from hydra.core.config_store import ConfigStore
 
 from fedpfl.data import datasets, partition
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS
+from fedpfl.record.callbacks import Callback
 
 
 class Kind(NamedTuple):
@@ -26,13 +27,12 @@ class Kind(NamedTuple):
     group: str
     registry: dict[str, Any]
     given: tuple[str, ...] = ()
-    entry: Callable[[Any], Any] = lambda value: value
 
 
 KINDS = {
     "METHODS": Kind("method", METHODS),
     "MODELS": Kind("model", MODELS, ("shape", "classes")),
-    "DATASETS": Kind("dataset", datasets.SETS, ("source",), lambda read: datasets.Set(read, "nothing")),
+    "DATASETS": Kind("dataset", datasets.SETS, ("source",)),
     "PARTITIONS": Kind("partition", partition.SCHEMES, partition.GIVEN),
 }
 """By the name that a plugin gives its dictionary of names and classes or functions."""
@@ -58,12 +58,14 @@ def load(files: Iterable[str]) -> list[str]:
         del kind.registry[key], ConfigStore.instance().repo[kind.group][f"{key}.yaml"]
     for path, module in zip(paths, modules, strict=True):
         own = {name: value for name in KINDS if isinstance(value := getattr(module, name, None), Mapping)}
-        if not any(own.values()):
+        if not any(own.values()) and not _callbacks(path):
             known = ", ".join(KINDS)
-            raise FedpflError(f"plugins: {path} adds nothing; it needs a dictionary {known} of names and values")
+            raise FedpflError(
+                f"plugins: {path} adds nothing; it needs a dictionary {known} of names and values, or a list CALLBACKS"
+            )
         for kind, key, value in ((KINDS[name], key, value) for name in own for key, value in own[name].items()):
             _check(path, kind, key, value)
-            kind.registry[key] = kind.entry(value)
+            kind.registry[key] = value
             ConfigStore.instance().store(key, {"name": key, **_defaults(kind, value)}, kind.group)
             _added.append((kind, key))
     return [str(path) for path in paths]
@@ -72,6 +74,28 @@ def load(files: Iterable[str]) -> list[str]:
 def code(files: Iterable[str]) -> dict[str, str]:
     """Return a digest of each file's text as it was loaded, by the file's name."""
     return {Path(file).name: _modules[Path(file)][0] for file in files}
+
+
+def callbacks(files: Iterable[str]) -> list[Callback]:
+    """Return one of each callback that loaded files have. Raises FedpflError where one cannot be made."""
+    return [_made(Path(file), kind) for file in files for kind in _callbacks(Path(file))]
+
+
+def _callbacks(file: Path) -> Sequence[type[Callback]]:
+    kinds = getattr(_modules[file][1], "CALLBACKS", ())
+    if not isinstance(kinds, list | tuple) or not all(inspect.isclass(kind) for kind in kinds):
+        raise FedpflError(f"plugins: {file}: CALLBACKS must be a list of classes, got {kinds!r}")
+    if wrong := [kind.__name__ for kind in kinds if not issubclass(kind, Callback)]:
+        raise FedpflError(f"plugins: {file}: CALLBACKS: {wrong[0]} must be a subclass of fedpfl.Callback")
+    return kinds
+
+
+def _made(file: Path, kind: type[Callback]) -> Callback:
+    try:
+        return kind()
+    except Exception as error:
+        place, why = f"{file}{_line(error, file)}", reason(error, kind=True)
+        raise FedpflError(f"plugins: {place}: CALLBACKS: {kind.__name__}() raised {why}") from error
 
 
 def _module(file: Path) -> ModuleType:
@@ -94,8 +118,11 @@ def _imported(file: Path, name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        kind = "" if isinstance(error, FedpflError) else f"{type(error).__name__}: "
-        raise FedpflError(f"plugins: {file}{_line(error, file)}: {kind}{_short(error)}") from error
+        if isinstance(error, SyntaxError):
+            said = f"SyntaxError: {error.msg}"
+        else:
+            said = reason(error, kind=not isinstance(error, FedpflError))
+        raise FedpflError(f"plugins: {file}{_line(error, file)}: {said}") from error
     return module
 
 
@@ -109,10 +136,6 @@ def _line(error: BaseException, file: Path) -> str:
             lines.append(trace.tb_lineno)
         trace = trace.tb_next
     return f":{lines[-1]}" if lines else ""
-
-
-def _short(error: BaseException) -> str:
-    return error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
 
 
 def _check(file: Path, kind: Kind, name: Any, value: Any) -> None:

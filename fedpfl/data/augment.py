@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from fedpfl.ground.casting import Checked
+from fedpfl.ground.ranges import AtLeast, Between
+
 
 @dataclass(frozen=True)
-class Augment:
+class Augment(Checked):
     """Mirror left to right, then rotate, then shift, as a training step's images are.
 
     Every pixel of the result is one pixel of the original, the nearest; nothing is interpolated.
@@ -19,20 +22,14 @@ class Augment:
 
     flip: bool = False
     """Mirror every other image, at random."""
-    rotate: float = 0.0
+    rotate: Annotated[float, Between(0, 180)] = 0.0
     """Largest angle in degrees, in both directions; the corners that turn in are black."""
-    crop: int = 0
+    crop: Annotated[int, AtLeast(0)] = 0
     """Pixels of border added on every side before an image of the old size is cut out."""
     fill: Literal["black", "mean"] = "black"
     """What the border shows; mean: zero after normalisation."""
 
     NUMBERS = 4  # that are drawn per image: shift down, shift right, angle, mirror
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rotate <= 180:
-            raise ValueError(f"rotate must be from 0 to 180 degrees, got {self.rotate}")
-        if self.crop < 0:
-            raise ValueError(f"crop must be 0 or more pixels, got {self.crop}")
 
     def __bool__(self) -> bool:
         return bool(self.flip or self.rotate or self.crop)

@@ -35,7 +35,7 @@ class Shape(tuple[int, ...]):
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """What the engine trains on: all samples once, as they are stored, and per client the indices of its own."""
+    """What the engine trains on: all samples once, as they are stored, and the indices of each client's."""
 
     name: str
     x: Tensor  # uint8 images [samples, channels, height, width], int32 token ids [samples, length] or float32 signals
@@ -60,28 +60,28 @@ class Federation:
 
     @property
     def held_out(self) -> tuple[Tensor, ...]:
-        """What methods validate on: the validation splits, or the test splits where there are none."""
+        """Return what methods validate on: the validation splits, or the test splits where there are none."""
         return self.validation or self.test
 
     @property
     def clients(self) -> int:
-        """Number of clients."""
+        """Return the number of clients."""
         return len(self.train)
 
     @property
     def shape(self) -> Shape:
-        """Of one sample; of an image: channels, height, width."""
+        """Return the shape of one sample; of an image: channels, height, width."""
         kind = {torch.uint8: "images", torch.int32: "token ids"}.get(self.x.dtype, "signals")
         return Shape(self.x.shape[1:], kind, self.name)
 
     @cached_property
     def train_sizes(self) -> Tensor:
-        """Training samples per client, int64 `[clients]`, on the CPU."""
+        """Count training samples per client, int64 `[clients]`, on the CPU."""
         return torch.tensor([len(index) for index in self.train], dtype=torch.int64)
 
     @cached_property
     def test_sizes(self) -> Tensor:
-        """Test samples per client, int64 `[clients]`, on the CPU."""
+        """Count test samples per client, int64 `[clients]`, on the CPU."""
         return torch.tensor([len(index) for index in self.test], dtype=torch.int64)
 
     def idle(self, batch_size: int, together: int = 1) -> int:
@@ -93,10 +93,12 @@ class Federation:
         return int((full + (rest > 1) < together).sum())
 
     def label_counts(self) -> Tensor:
-        """Samples per client and class, of all splits together: int64 `[clients, classes]`, on the CPU."""
+        """Count samples per client and class, of all splits together: int64 `[clients, classes]`, on the CPU."""
         y = self.y.cpu()
         splits = (self.train, self.validation, self.test) if self.validation else (self.train, self.test)
-        counts = [torch.bincount(y[torch.cat(own).cpu()], minlength=self.classes) for own in zip(*splits, strict=True)]
+        counts = [
+            torch.bincount(y[torch.cat(index).cpu()], minlength=self.classes) for index in zip(*splits, strict=True)
+        ]
         return torch.stack(counts)
 
     def number(self, client: int) -> int:
@@ -105,7 +107,7 @@ class Federation:
 
     def of(self, clients: Sequence[int]) -> Federation:
         """Return the federation of some clients alone, numbered anew from 0."""
-        train, test, validation = ([own[i] for i in clients] if own else [] for own in self._splits)
+        train, test, validation = ([split[i] for i in clients] if split else [] for split in self._splits)
         return replace(
             self,
             train=tuple(train),
@@ -119,11 +121,11 @@ class Federation:
         return self.train, self.test, self.validation
 
     def to(self, device: torch.device | str) -> Federation:
-        """Samples and labels on `device`. The indices stay on the CPU, where batches are planned."""
+        """Put samples and labels on `device`. The indices stay on the CPU, where batches are planned."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
     def normalize(self, x: Tensor) -> Tensor:
-        """(x - mean) / std per channel of samples `[..., *shape]`, pixels divided by 255 first; float32.
+        """Return (x - mean) / std per channel of samples `[..., *shape]`, pixels divided by 255 first; float32.
 
         What is not scaled (token ids, or signals taken as they are) is returned as it is.
         """
@@ -134,11 +136,11 @@ class Federation:
 
     @property
     def views(self) -> int:
-        """How many random numbers decide how a training step sees one sample; 0: it sees it as it is."""
+        """Return how many random numbers decide how a training step sees a sample; 0: as it is."""
         return Augment.NUMBERS if self.augment else 0
 
     def seen(self, x: Tensor, views: Tensor) -> Tensor:
-        """Normalised samples `[..., *shape]` as training steps see them; views: uniform numbers `[..., self.views]`."""
+        """Return normalised samples `[..., *shape]` as training steps see them; views: uniform `[..., self.views]`."""
         return self.augment(x, views, -self._shift / self._scale) if self.augment else x
 
 
@@ -149,7 +151,7 @@ def build(
     seed: int = 0,
     augment: Augment | None = None,
 ) -> Federation:
-    """A data set dealt to clients; `int(validation * n)` of a client's n training samples are held out, at random.
+    """Deal a data set to clients; `int(validation * n)` of a client's n training samples are held out, at random.
 
     Raises: FedpflError if the partition was made for another data set or holds samples out itself, or what is to be
     augmented are no images.

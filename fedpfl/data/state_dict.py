@@ -1,4 +1,4 @@
-"""Files with a network's initial values."""
+"""Files with a network's state_dict, from which it may start."""
 
 import hashlib
 import re
@@ -16,7 +16,7 @@ HASH = re.compile(r"-([0-9a-f]{8,})\.\w+$")  # as torch.hub names its files
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file written by `torch.save(network.state_dict(), path)`, on the CPU.
+    """Read the tensors of a file written by `torch.save(network.state_dict(), path)`, on the CPU.
 
     Raises FedpflError if it is missing or broken, also by the hash in its name, where it has one.
     """

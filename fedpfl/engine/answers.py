@@ -16,7 +16,8 @@ from fedpfl.engine.sgd import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method, Phase, Turn
+from fedpfl.methods import FACTS, Method, Phase, Turn
+from fedpfl.methods.shared.method import AFTER_GRADIENT, STEP, SURVEY, misplaced
 from fedpfl.models import Net
 
 Faults = Iterator[str]
@@ -75,6 +76,11 @@ def unseen(error: BaseException) -> str:
     return INSTEAD if isinstance(error, RuntimeError) and any(sign in str(error) for sign in UNSEEN) else ""
 
 
+def kept(client: dict[str, Tree], initial: dict[str, Tree]) -> dict[str, Tree]:
+    """Return the entries of a client's state that last: those that `init` gave it."""
+    return {name: client[name] for name in initial if name in client}
+
+
 def difference(new: Tree, old: Tree) -> str:
     """Tell an entry in which a tree has another form than it had; "" if there is none."""
     now, then = tree.form(new), tree.form(old)
@@ -120,7 +126,7 @@ class Question:
         """A phase whose own functions are asked in the same way."""
         loss = KEPT if phase.keeps else RULES["loss"]._replace(faults=_alone)
         new: dict[str, Any] = {}
-        for name, rule in {"loss": loss, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
+        for name, rule in {"loss": loss, "step": OWN_STEP, "after_gradient": GRADIENT_SEEN}.items():
             if hook := getattr(phase, name):
                 of = f"{type(self.about.method).__name__}.{getattr(hook, '__name__', 'phases')} (Phase.{name})"
                 new[name] = Question(hook, of, rule, self.about)
@@ -204,9 +210,15 @@ def _states(value: Any, about: About, *given: Any) -> Faults:
     yield from _dict(value[1], about)
 
 
+def _init(value: Any, about: About, *given: Any) -> Faults:
+    yield from _states(value, about)
+    if known := [name for name in FACTS if name in value[1]]:
+        yield f"a client state with {known[0]!r}, which the engine lays over it: read it, and leave it out here"
+
+
 def _finish(value: Any, about: About, *given: Any) -> Faults:
     yield from _states(value, about)
-    if about.client is not None and (told := difference(value[1], about.client)):
+    if about.client is not None and (told := difference(kept(value[1], about.client), about.client)):
         yield f"a client state in another form than init's, {told}"
 
 
@@ -216,10 +228,6 @@ def _aggregate(value: Any, about: About, *given: Any) -> Faults:
     for name, leaf in tree.items(value[1]):
         if leaf.dim() == 0 or len(leaf) != cohort:
             yield f"the clients' {name} as a tensor {list(leaf.shape)} for a cohort of {cohort}"
-    if told := difference(value[0], about.server):
-        yield f"a server state in another form than init's, {told}"
-    if told := difference(tree.take(value[1], 0), about.client):
-        yield f"a client state in another form than init's, {told}"
 
 
 def _init_clients(value: Any, about: About, *given: Any) -> Faults:
@@ -228,8 +236,8 @@ def _init_clients(value: Any, about: About, *given: Any) -> Faults:
     for name, leaf in tree.items(value):
         if name not in known:
             yield f"{name}, which init's client state does not have"
-        if leaf.shape != (given[1], *known[name].shape):
-            yield f"{name} of shape {list(leaf.shape)} for {given[1]} clients that have {list(known[name].shape)} each"
+        if leaf.shape != (given[0], *known[name].shape):
+            yield f"{name} of shape {list(leaf.shape)} for {given[0]} clients that have {list(known[name].shape)} each"
 
 
 def _buffers(value: Any, about: About, *given: Any) -> Faults:
@@ -245,6 +253,8 @@ def _turns(value: Any, about: About, played: int, cohort: list[int], clients: in
     for turn in value:
         if not isinstance(turn, Turn):
             yield f"a list with {_kind(turn)} in it"
+        if turn.survey and (told := misplaced(turn.survey, SURVEY)):
+            yield f"a turn whose survey takes {told}"
         if wrong := [number for number in turn.clients if not isinstance(number, int) or not 0 <= number < clients]:
             yield f"client {wrong[0]!r} of {clients}"
 
@@ -256,6 +266,9 @@ def _phases(value: Any, about: About, *given: Any) -> Faults:
     for phase in value:
         if not isinstance(phase, Phase):
             yield f"a list with {_kind(phase)} in it"
+        for name, wanted in {"loss": STEP, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
+            if (asked := getattr(phase, name)) and (told := misplaced(asked, wanted)):
+                yield f"a phase whose {name} takes {told}"
         yield from _mask(phase.mask, params)
         if wrong := phase.sgd.keys() - {own.name for own in fields(Local)}:
             yield f"a phase with sgd value {min(wrong)}, which `local` does not have"
@@ -294,17 +307,17 @@ def _loss(value: Any, about: About, *given: Any) -> Faults:
     yield from (_kept if about.keeps else _alone)(value, about)
 
 
-def _step(value: Any, about: About, net: Any, params: Tree, *given: Any) -> Faults:
+def _step(value: Any, about: About, *given: Any) -> Faults:
     yield from _pair(value)
     yield from _tree(value[0], about)
-    if told := difference(value[0], params):
+    if told := difference(value[0], given[3]):
         yield f"a trained tree in another form, {told}"
     yield from _scalar(value[1])
 
 
 def _after_gradient(value: Any, about: About, *given: Any) -> Faults:
     yield from _dict(value, about)
-    if told := difference(value, given[-1]):
+    if told := difference(value, given[1]):
         yield f"a client state in another form, {told}"
 
 
@@ -343,11 +356,13 @@ FOUND = Rule("a dict of trees, to be laid over the client's state", _dict)
 MODEL = Rule("a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name", _judged)
 PHASES = Rule("a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes", _phases)
 KEPT = Rule("the loss, a 0-dimensional tensor, and with Phase.keeps a tree beside it", _kept, often=True)
-STEP = Rule("two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step, often=True)
-AFTER_GRADIENT = Rule("the client's state, in the form in which it was given", _after_gradient, often=True)
+OWN_STEP = Rule(
+    "two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step, often=True
+)
+GRADIENT_SEEN = Rule("the client's state, in the form in which it was given", _after_gradient, often=True)
 
 RULES = {
-    "init": Rule("two things: the server's tree and a client's state, a dict", _states),
+    "init": Rule("two things: the server's tree and a client's state, a dict", _init),
     "init_clients": Rule("a dict of entries of init's client state, stacked `[clients, ...]`", _init_clients),
     "buffers": Rule("a dict of 'aggregate' or 'local' by model role", _buffers),
     "turns": Rule("a list of Turn with numbers of clients", _turns),

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,14 +16,16 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.sgd import Local, Tuning
 from fedpfl.engine.state import State
 from fedpfl.ground import tree
+from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import Broken
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 
 
 @dataclass(frozen=True)
-class Engine:
+class Engine(Checked):
     """Say how the arithmetic is done; never what is computed, beyond rounding.
 
     backend: loop (one client after another in worker threads), batched (the cohort as one program), auto (by device).
@@ -34,15 +36,10 @@ class Engine:
     """
 
     backend: Literal["auto", "loop", "batched"] = "auto"
-    workers: int = 0
+    workers: Annotated[int, AtLeast(0)] = 0
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    width: int = 0
+    width: Annotated[int, AtLeast(0)] = 0
     graphs: bool = False
-
-    def __post_init__(self) -> None:
-        for field in ("workers", "width"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"{field} must be 0 or more, got {getattr(self, field)}")
 
 
 class Counts(NamedTuple):
@@ -56,6 +53,7 @@ class Counts(NamedTuple):
 class Participation(NamedTuple):
     """Hold what a cohort brings back, stacked in the order of the cohort, `[cohort, ...]`.
 
+    clients: in init's form. trained: whether a client has ever made a step.
     updated: which buffers of a role each client moved, where the method says so.
     loss, sample_loss: mean training loss per client over all its steps, and over all samples of these (0 without any).
     held_out: mean cross-entropy of the trained model on held-out samples; sample_loss and it are 0 unless asked for.
@@ -63,6 +61,7 @@ class Participation(NamedTuple):
 
     uploads: Tree
     clients: dict[str, Tree]
+    trained: Tensor
     buffers: dict[str, Tree]
     updated: dict[str, Tree]
     before: Counts

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, Participation, TrainCall
 from fedpfl.engine.select import make
 from fedpfl.ground import tree
+from fedpfl.ground.errors import reason
 from fedpfl.ground.tree import Tree
 from fedpfl.models import Net
 
@@ -116,8 +117,7 @@ class Chosen(Backend):
     def _answered(self, trial: Trial) -> bool:
         errors = [answer for answer in trial.answers if isinstance(answer, Exception)]
         if errors:
-            reason = " ".join(str(errors[0]).split()) or type(errors[0]).__name__
-            log.warning("engine: %s is left out: %s", named(trial.engine), reason)
+            log.warning("engine: %s is left out: %s", named(trial.engine), reason(errors[0]))
         return not errors
 
     def _agrees(self, trial: Trial, reference: Trial) -> bool:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Engine, Local, Outcome, State, Stopping, Tuning, begin, make, pick, play
-from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Agreed, Masked, Tree
+from fedpfl.ground.tree import Agreed, Known, Masked, Tree
 from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
 from fedpfl.models.norm import BatchNorm2d
@@ -200,9 +200,9 @@ class Trial:
         """Return a client's state after `prepare`, as it enters the next round."""
         method, draws = self.method, Draws(0, "train", state.round + 1)
         shard = training_shard(small(), number, LOCAL.batch_size, draws)
-        client = row(state.clients, number) | method.sample(draws.server(number), state.server)
+        client = state.client(number) | method.sample(state.server, draws.server(number))
         bound = net.bind(state.buffers(number), training=True)
-        return method.prepare(state.server, client | method.before_training(bound, shard, state.server, client))
+        return method.prepare(state.server, client | method.before_training(state.server, client, bound, shard))
 
 
 # ---- comparisons
@@ -443,24 +443,18 @@ def clients_are_apart(trial: Trial) -> None:
 
 
 @promise(
-    "start and training see of the server what download sends",
-    "`start` or `loss` uses entries of the server's state that `download` does not send; send them, or keep them in "
-    "the client's state",
+    "training sees of the server what download sends",
+    "`loss` or a Phase's function uses entries of the server's state that `download` does not send; send them, or keep "
+    "them in the client's state",
 )
 def sees_what_was_sent(trial: Trial) -> None:
-    """With nan in the rest of the server's state, nothing changes.
-
-    Not asked of several turns: there the model is the client's before, whose upload it was.
-    """
+    """With nan in the rest of the server's state, nothing changes."""
     method, net = trial.method, tiny()
     first, *states = trial.played("loop")[0]
-    if len(method.turns(0, COHORTS[0], len(EVERYONE), generator(0, "turns", 1))) > 1:
-        return
     for state in states:
         for number in EVERYONE:
             client = trial.entered(net, state, number)
-            other, start = poisoned(method, first.server, state.server, client), method.start(state.server, client)
-            same(f"`start` of client {number} without what is not sent", method.start(other, client), start)
+            other, start = poisoned(method, first.server, state.server, client), method._begin(state.server, client)
             shard = training_shard(small(), number, LOCAL.batch_size, Draws(0, "train", 1))
             for phase in method.phases(state.server, client, start, 2):
                 seen, known = (
@@ -484,7 +478,7 @@ def bf16_is_near(trial: Trial, engine: str) -> None:
     own, exact = flatten(state), flatten(known)
     if wrong := [path for path in own if own[path].dtype != exact[path].dtype]:
         raise Unkept(f"{wrong[0]} is {own[wrong[0]].dtype} in bf16")
-    low, high = ([method.personal(s.server, row(s.clients, i)) for i in EVERYONE] for s in (state, known))
+    low, high = ([method.personal(s.server, s.client(i)) for i in EVERYONE] for s in (state, known))
     close("personal models", low, high, atol=0.02, rtol=0.05)
 
 
@@ -497,6 +491,8 @@ def told(method: Method, server: Tree, client: dict[str, Tree]) -> list[Tensor]:
         if isinstance(sent, Masked | Agreed):
             pairs = zip(tree.leaves(sent.values), tree.leaves(sent.mask), strict=True)
             return sum(total(torch.where(mask, leaf, 0.0)) for leaf, mask in pairs if leaf.is_floating_point())
+        if isinstance(sent, Known):
+            return total(sent.values)
         if isinstance(sent, dict):
             return sum((total(part) for part in sent.values()), torch.zeros(()))
         return (sent * (1 + torch.rand(sent.shape, generator=generator))).sum()
@@ -536,10 +532,10 @@ def one_step(
     batch = Batch(shard.data.x, shard.data.y, random=torch.full((phase.randoms,), 0.3))
     if phase.step:
         batches = (batch,) * phase.batches if phase.batches > 1 else batch
-        return ask(phase.step, bound, params, batches, server, client), {}, client
-    loss, kept = ask(phase.loss or method.loss, bound, params, batch, server, client), {}
+        return ask(phase.step, server, client, bound, params, batches), {}, client
+    loss, kept = ask(phase.loss or method.loss, server, client, bound, params, batch), {}
     if phase.keeps:
         loss, kept = loss
     if phase.after_gradient:
-        client = ask(phase.after_gradient, params, params, loss, batch, server, client)
+        client = ask(phase.after_gradient, server, client, params, params, loss, batch)
     return loss, kept, client

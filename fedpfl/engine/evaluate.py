@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedpfl.engine.backend import Counts
+from fedpfl.ground.decile import decile
 
 
 def pooled(counts: Counts) -> float:
@@ -23,7 +24,7 @@ def accuracies(counts: Counts) -> dict[str, float]:
     if not bool(tested.any()):
         return dict.fromkeys(("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss"), float("nan"))
     each = 100 * counts.correct[tested].double() / counts.total[tested]
-    worst = each.sort().values[: max(1, len(each) // 10)]
+    worst = each.sort().values[: decile(len(each))]
     return {
         "accuracy": float(each.mean()),
         "accuracy_pooled": pooled(counts),

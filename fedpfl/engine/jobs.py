@@ -90,6 +90,7 @@ class End:
     """Hold trained trees, states and buffers after a job, stacked.
 
     loss, sample_loss: mean over each client's steps, and over the samples of these (0 unless the plan asks for it).
+    stepped: whether a client has made a step.
     kept: what each row's losses left beside the loss, of all its steps in turn; {} where it took none.
     """
 
@@ -98,6 +99,7 @@ class End:
     buffers: dict[str, Tree]
     loss: Tensor
     sample_loss: Tensor
+    stepped: Tensor
     kept: list[Tree]
 
 

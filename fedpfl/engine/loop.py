@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,7 @@ from fedpfl.engine.shard import gathered
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Data, Phase
-from fedpfl.models import Net
+from fedpfl.models import Bound, Net
 
 
 class Loop(Backend):
@@ -110,55 +111,90 @@ class Loop(Backend):
 
     def _train(self, net: Net, job: TrainJob, stop: threading.Event) -> End:
         """Take all steps of a job, phase by phase."""
-        ((federation, number),), plan, server = job.rows, job.plan, job.server
-        data, client, buffers = gathered(federation, federation.train[number]), job.client, job.buffers
-        params = tree.map(_working_copy, job.start)
-        leaves = tree.leaves(params)
-        memory = at_rest(plan, params)
-        total, by_sample, samples, count = *torch.zeros(3, device=data.y.device).unbind(), 0
-        records: list[Tree] = []
-        for phase, epochs in numbered(plan.phases):
+        training = _Training(net, job, self._autocast, stop)
+        for phase, epochs in numbered(job.plan.phases):
             flag = idle(phase)
-            if flag is not None and bool(flag):
-                continue
-            moves = movement(phase, params)
-            moving, moments = [leaves[i] for i in moves.moving], memory.of(moves.moving)
-            for i, leaf in enumerate(leaves):
-                leaf.requires_grad_(i in moves.moving)
-            objective, local = phase.loss or plan.loss, plan.local.during(phase)
-            masks = [None if mask is None else bits(mask, leaf) for mask, leaf in zip(moves.masks, moving, strict=True)]
-            with parked(moments, moves.masks, local):
-                for batch, *more in _batches(federation, data, phase, epochs, local, job.draws[0], number):
-                    if stop.is_set():
-                        raise CancelledError
-                    bound = net.bind(buffers, training=True)
-                    if phase.step:
-                        with torch.no_grad(), self._autocast():
-                            params, loss = phase.step(bound, params, (batch, *more) if more else batch, server, client)
-                        buffers = bound.buffers
-                    else:
-                        with self._autocast():
-                            loss = objective(bound, params, batch, server, client)
-                        if phase.keeps:
-                            loss, kept = loss
-                            records.append(tree.map(Tensor.detach, kept))
-                        grads = list(torch.autograd.grad(loss, moving, materialize_grads=True))
-                        buffers, loss = bound.buffers, loss.detach()
-                        with torch.no_grad():
-                            if phase.after_gradient:
-                                now = tree.map(Tensor.detach, params)
-                                gradient = tree.rebuild(params, complete(grads, leaves, moves.moving))
-                                client = phase.after_gradient(now, gradient, loss, batch, server, client)
-                            update_(moving, moments, grads, masks, local)
-                    count += 1
-                    total += loss
-                    if plan.by_sample:
-                        by_sample += loss * len(batch.y)
-                        samples += len(batch.y)
-            leaves = tree.leaves(params)  # steps of a phase's own make new ones
-        end = tree.map(lambda leaf: leaf.detach().contiguous(), params)
-        joined = tree.map(lambda *parts: torch.cat(parts), *records) if records else {}
-        return End(end, client, buffers, total / max(1, count), by_sample / samples.clamp(min=1), [joined])
+            if flag is None or not bool(flag):
+                training.play(phase, epochs)
+        return training.end()
+
+
+class _Training:
+    """Hold a client's trained tree, state and buffers on the way through its phases."""
+
+    def __init__(self, net: Net, job: TrainJob, autocast: Callable[[], AbstractContextManager], stop: threading.Event):
+        self._net, self._job, self._autocast, self._stop = net, job, autocast, stop
+        ((federation, number),) = job.rows
+        self._data = gathered(federation, federation.train[number])
+        self._params, self._client, self._buffers = tree.map(_working_copy, job.start), job.client, job.buffers
+        self._memory = at_rest(job.plan, self._params)
+        self._total, self._by_sample, self._samples = torch.zeros(3, device=self._data.y.device).unbind()
+        self._steps, self._records = 0, list[Tree]()
+
+    def play(self, phase: Phase, epochs: range) -> None:
+        """Take the steps of a phase."""
+        ((federation, number),), job = self._job.rows, self._job
+        leaves = tree.leaves(self._params)
+        moves, local = movement(phase, self._params), job.plan.local.during(phase)
+        for i, leaf in enumerate(leaves):
+            leaf.requires_grad_(i in moves.moving)
+        moving, moments = [leaves[i] for i in moves.moving], self._memory.of(moves.moving)
+        masks = [None if mask is None else bits(mask, leaf) for mask, leaf in zip(moves.masks, moving, strict=True)]
+        with parked(moments, moves.masks, local):
+            for batches in _batches(federation, self._data, phase, epochs, local, job.draws[0], number):
+                if self._stop.is_set():
+                    raise CancelledError
+                bound = self._net.bind(self._buffers, training=True)
+                if phase.step:
+                    loss = self._stepped(phase, bound, batches)
+                else:
+                    loss, grads = self._gradient(phase, bound, batches[0], leaves, moves.moving)
+                    with torch.no_grad():
+                        update_(moving, moments, grads, masks, local)
+                self._buffers = bound.buffers
+                self._count(loss, len(batches[0].y))
+
+    def end(self) -> End:
+        """Return what is left after the last phase."""
+        params = tree.map(lambda leaf: leaf.detach().contiguous(), self._params)
+        joined = tree.map(lambda *parts: torch.cat(parts), *self._records) if self._records else {}
+        loss, by_sample = self._total / max(1, self._steps), self._by_sample / self._samples.clamp(min=1)
+        stepped = torch.full_like(loss, self._steps > 0, dtype=torch.bool)
+        return End(params, self._client, self._buffers, loss, by_sample, stepped, [joined])
+
+    def _stepped(self, phase: Phase, bound: Bound, batches: list[Batch]) -> Tensor:
+        """Take a step of the phase's own; return the loss."""
+        assert phase.step is not None
+        given = tuple(batches) if len(batches) > 1 else batches[0]
+        with torch.no_grad(), self._autocast():
+            self._params, loss = phase.step(self._job.server, self._client, bound, self._params, given)
+        return loss.detach()
+
+    def _gradient(
+        self, phase: Phase, bound: Bound, batch: Batch, leaves: list[Tensor], moving: list[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss and its gradient at the leaves `moving`, which the phase may look at first."""
+        server, objective = self._job.server, phase.loss or self._job.plan.loss
+        with self._autocast():
+            loss = objective(server, self._client, bound, self._params, batch)
+        if phase.keeps:
+            loss, kept = loss
+            self._records.append(tree.map(Tensor.detach, kept))
+        grads = list(torch.autograd.grad(loss, [leaves[i] for i in moving], materialize_grads=True))
+        loss = loss.detach()
+        if phase.after_gradient:
+            now, gradient = tree.map(Tensor.detach, self._params), complete(grads, leaves, moving)
+            with torch.no_grad():
+                whole = tree.rebuild(self._params, gradient)
+                self._client = phase.after_gradient(server, self._client, now, whole, loss, batch)
+        return loss, grads
+
+    def _count(self, loss: Tensor, samples: int) -> None:
+        self._steps += 1
+        self._total += loss
+        if self._job.plan.by_sample:
+            self._by_sample += loss * samples
+            self._samples += samples
 
 
 def _batches(

@@ -26,7 +26,7 @@ from fedpfl.ground import traffic, tree
 from fedpfl.ground.errors import Broken
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method
+from fedpfl.methods import FACTS, Method
 from fedpfl.models import Net
 
 
@@ -131,52 +131,57 @@ def participation(
     places = [Row(federation, number) for number in rows.clients]
 
     def sample(number: int) -> dict[str, Tree]:
-        return tree.map(lambda leaf: tree.send(leaf, device), method.sample(draws.server(number), server))
+        return tree.map(lambda leaf: tree.send(leaf, device), method.sample(server, draws.server(number)))
+
+    def begin(client: dict[str, Tree]) -> tuple[Tree, Traffic]:
+        sent = method.download(server, client)
+        return method.start(tree.received(sent), client), traffic.count(sent)
 
     def before_training(number: int, client: dict[str, Tree], buffers: dict[str, Tree]) -> dict[str, Tree]:
         shard = training_shard(federation, number, local.batch_size, draws)
         with autocast():
-            return method.before_training(net.bind(buffers, training=True), shard, server, client)
+            return method.before_training(server, client, net.bind(buffers, training=True), shard)
 
     def after_training(
         number: int, client: dict[str, Tree], buffers: dict[str, Tree], params: Tree, kept: Tree
     ) -> dict[str, Tree]:
         shard = training_shard(federation, number, local.batch_size, draws)
-        return method.after_training(net.bind(buffers), shard, params, kept, server, client)
+        return method.after_training(server, client, net.bind(buffers), params, shard, kept)
 
     def finish(client: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree], Traffic]:
         upload, kept = method.finish(server, client, start, end)
-        return upload, kept, traffic.count(upload)
+        return upload, tree.named(kept, state.rows.initial["client"]), traffic.count(upload)
 
     evaluated = partial(method.evaluated, server)
 
     client, buffers = rows.states(state)
     client |= rows.one_by_one(sample)
     client |= rows.one_by_one(before_training, client, buffers)
-    client = rows.each(partial(method.prepare, server), client)
-    start = rows.each(partial(method.start, server), client)
-    down = rows.each(lambda own: traffic.count(method.download(server, own)), client)
+    facts = tree.named(client, FACTS)  # which stay as they are, whatever hooks return
+    client = {**rows.each(partial(method.prepare, server), client), **facts}
+    start, down = rows.each(begin, client)
     metrics = rows.each(partial(method.metrics, server), client)
     before = yield EvalJob(method, places, rows.each(evaluated, client, start), buffers)
 
     plan = replace(rows.plan(partial(training, method, local, server), client, start), by_sample=stopping)
     end: End = yield TrainJob(method, places, [draws] * len(places), plan, start, server, client, buffers)
-    updated = rows.each(partial(method.updated_buffers, server), end.client)
+    facts["trained"] = facts["trained"] | end.stepped
+    client = {**end.client, **facts}
+    updated = rows.each(partial(method.updated_buffers, server), client)
     buffers = {
         **end.buffers,
         **{role: tree.map(torch.where, own, end.buffers[role], buffers[role]) for role, own in updated.items()},
     }
-    client = {**end.client, **rows.one_by_one(after_training, end.client, buffers, end.params, kept=end.kept)}
+    client = {**client, **rows.one_by_one(after_training, client, buffers, end.params, kept=end.kept)}
     params = rows.each(evaluated, client, end.params)
     after = yield EvalJob(method, places, params, buffers)
     held_out = torch.zeros_like(after.loss)
     if stopping:
         held = (yield EvalJob(method, places, params, buffers, "held_out")) if federation.validation else after
         held_out = held.loss / held.total.clamp(min=1)
-    uploads, client, up = rows.each(finish, client, start, end.params)
-    return Participation(
-        uploads, client, buffers, updated, before, after, down, up, metrics, end.loss, end.sample_loss, held_out
-    )
+    uploads, kept, up = rows.each(finish, client, start, end.params)
+    told = (before, after, down, up, metrics, end.loss, end.sample_loss, held_out)
+    return Participation(uploads, kept, facts["trained"], buffers, updated, *told)
 
 
 def evaluation(
@@ -191,7 +196,7 @@ def evaluation(
     def before_evaluation(number: int, client: dict[str, Tree], buffers: dict[str, Tree]) -> dict[str, Tree]:
         shard = training_shard(federation, number, batch_size, draws)
         with autocast():
-            return method.before_evaluation(net.bind(buffers, training=True), shard, server, client)
+            return method.before_evaluation(server, client, net.bind(buffers, training=True), shard)
 
     client, buffers = rows.states(state)
     found = rows.one_by_one(before_evaluation, client, buffers)

@@ -20,6 +20,7 @@ from fedpfl.engine.jobs import End, TrainJob
 from fedpfl.engine.planning import train_steps
 from fedpfl.engine.sgd import Local, Movement, at_rest, complete, idle, movement, numbered, parked, update_
 from fedpfl.ground import tree
+from fedpfl.ground.errors import reason
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
@@ -78,8 +79,8 @@ class Programs:
         try:
             return self._capture(step)
         except Exception as error:
-            self._failed, reason = True, " ".join(str(error).split())
-        log.warning("engine.graphs: a step could not be captured, so steps run eagerly from here on (%s)", reason)
+            self._failed, why = True, reason(error)
+        log.warning("engine.graphs: a step could not be captured, so steps run eagerly from here on (%s)", why)
         return None
 
 
@@ -172,7 +173,7 @@ class Program:
                     part.copy_(values)
         client = job.client if own.plain else own.client  # which a plain job has not read
         loss, by_sample = self._total / self._steps.clamp(min=1), self._by_sample / self._samples.clamp(min=1)
-        return End(own.start, client, own.buffers, loss, by_sample, self._records())
+        return End(own.start, client, own.buffers, loss, by_sample, self._steps > 0, self._records())
 
     def _records(self) -> list[Tree]:
         """What was kept, per row, without the padding."""
@@ -266,7 +267,7 @@ class Program:
         bound = self._net.bind(buffers, training=True, weight=batches[0].weight)
         batch = batches[0] if len(batches) == 1 else tuple(batches)
         params, server = tree.rebuild(self._own.start, leaves), servers.get("server", self._own.server)
-        params, loss = phase.step(bound, params, batch, server, client)
+        params, loss = phase.step(server, client, bound, params, batch)
         return tree.leaves(params), loss, bound.buffers
 
     def _gradient(self, moving: list[int]) -> Callable[..., Any]:
@@ -288,7 +289,7 @@ class Program:
                 replaced = dict(zip(moving, values, strict=True))
                 params = tree.rebuild(own.start, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)])
                 bound = net.bind(buffers, training=True, weight=batch.weight)
-                loss = objective(bound, params, batch, server, client)
+                loss = objective(server, client, bound, params, batch)
                 loss, kept = loss if phase.keeps else (loss, {})
                 return loss, (bound.buffers, kept)
 
@@ -296,7 +297,7 @@ class Program:
             seen = {}
             if phase.after_gradient:
                 gradient = tree.rebuild(own.start, complete(grads, leaves, moving))
-                seen = phase.after_gradient(tree.rebuild(own.start, leaves), gradient, loss, batch, server, client)
+                seen = phase.after_gradient(server, client, tree.rebuild(own.start, leaves), gradient, loss, batch)
             return grads, loss, after, seen, kept
 
         return one

@@ -30,7 +30,7 @@ from torch.distributed.rendezvous import rendezvous
 from fedpfl.data import fingerprint
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, work
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.tree import Tree
 
 T = TypeVar("T")
@@ -260,8 +260,8 @@ def _together() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = " ".join(str(error).split()).partition(". ")[0]  # behind it is what might help PyTorch's authors
-        raise KeyboardInterrupt(f"another process of the run cannot be reached ({reason})") from error
+        short = reason(error).partition(". ")[0]  # behind it is what might help PyTorch's authors
+        raise KeyboardInterrupt(f"another process of the run cannot be reached ({short})") from error
 
 
 def _everyones(value: Any) -> list[Any]:

@@ -72,11 +72,11 @@ def play(
         sent.append(_sent(part, state, len(clients), stops))
 
         if turn.survey:
-            server, own = turn.survey(state.server, part.uploads, state.client(clients))
+            server, own = turn.survey(state.server, state.rows.take("client", clients), part.uploads)
         else:
             samples = federation.train_sizes[clients].double()
             weight = tree.send((samples / samples.sum()).float(), device)
-            server, own = hooks.aggregate(state.server, part.uploads, part.clients, weight)
+            server, own = hooks.aggregate(state.server, part.clients, part.uploads, weight)
         _keep_form(method, "turns (Turn.survey)" if turn.survey else "aggregate", server, own, state)
         state.rows.put_(clients, {"client": own})
         state = replace(state, server=server)
@@ -84,7 +84,8 @@ def play(
             continue
 
         statistics = tree.named(part.buffers, state.rows.initial["buffers"])
-        state.rows.put_(clients, {"buffers": statistics})
+        facts = {"participated": torch.ones_like(part.trained), "trained": part.trained}
+        state.rows.put_(clients, {"buffers": statistics, "facts": facts})
         kept += [own, statistics]
         shared = {
             role: _mean_buffers(old, part.buffers[role], part.updated.get(role), weight)
@@ -142,7 +143,7 @@ def _keep_form(method: Method, hook: str, server: Tree, clients: dict[str, Tree]
         if told := difference(new, old):
             raise Broken(
                 f"{type(method).__name__}.{hook} returned a {whose} state in another form than init's, {told}; "
-                "keep its names, shapes and dtypes"
+                "it must return one with the same names, shapes and dtypes"
             )
 
 

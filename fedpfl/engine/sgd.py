@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,62 +14,51 @@ from torch import Tensor
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
+from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method, Phase
 from fedpfl.models import Bound, Parts
 
+Beta = Annotated[float, AtLeast(0), Below(1)]
+
 
 @dataclass(frozen=True)
-class Local:
+class Local(Checked):
     """How clients train: by an optimiser of torch.optim, without dampening, its state new at each participation.
 
     epochs or steps, the other is None: passes over a client's samples, or minibatches that take the place of one epoch.
     lr: in the first round; `at` gives it in another one.
     """
 
-    epochs: int | None
-    batch_size: int
-    lr: float
-    momentum: float = 0.0
+    epochs: Annotated[int, AtLeast(1)] | None
+    batch_size: Annotated[int, AtLeast(2)]  # one-sample batches are skipped
+    lr: Annotated[float, Above(0)]
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0
     """Of sgd, as is `nesterov`."""
-    weight_decay: float = 0.0
-    clip: float = 0.0
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0
+    clip: Annotated[float, AtLeast(0)] = 0.0
     """Norm to which a client's gradient is scaled down, before weight decay; 0: never."""
-    steps: int | None = None
+    steps: Annotated[int, AtLeast(1)] | None = None
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     nesterov: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Of adam and adamw, as is `eps`."""
-    eps: float = 1e-8
-    decay: float | Literal["cosine"] = 1.0
+    eps: Annotated[float, Above(0)] = 1e-8
+    decay: Annotated[float, Above(0), AtMost(1)] | Literal["cosine"] = 1.0
     """Factor of lr after every `decay_every` rounds, or half a cosine wave from lr down to 0 after the last round."""
-    decay_every: int = 1
+    decay_every: Annotated[int, AtLeast(1)] = 1
 
     def __post_init__(self) -> None:
-        epochs, steps, nesterov = self.epochs, self.steps, self.nesterov
-        sgd = self.optimizer == "sgd"
-        if epochs is None:
-            long = steps is not None and steps >= 1, "1 or more where local.epochs is null"
+        super().__post_init__()
+        if self.epochs is None:
+            self.check(self.steps is not None, "steps", "1 or more where local.epochs is null")
         else:
-            long = steps is None, f"null beside local.epochs={epochs}; set local.epochs=null"
-        rules = {
-            "epochs": (epochs is None or epochs >= 1, "1 or more, or null beside local.steps"),
-            "steps": long,
-            "batch_size": (self.batch_size >= 2, "2 or more (one-sample batches are skipped)"),
-            "lr": (0 < self.lr < math.inf, "a positive number"),
-            "momentum": (0 <= self.momentum < 1, "at least 0 and below 1"),
-            "weight_decay": (0 <= self.weight_decay < math.inf, "0 or more"),
-            "clip": (0 <= self.clip < math.inf, "0 or more"),
-            "nesterov": (not nesterov or (sgd and self.momentum > 0), "false but for sgd with momentum"),
-            "betas": (len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two numbers from 0 to below 1"),
-            "eps": (0 < self.eps < math.inf, "a positive number"),
-            "decay": (self.decay == "cosine" or 0 < self.decay <= 1, "above 0 and at most 1, or cosine"),
-            "decay_every": (self.decay_every >= 1, "1 or more"),
-        }
-        for field, (holds, allowed) in rules.items():
-            if not holds:
-                raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)}")
+            allowed = f"null beside local.epochs={self.epochs}; set local.epochs=null"
+            self.check(self.steps is None, "steps", allowed)
+        fast = self.optimizer == "sgd" and self.momentum > 0
+        self.check(fast or not self.nesterov, "nesterov", "false but for sgd with momentum")
 
     def during(self, phase: Phase) -> Local:
         """Return the values that hold in a phase."""
@@ -383,7 +372,7 @@ class Tuning(NamedTuple):
 def fine_tuning(method: Method, tuning: Tuning, parts: Parts, params: Tree) -> TrainPlan:
     """Return the plan of fine-tuning an evaluated model by plain cross-entropy."""
 
-    def loss(net: Bound, params: Tree, batch: Batch, server: Tree, client: dict[str, Tree]) -> Tensor:
+    def loss(server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch) -> Tensor:
         return batch.cross_entropy(method.predict(net, params, batch.x))
 
     phases = method.finetuning(params, parts, tuning.local.epochs or 1)

@@ -14,7 +14,7 @@ from fedpfl.engine.keys import cohorts, generator
 from fedpfl.engine.store import Rows, Store
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method
+from fedpfl.methods import FACTS, Method
 from fedpfl.models import Net
 
 
@@ -35,8 +35,8 @@ class State:
 
     @property
     def clients(self) -> dict[str, Tree]:
-        """A copy of every client's state, stacked `[clients, ...]`."""
-        return self.client(range(self.rows.clients))
+        """A copy of what every client keeps, stacked `[clients, ...]`."""
+        return self.rows.take("client", range(self.rows.clients))
 
     @property
     def client_buffers(self) -> dict[str, Tree]:
@@ -44,8 +44,8 @@ class State:
         return self.rows.take("buffers", range(self.rows.clients))
 
     def client(self, client: int | Sequence[int]) -> dict[str, Tree]:
-        """Return a client's state, or several clients' stacked."""
-        return self.rows.take("client", client)
+        """Return a client's state as hooks see it, with the engine's FACTS; of several clients stacked."""
+        return {**self.rows.take("client", client), **self.rows.take("facts", client)}
 
     def buffers(self, client: int | Sequence[int]) -> dict[str, Tree]:
         """Return the buffers that a client starts from, by role; those of several clients stacked."""
@@ -98,11 +98,12 @@ def begin(
     roles = method.buffers()
     most = torch.full((clients,), torch.finfo(torch.float32).max, device=device)
     local = {role: buffers for role, place in roles.items() if place == "local"}
-    own = method.init_clients(generator(seed, "endow"), clients)
+    facts = {name: torch.tensor(False, device=device) for name in FACTS}
+    own = method.init_clients(clients, generator(seed, "endow"))
     return State(
         round=0,
         server=server,
-        rows=Rows({"client": client, "buffers": local}, own, clients, device, store, folder, mine),
+        rows=Rows({"client": client, "buffers": local, "facts": facts}, own, clients, device, store, folder, mine),
         server_buffers={role: buffers for role, place in roles.items() if place == "aggregate"},
         stopping={"last": most, "stopped": most < 0} if stopping else {},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,10 +11,12 @@ from torch import Tensor
 from fedpfl.engine.backend import Participation
 from fedpfl.engine.keys import generator
 from fedpfl.engine.state import State
+from fedpfl.ground.casting import Checked
+from fedpfl.ground.ranges import Between
 
 
 @dataclass(frozen=True)
-class Stopping:
+class Stopping(Checked):
     """Let a client stop whose loss L = lam L_train + (1 - lam) L_test has risen since its last participation.
 
     Its last upload still counts. L_train is the mean over the samples of all epochs while training; L_test that of the
@@ -22,11 +25,7 @@ class Stopping:
     """
 
     early: bool = False
-    lam: float = 0.7
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.lam <= 1:
-            raise ValueError(f"lam must be between 0 and 1, got {self.lam}")
+    lam: Annotated[float, Between(0, 1)] = 0.7
 
 
 def after(stopping: Stopping, state: State, clients: Tensor, part: Participation) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 
@@ -20,7 +21,7 @@ SPARE = 8  # one of so many rows may stand empty
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(Checked):
     """device: auto (with the model), cpu (host memory) or disk (files mapped into memory, in the run directory).
 
     The files have no names: they are gone, and their room is free again, when the process ends in whatever way.
@@ -59,7 +60,9 @@ class Store:
 
 
 class Rows:
-    """Hold every client's `{"client": state, "buffers": statistics by role}`; who has written none has the initial one.
+    """Hold every client's `{"client": state, "buffers": statistics by role, "facts": what the engine knows of it}`.
+
+    Who has written none has the initial one.
 
     Written rows stand in stacked blocks in the order of their first writing, each block an eighth of those before it:
     none is ever moved, few stand empty, and a checkpoint writes blocks as they are.
@@ -133,6 +136,15 @@ class Rows:
         return [
             {"who": torch.tensor(block.who), **tree.take(block.rows, slice(len(block.who)))} for block in self._blocks
         ]
+
+    def renewed(self, block: dict[str, Any]) -> dict[str, Any]:
+        """Return a saved block in today's form: methods once kept flags of their own in place of the facts."""
+        if "facts" in block:
+            return block
+        flags = [own for name in ("trained", "joined", "ranked") if (own := block["client"].get(name)) is not None]
+        took_part = flags[0] if flags else torch.ones(len(block["who"]), dtype=torch.bool)
+        client = {name: own for name, own in block["client"].items() if name in self.initial["client"]}
+        return {**block, "client": client, "facts": dict.fromkeys(self.initial["facts"], took_part)}
 
     def load_(self, saved: Sequence[dict[str, Any]]) -> None:
         """Write rows that were `saved`."""

@@ -1,7 +1,9 @@
 """The one exception meant for users, and what may be shown of their input."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+SHORT = 12  # names that are listed even where one is near what was meant
 
 
 class FedpflError(Exception):
@@ -20,7 +22,20 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def reason(error: BaseException, kind: bool = False) -> str:
+    """Return what an error says, on one line; its class where it says nothing, or with `kind` before what it says."""
+    text = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if kind and text else text or type(error).__name__
+
+
 def near(word: str, known: Iterable[str], told: str = "; did you mean {}?") -> str:
     """Return what to tell of the known word that was probably meant, or nothing where none is near."""
     found = difflib.get_close_matches(word, list(known), 1)
     return told.replace("{}", found[0]) if found else ""
+
+
+def one_of(known: Collection[str], got: object) -> str:
+    """Return `one of a, b, c, got 'x'`, with what was probably meant."""
+    meant = near(str(got), known)
+    listed = ", ".join(known) if len(known) <= SHORT or not meant else f"{len(known)} names"
+    return f"one of {listed}, got {got!r}{meant}"

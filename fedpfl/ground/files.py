@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 
 # Reading
 
@@ -50,33 +50,43 @@ def temporary(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, guard: Callable[[], None]) -> Iterator[BinaryIO]:
-    """Yield a file that takes its place only when it is whole and on the disk; a kill leaves the old one.
+def whole(path: Path, aside: Path | None = None, guard: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Yield the name of a file to write, which takes the place of `path` when all went well, and else goes.
 
-    guard: raises where the place is no longer ours. Raises FedpflError where the file system refuses.
+    aside: that name; by default one that no other process writes. guard: raises where the place is no longer ours.
     """
-    whole = temporary(path)
+    aside = aside or path.with_name(f".{os.getpid()}-{path.name}")
     guard()
     try:
-        with whole.open("wb") as file:
+        yield aside
+        guard()
+        aside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError, FedpflError):
+            guard()
+            aside.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def replacing(path: Path, guard: Callable[[], None]) -> Iterator[BinaryIO]:
+    """Yield a file of a run that is `whole` and on the disk before it takes its place.
+
+    Raises FedpflError where the file system refuses.
+    """
+    try:
+        with whole(path, temporary(path), guard) as aside, aside.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        guard()
-        whole.replace(path)
         with contextlib.suppress(OSError):  # not every file system lets a directory be synced
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-    except BaseException as error:
-        with contextlib.suppress(OSError, FedpflError):
-            guard()
-            whole.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise refused(path, error) from None
-        raise
+    except OSError as error:
+        raise refused(path, error) from None
 
 
 def append(file: int, data: bytes) -> None:
@@ -103,18 +113,13 @@ def remove(folder: Path, *names: str) -> None:
 
 def refused(path: Path, error: OSError) -> FedpflError:
     """Return why a file cannot be written."""
-    reason = error.strerror or type(error).__name__
-    return FedpflError(
-        f"cannot write {path}: {reason}; make room or set its permissions, or choose another with hydra.run.dir=..."
-    )
+    mend = "make room or set its permissions, or choose another with hydra.run.dir=..."
+    return FedpflError(f"cannot write {path}: {reason(error)}; {mend}")
 
 
 def unreadable(path: Path, error: Exception) -> FedpflError:
     """Return why a file that may be whole cannot be read."""
-    reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-    return FedpflError(
-        f"cannot read {path}: {reason or type(error).__name__}; once that is mended, give the same command again"
-    )
+    return FedpflError(f"cannot read {path}: {reason(error)}; once that is mended, give the same command again")
 
 
 def damaged(path: Path, how: str = "is damaged") -> FedpflError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 WITHOUT = frozenset(
@@ -28,15 +28,22 @@ LATER: dict[str, Any] = {
     "method": {"statistics": "aggregate"},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
 }
-"""Keys that came later, with the value all runs had before: at that value they do not tell runs apart."""
+"""Keys that came later, with the value all runs had before: at that value, or at null, they do not tell runs apart."""
 
 
 _STOPPING = {"early_stopping": False, "lam": 0.7}
 FORMER: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("fedmp", "fedspu", "fjord", "hermes", "prunefl", "random_dropout"), _STOPPING),
     "fedselect": {"layer": None},
+    "floco": {"pers_epochs": 0, "lam": 1.0, "cold_start": "initial"},
 }
 """Hyperparameters that methods once had, at values that mean what they do now: older runs keep their identity."""
+
+APART: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
+    "fedobp_adaptive": ("fedobp", lambda method: isinstance(method.get("q"), list | tuple)),
+    "floco_plus": ("floco", lambda method: bool(method.get("pers_epochs"))),
+}
+"""Methods that were settings of another one: its name, which identities keep, and what tells such a setting."""
 
 
 def essence(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,14 +53,21 @@ def essence(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(kept.get(group), Mapping):
             kept[group] = {key: value for key, value in kept[group].items() if told(key)}
     if isinstance(method := kept.get("method"), Mapping):
-        kept["method"] = {**FORMER.get(str(method.get("name")), {}), **method}
+        name = str(method.get("name"))
+        kept["method"] = {**FORMER.get(name, {}), **method, **({"name": APART[name][0]} if name in APART else {})}
     for key, since in LATER.items():
         value = kept.pop(key, since)
         if isinstance(since, dict) and isinstance(value, Mapping):
-            value = {name: own for name, own in value.items() if since.get(name, ...) != own}
+            value = {name: own for name, own in value.items() if name not in since or own not in (None, since[name])}
         if value not in ({}, since):
             kept[key] = value
     return kept
+
+
+def present(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a method's configuration under the name that the method has today."""
+    now = [name for name, (former, meant) in APART.items() if method.get("name") == former and meant(method)]
+    return {**method, "name": now[0]} if now else dict(method)
 
 
 def identity(config: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Agreed, Masked, Tree
+from fedpfl.ground.tree import Agreed, Known, Masked, Tree
 
 INDEX_BITS = 32
 
@@ -21,8 +21,8 @@ class Traffic(NamedTuple):
 
 
 def count(sent: Tree) -> Traffic:
-    """Count a tree that travels. Tensors travel whole; of `Masked` and `Agreed` only the selected entries travel.
-    Flags (bool tensors) are bits alone, no values.
+    """Count a tree that travels. Tensors travel whole; of `Masked` and `Agreed` only the selected entries travel, of
+    `Known` none. Flags (bool tensors) are bits alone, no values.
 
     The positions of a mask cost the cheapest of a list of the selected, a list of the others (32 bits an index)
     and a bitmap (one bit an entry), over the whole masked tree.
@@ -37,6 +37,8 @@ def count(sent: Tree) -> Traffic:
             return Traffic(values, (chosen * width).sum())
         listed = INDEX_BITS * torch.minimum(chosen.sum(), total - chosen.sum())
         return Traffic(values, (chosen * width).sum() + listed.clamp(max=total))
+    if isinstance(sent, Known):
+        return count({})
     if isinstance(sent, dict):
         parts = [count(part) for part in sent.values()]
         zero = torch.zeros((), dtype=torch.int64)

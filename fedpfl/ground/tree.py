@@ -29,6 +29,21 @@ class Agreed(NamedTuple):
     mask: Tree
 
 
+class Known(NamedTuple):
+    """A tree that a client has without its being sent: of `Method.download` it is read, and not counted."""
+
+    values: Tree
+
+
+def received(sent: Tree) -> Tree:
+    """Return what a client sees of what was sent: zeros for the entries of `Masked` and `Agreed` that stayed behind."""
+    if isinstance(sent, Masked | Agreed):
+        return masked(*sent)
+    if isinstance(sent, Known):
+        return sent.values
+    return {name: received(part) for name, part in sent.items()} if isinstance(sent, dict) else sent
+
+
 def map(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Apply `f` to corresponding leaves of `tree` and `rest`; the result has the structure of `tree`."""
     if isinstance(tree, dict):
@@ -130,6 +145,11 @@ def fetch(tree: Tree) -> Tree:
 def where(mask: Tree, a: Tree, b: Tree) -> Tree:
     """Entries of `a` where `mask` holds, of `b` elsewhere. A 0-dimensional mask (a client's flag) serves all leaves."""
     return map(torch.where, expand(mask, a), a, b)
+
+
+def masked(tree: Tree, mask: Tree) -> Tree:
+    """Return the entries of `tree` where `mask` holds, zeros elsewhere."""
+    return map(lambda leaf, here: torch.where(here, leaf, leaf.new_zeros(())), tree, mask)
 
 
 def by_row(flags: Tensor, a: Tree, b: Tree) -> Tree:

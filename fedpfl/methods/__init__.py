@@ -5,9 +5,9 @@ import inspect
 import pkgutil
 
 from fedpfl.methods.shared.batch import Batch, Data, Shard
-from fedpfl.methods.shared.method import Method, Phase, Turn
+from fedpfl.methods.shared.method import FACTS, Method, Phase, Turn
 
-__all__ = ["METHODS", "Batch", "Data", "Method", "Phase", "Shard", "Turn"]
+__all__ = ["FACTS", "METHODS", "Batch", "Data", "Method", "Phase", "Shard", "Turn"]
 
 
 def _method(name: str) -> type[Method]:

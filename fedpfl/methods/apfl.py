@@ -1,15 +1,16 @@
 """APFL: a global model and a private one, mixed by a weight that each client learns."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast, Between
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Batch
-from fedpfl.methods.shared.method import Method, Phase, flag
+from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.models import Bound
 
 
@@ -35,29 +36,23 @@ class APFL(Method):
         in the references, or 0, which is the `global` model. Training starts with the initial alpha and v either way.
     """
 
-    alpha: float = 0.5
+    alpha: Annotated[float, Between(0, 1)] = 0.5
     adaptive: bool = True
     mixing: Literal["output", "param"] = "output"
-    alpha_lr: float = 0.01
-    alpha_decay: float = 0.02
+    alpha_lr: Annotated[float, AtLeast(0)] = 0.01
+    alpha_decay: Annotated[float, AtLeast(0)] = 0.02
     cold_start: Literal["initial", "global"] = "initial"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.alpha <= 1, "alpha", "between 0 and 1")
-        self.check(self.alpha_lr >= 0, "alpha_lr", "0 or more")
-        self.check(self.alpha_decay >= 0, "alpha_decay", "0 or more")
 
     def init(self, params, parts):
         """Start both models from the same values."""
         alpha = tree.leaves(params)[0].new_full((), self.alpha)
-        return params, {"v": params, "alpha": alpha, "trained": flag(params)}
+        return params, {"v": params, "alpha": alpha}
 
     def buffers(self):
         """Keep the private model's statistics on the client."""
-        return {"w": "aggregate", "v": "local"}
+        return {"w": self.statistics or "aggregate", "v": "local"}
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Return the alpha that holds from the second batch on."""
         alpha, batch = client["alpha"], next(shard.batches("main", 0), None)
         if batch is None or not self.adaptive:
@@ -79,15 +74,15 @@ class APFL(Method):
         slope = torch.stack(tree.leaves(products)).sum()
         return {"next": (alpha - self.alpha_lr * (slope + self.alpha_decay * alpha)).clamp(0, 1)}
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return both models side by side."""
-        return {"w": server, "v": client["v"]}
+        return {"w": received, "v": client["v"]}
 
     def phases(self, server, client, params, epochs):
         """Train both models; the first step ends the old alpha."""
         return [Phase(epochs, after_gradient=self._advance)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Add two objectives without a common variable: in the mixture w is given."""
         alpha, shared = client["alpha"], net(params["w"], batch.x, "w")
         if self.mixing == "output":
@@ -96,12 +91,12 @@ class APFL(Method):
             mixture = net(_mixed(alpha, params["v"], tree.map(Tensor.detach, params["w"])), batch.x, "v")
         return batch.cross_entropy(shared) + batch.cross_entropy(mixture)
 
-    def _advance(self, params, grads, loss, batch, server, client):
-        return {**client, "alpha": client["next"], "trained": torch.ones_like(client["trained"])}
+    def _advance(self, server, client, params, grads, loss, batch):
+        return {**client, "alpha": client["next"]}
 
     def finish(self, server, client, start, end):
         """Send the global model up, keep the private one and alpha."""
-        return end["w"], {"v": end["v"], "alpha": client["alpha"], "trained": client["trained"]}
+        return end["w"], {"v": end["v"], "alpha": client["alpha"]}
 
     def evaluated(self, server, client, params):
         """Return both models and the weight by which they are mixed."""

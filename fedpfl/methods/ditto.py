@@ -1,10 +1,11 @@
 """Ditto: a global model and a private one that stays near it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedpfl.ground import tree
-from fedpfl.methods.shared.method import Method, flag
+from fedpfl.ground.ranges import AtLeast
+from fedpfl.methods.shared.method import Method
 from fedpfl.methods.shared.private import side_by_side
 
 
@@ -20,48 +21,43 @@ class Ditto(Method):
         references do) or the `global` one (its parameters; BatchNorm statistics of the private model stay its own).
     """
 
-    lam: float = 1.0
-    personal_epochs: int | None = None
+    lam: Annotated[float, AtLeast(0)] = 1.0
+    personal_epochs: Annotated[int, AtLeast(0)] | None = None
     cold_start: Literal["initial", "global"] = "initial"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.lam >= 0, "lam", "0 or more")
-        self.check(self.personal_epochs is None or self.personal_epochs >= 0, "personal_epochs", "0 or more, or null")
 
     def init(self, params, parts):
         """Start both models from the same values."""
-        return params, {"v": params, "trained": flag(params)}
+        return params, {"v": params}
 
     def buffers(self):
         """Keep the private model's statistics on the client."""
-        return {"w": "aggregate", "v": "local"}
+        return {"w": self.statistics or "aggregate", "v": "local"}
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return both models side by side, without a private one as `cold_start` says."""
-        own = client["v"] if self.cold_start == "initial" else tree.where(client["trained"], client["v"], server)
-        return {"w": server, "v": own}
+        own = client["v"] if self.cold_start == "initial" else tree.where(client["participated"], client["v"], received)
+        return {"w": received, "v": own}
 
     def phases(self, server, client, params, epochs):
         """Train both together for as long as both train, then the one with more epochs alone."""
         own = epochs if self.personal_epochs is None else self.personal_epochs
         return side_by_side(epochs, own, self._global_loss, self._personal_loss)
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Add the two objectives, which have no common parameter."""
-        own = self._personal_loss(net, params, batch, server, client)
-        return self._global_loss(net, params, batch, server, client) + own
+        own = self._personal_loss(server, client, net, params, batch)
+        return self._global_loss(server, client, net, params, batch) + own
 
-    def _global_loss(self, net, params, batch, server, client):
+    def _global_loss(self, server, client, net, params, batch):
         return batch.cross_entropy(net(params["w"], batch.x, "w"))
 
-    def _personal_loss(self, net, params, batch, server, client):
+    def _personal_loss(self, server, client, net, params, batch):
         loss = batch.cross_entropy(net(params["v"], batch.x, "v"))
         return loss + self.lam / 2 * tree.squared_distance(params["v"], server) if self.lam else loss
 
     def finish(self, server, client, start, end):
         """Send the global model up, keep the private one."""
-        return end["w"], {"v": end["v"], "trained": ~flag(end)}
+        return end["w"], {"v": end["v"]}
 
     def evaluated(self, server, client, params):
         """Return the private model."""

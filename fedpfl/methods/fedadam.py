@@ -1,11 +1,13 @@
 """FedAdam: Adam at the server."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast, Below
 from fedpfl.methods.fedavg import FedAvg
 
 
@@ -20,17 +22,10 @@ class FedAdam(FedAvg):
     beta1, beta2, tau: the paper's. lr: which it tunes for each task; a step moves an entry by about so much.
     """
 
-    lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 0.001
-
-    def __post_init__(self):
-        super().__post_init__()
-        for field in ("lr", "tau"):
-            self.check(getattr(self, field) > 0, field, "a positive number")
-        for field in ("beta1", "beta2"):
-            self.check(0 <= getattr(self, field) < 1, field, "at least 0 and below 1")
+    lr: Annotated[float, Above(0)] = 0.01
+    beta1: Annotated[float, AtLeast(0), Below(1)] = 0.9
+    beta2: Annotated[float, AtLeast(0), Below(1)] = 0.99
+    tau: Annotated[float, Above(0)] = 0.001
 
     def init(self, params, parts):
         """Begin with m = 0 and v = tau^2."""
@@ -40,11 +35,7 @@ class FedAdam(FedAvg):
         """Return the model alone."""
         return server["model"]
 
-    def start(self, server, client):
-        """Return the model."""
-        return server["model"]
-
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Take a step of the server's optimiser."""
         change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
         m = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, server["m"], change)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast, AtMost
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import top
 from fedpfl.methods.shared.method import Method, flag
@@ -31,34 +33,25 @@ class FedALA(Method):
     A client that never trained takes the global model. A is learned with BatchNorm in evaluation mode.
     """
 
-    layers: int = 1
-    share: float = 0.8
-    eta: float = 1.0
-    threshold: float = 0.1
-    window: int = 10
-    max_epochs: int = 100
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.layers >= 0, "layers", "0 or more")
-        self.check(0 < self.share <= 1, "share", "above 0 and at most 1")
-        self.check(0 <= self.eta < math.inf, "eta", "0 or more")
-        self.check(self.threshold >= 0, "threshold", "0 or more")
-        self.check(self.window >= 1, "window", "1 or more")
-        self.check(self.max_epochs >= 1, "max_epochs", "1 or more")
+    layers: Annotated[int, AtLeast(0)] = 1
+    share: Annotated[float, Above(0), AtMost(1)] = 0.8
+    eta: Annotated[float, AtLeast(0)] = 1.0
+    threshold: Annotated[float, AtLeast(0)] = 0.1
+    window: Annotated[int, AtLeast(1)] = 10
+    max_epochs: Annotated[int, AtLeast(1)] = 100
 
     def init(self, params, parts):
         """Keep the top layers alone of a client's own model; begin with all of the global one."""
         own = tree.named(params, top(parts, self.layers))
         weights = tree.full_like(own, 1.0)
-        return params, {"top": own, "weights": weights, "trained": flag(params), "settled": flag(params)}
+        return params, {"top": own, "weights": weights, "settled": flag(params)}
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Return the weights as learned from here."""
         still, batches = net.still(), list(shard.batches("weights", 0, self.share))
-        if not (self.eta and client["weights"] and batches and bool(client["trained"])):
+        if not (self.eta and client["weights"] and batches and bool(client["participated"])):
             return tree.named(client, ("weights", "settled"))
-        objectives = [self._objective(still, batch, server, client) for batch in batches]
+        objectives = [self._objective(server, client, still, batch) for batch in batches]
         weights, losses = client["weights"], list[float]()
         while len(losses) < self.max_epochs:
             for objective in objectives:
@@ -72,18 +65,18 @@ class FedALA(Method):
                 break
         return {"weights": weights, "settled": torch.ones_like(client["settled"])}
 
-    def before_evaluation(self, net, shard, server, client):
+    def before_evaluation(self, server, client, net, shard):
         """Do the same for the latest global model."""
-        return self.before_training(net, shard, server, client)
+        return self.before_training(server, client, net, shard)
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the merged model."""
-        own = merged(client["weights"], client["top"], server)
-        return {**server, **tree.where(client["trained"], own, tree.named(server, own))}
+        own = merged(client["weights"], client["top"], received)
+        return {**received, **tree.where(client["participated"], own, tree.named(received, own))}
 
     def finish(self, server, client, start, end):
         """Send everything up; keep weights and top layers."""
-        return end, {**client, "top": tree.named(end, client["top"]), "trained": ~flag(end)}
+        return end, {**client, "top": tree.named(end, client["top"])}
 
     def metrics(self, server, client):
         """Return the mean weight of the global model."""
@@ -92,7 +85,7 @@ class FedALA(Method):
     def _moved(self, weight: Tensor, slope: Tensor, own: Tensor, shared: Tensor) -> Tensor:
         return (weight - self.eta * slope * (shared - own)).clamp(0, 1)
 
-    def _objective(self, net, batch, server, client):
+    def _objective(self, server, client, net, batch):
         """Return the loss on a minibatch as a function of the top layers."""
         if tuple(client["top"]) != net.net.parts.head:
             return lambda own: batch.cross_entropy(net({**server, **own}, batch.x))

@@ -1,10 +1,12 @@
 """FedAvgM: FedAvg with momentum at the server."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast, Below
 from fedpfl.methods.fedavg import FedAvg
 
 
@@ -16,13 +18,8 @@ class FedAvgM(FedAvg):
     Reddi et al. (ICLR 2021, arXiv:2003.00295) tune it. With momentum=0 and lr=1 this is FedAvg.
     """
 
-    lr: float = 1.0
-    momentum: float = 0.9
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.lr > 0, "lr", "a positive number")
-        self.check(0 <= self.momentum < 1, "momentum", "at least 0 and below 1")
+    lr: Annotated[float, Above(0)] = 1.0
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9
 
     def init(self, params, parts):
         """Begin at rest."""
@@ -32,11 +29,7 @@ class FedAvgM(FedAvg):
         """Return the model alone."""
         return server["model"]
 
-    def start(self, server, client):
-        """Return the model."""
-        return server["model"]
-
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Move on with momentum."""
         change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
         speed = tree.map(lambda v, d: self.momentum * v + d, server["momentum"], change)

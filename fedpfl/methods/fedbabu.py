@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedpfl.ground import tree
+from fedpfl.ground.tree import Known
 from fedpfl.methods.shared.by_name import only
 from fedpfl.methods.shared.method import Method, Phase
 
@@ -25,11 +26,11 @@ class FedBABU(Method):
 
     def download(self, server, client):
         """Return the body; the head was known from the beginning."""
-        return server["body"]
+        return {"body": server["body"], "head": Known(server["head"])}
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the body under the common head."""
-        return {**server["body"], **server["head"]}
+        return {**received["body"], **received["head"]}
 
     def phases(self, server, client, params, epochs):
         """Move the body alone."""
@@ -39,7 +40,7 @@ class FedBABU(Method):
         """Send the body up."""
         return tree.named(end, server["body"]), client
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average the bodies under the head as it was."""
         return {**server, "body": tree.mean(uploads, weight)}, clients
 

@@ -1,12 +1,13 @@
 """FedDPA: entries of high Fisher information stay personal."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast, Between
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared import fisher, importance
 from fedpfl.methods.shared.by_mask import ByMask
@@ -28,18 +29,12 @@ class FedDPA(ByMask):
     Nothing is personal at a client that never trained. The paper uses Adam; here local training is what `local` says.
     """
 
-    threshold: float = 0.4
+    threshold: Annotated[float, Between(0, 1)] = 0.4
     rule: Literal["value", "quantile"] = "value"
     train: Literal["two_phase", "joint"] = "two_phase"
-    lam1: float = 0.1
-    lam2: float = 0.05
-    clip: float = 0.5
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.threshold <= 1, "threshold", "between 0 and 1")
-        for field in ("lam1", "lam2", "clip"):
-            self.check(getattr(self, field) >= 0, field, "0 or more")
+    lam1: Annotated[float, AtLeast(0)] = 0.1
+    lam2: Annotated[float, AtLeast(0)] = 0.05
+    clip: Annotated[float, AtLeast(0)] = 0.5
 
     def init(self, params, parts):
         """Make nothing personal, by scores of zero."""
@@ -48,7 +43,7 @@ class FedDPA(ByMask):
     def prepare(self, server, client):
         """Choose the personal entries."""
         if self.rule == "value":
-            scores = importance.normalize(client["score"], "layer")
+            scores = importance.rescaled(client["score"])
             mask = tree.map(lambda leaf: leaf > self.threshold, scores)
         else:  # which rescaling cannot change
             mask = tree.map(lambda leaf: importance.above_quantile(leaf, self.threshold), client["score"])
@@ -63,15 +58,15 @@ class FedDPA(ByMask):
             Phase(epochs, tree.invert(client["mask"]), loss=self._shared_loss),
         ]
 
-    def _personal_loss(self, net, params, batch, server, client):
-        loss = self.loss(net, params, batch, server, client)
+    def _personal_loss(self, server, client, net, params, batch):
+        loss = self.loss(server, client, net, params, batch)
         return loss + self.lam1 / 2 * _distance(params, server)
 
-    def _shared_loss(self, net, params, batch, server, client):
-        loss = self.loss(net, params, batch, server, client)
+    def _shared_loss(self, server, client, net, params, batch):
+        loss = self.loss(server, client, net, params, batch)
         return loss + self.lam2 / 2 * (_distance(params, server) - self.clip).abs()
 
-    def after_training(self, net, shard, params, kept, server, client):
+    def after_training(self, server, client, net, params, shard, kept):
         """Return Fisher scores of the trained model, which serve until the client's next participation."""
         return {"score": fisher.scores(net, lambda scored, x: self.predict(net, scored, x), params, shard)}
 

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Masked
 from fedpfl.methods.shared.by_name import ByName, all_but, only
 from fedpfl.methods.shared.method import Phase
@@ -35,21 +36,14 @@ class FedPAC(ByName):
     client is sampled again. The authors train all of 20 clients each round.
     """
 
-    lam: float = 1.0
-    head_epochs: int = 1
-    body_epochs: int | None = None
-    head_lr: float | None = 0.1
+    lam: Annotated[float, AtLeast(0)] = 1.0
+    head_epochs: Annotated[int, AtLeast(0)] = 1
+    body_epochs: Annotated[int, AtLeast(0)] | None = None
+    head_lr: Annotated[float, Above(0)] | None = 0.1
     combine: bool = True
     keep_prototypes: bool = False
 
     _key: ClassVar[str] = "head"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.lam >= 0, "lam", "0 or more")
-        self.check(self.head_epochs >= 0, "head_epochs", "0 or more")
-        self.check(self.body_epochs is None or self.body_epochs >= 0, "body_epochs", "0 or more, or null")
-        self.check(self.head_lr is None or 0 < self.head_lr < math.inf, "head_lr", "a positive number, or null")
 
     def init(self, params, parts):
         """Begin without prototypes."""
@@ -58,9 +52,9 @@ class FedPAC(ByName):
         prototypes = {"mean": torch.zeros_like(weight), "seen": weight.new_zeros(len(weight), dtype=torch.bool)}
         return {"body": body, "prototypes": prototypes}, client
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Return class means of the features under the received body, and what they say of a head's error."""
-        z = shard.features(net.still(), self.start(server, client)).double()
+        z = shard.features(net.still(), {**server["body"], **client["head"]}).double()
         classes = len(server["prototypes"]["seen"])
         counts = torch.bincount(shard.data.y, minlength=classes)
         mean = _class_sums(z, shard.data.y, classes) / counts.clamp(min=1)[:, None]
@@ -74,11 +68,11 @@ class FedPAC(ByName):
         """Return body, head, and the prototypes that there are."""
         seen = server["prototypes"]["seen"][:, None].expand_as(server["prototypes"]["mean"])
         prototypes = Masked({"mean": server["prototypes"]["mean"]}, {"mean": seen})
-        return {"model": self.start(server, client), "prototypes": prototypes}
+        return {"model": {**server["body"], **client["head"]}, "prototypes": prototypes}
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the latest body under the client's head."""
-        return super().start(server["body"], client)
+        return received["model"]
 
     def phases(self, server, client, params, epochs):
         """Train the head, then the body."""
@@ -87,7 +81,7 @@ class FedPAC(ByName):
         last = epochs if self.body_epochs is None else self.body_epochs
         return [Phase(self.head_epochs, head, loss=self._head_loss, sgd=sgd), Phase(last, body)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Add the alignment to the cross-entropy."""
         logits, z = net.features(params, batch.x)
         loss = batch.cross_entropy(logits)
@@ -98,7 +92,7 @@ class FedPAC(ByName):
         aligned = batch.mean((z - targets).square().mean(1))
         return loss + self.lam * torch.where(seen.any(), aligned, 0.0)
 
-    def after_training(self, net, shard, params, kept, server, client):
+    def after_training(self, server, client, net, params, shard, kept):
         """Return class means of the features under the trained body."""
         counts = client["counts"]
         sums = [
@@ -112,7 +106,7 @@ class FedPAC(ByName):
         body, kept = super().finish(server, client, start, end)
         return {"body": body, **kept, **tree.named(client, ("mean", "counts", "H", "v"))}, kept
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average bodies by samples and prototypes by class counts; mix each client's head (eq. 8 of the paper)."""
         counts = uploads["counts"]
         total = counts.sum(0)

@@ -1,11 +1,11 @@
 """FedPer: shared body, personal top layers."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.shared.by_name import ByName, top
-from fedpfl.methods.shared.method import flag
 from fedpfl.models import Parts
 
 
@@ -16,44 +16,31 @@ class FedPer(ByName):
     layers: number of personal layers, counted from the output (the paper's K_P); 0 is FedAvg, all of them Local-Only.
     head_init: what a client that was never sampled has there: the `initial` head (the paper: personal layers never
         leave a client) or the `server_average` of uploaded ones (FL-bench; the personal layers then travel too).
-    statistics: BatchNorm's running ones: `aggregate` at the server, or `local`: they never leave a client.
     """
 
-    layers: int = 1
+    layers: Annotated[int, AtLeast(0)] = 1
     head_init: Literal["initial", "server_average"] = "initial"
-    statistics: Literal["aggregate", "local"] = "aggregate"
 
     _key: ClassVar[str] = "head"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.layers >= 0, "layers", "0 or more")
-
-    def buffers(self):
-        """Average BatchNorm statistics, or leave them where they are."""
-        return {"main": self.statistics}
 
     def _own(self, parts: Parts) -> tuple[str, ...]:
         return top(parts, self.layers)
 
+    @property
+    def _averaged(self) -> bool:
+        return self.head_init == "server_average"
+
     def init(self, params, parts):
-        """Give the server a whole model, whose top layers keep their initial values unless they are averaged."""
-        return params, {**super().init(params, parts)[1], "trained": flag(params)}
+        """Give the server the body (with averaged heads: everything), the head to the client."""
+        body, client = super().init(params, parts)
+        return params if self._averaged else body, client
 
-    def download(self, server, client):
-        """Return the body (with averaged heads: everything)."""
-        return server if self.head_init == "server_average" else tree.without(server, client["head"])
-
-    def start(self, server, client):
-        """Return the server's body under the client's head."""
-        model = super().start(server, client)
-        return model if self.head_init == "initial" else tree.where(client["trained"], model, server)
+    def start(self, received, client):
+        """Return the server's body under the client's head; who has no trained one takes the averaged head."""
+        model = super().start(received, client)
+        return tree.where(client["participated"], model, received) if self._averaged else model
 
     def finish(self, server, client, start, end):
         """Send the body up (with averaged heads: everything), keep the head."""
         body, kept = super().finish(server, client, start, end)
-        return end if self.head_init == "server_average" else body, {**kept, "trained": ~flag(end)}
-
-    def aggregate(self, server, uploads, clients, weight):
-        """Average what came."""
-        return {**server, **tree.mean(uploads, weight)}, clients
+        return end if self._averaged else body, kept

@@ -1,8 +1,10 @@
 """FedProx: FedAvg whose clients are held back."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.shared.method import Method
 
 
@@ -13,13 +15,9 @@ class FedProx(Method):
     mu: pull towards the model received, over all trainable scalars; mu = 0 is FedAvg. No stragglers.
     """
 
-    mu: float = 0.01
+    mu: Annotated[float, AtLeast(0)] = 0.01
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.mu >= 0, "mu", "0 or more")
-
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Add the proximal term to FedAvg's objective."""
-        loss = super().loss(net, params, batch, server, client)
+        loss = super().loss(server, client, net, params, batch)
         return loss + self.mu / 2 * tree.squared_distance(params, server) if self.mu else loss

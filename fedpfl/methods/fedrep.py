@@ -1,7 +1,9 @@
 """FedRep: a personal head that is trained before the shared body under it."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.shared.by_name import ByName, all_but, only
 from fedpfl.methods.shared.method import Phase
 
@@ -14,13 +16,8 @@ class FedRep(ByName):
     In the head phase the body's BatchNorm layers use their statistics and do not move them.
     """
 
-    body_epochs: int = 1
-    head_epochs: int | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.body_epochs >= 0, "body_epochs", "0 or more")
-        self.check(self.head_epochs is None or self.head_epochs >= 0, "head_epochs", "0 or more, or null")
+    body_epochs: Annotated[int, AtLeast(0)] = 1
+    head_epochs: Annotated[int, AtLeast(0)] | None = None
 
     def phases(self, server, client, params, epochs):
         """Train the head, then the body."""

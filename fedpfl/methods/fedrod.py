@@ -1,15 +1,16 @@
 """FedRoD: a generic head trained for all classes alike, and a personal one added to it."""
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.method import Method, Phase, flag
+from fedpfl.methods.shared.method import Method
 
 ABSENT = -1e9  # the log of no samples; infinity times the weight of a padded sample would be nan
 
@@ -27,43 +28,32 @@ class FedRoD(Method):
     The paper's variant that generates q_i from class counts by a hypernetwork is not here.
     """
 
-    gamma: float = 1.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.gamma < math.inf, "gamma", "0 or more")
+    gamma: Annotated[float, AtLeast(0)] = 1.0
 
     def init(self, params, parts):
         """Keep the personal head under the names of the generic one."""
-        return params, {"q": tree.named(params, parts.head), "trained": flag(params)}
+        return params, {"q": tree.named(params, parts.head)}
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Return what the balanced softmax adds to the logits."""
         classes = len(next(iter(client["q"].values())))
         counts = torch.bincount(shard.data.y, minlength=classes).float()
         return {"prior": torch.where(counts > 0, self.gamma * counts.clamp(min=1).log(), ABSENT)}
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the global model and the personal head side by side."""
-        return {"w": server, "q": client["q"]}
+        return {"w": received, "q": client["q"]}
 
-    def phases(self, server, client, params, epochs):
-        """Train both; from the first gradient on there is a personal head."""
-        return [Phase(epochs, after_gradient=self._trained)]
-
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Add two objectives without a common variable."""
         generic, z = net.features(params["w"], batch.x)
         balanced = generic + client["prior"] if self.gamma else generic
         both = generic.detach() + _linear(params["q"], z.detach())
         return batch.cross_entropy(balanced) + batch.cross_entropy(both)
 
-    def _trained(self, params, grads, loss, batch, server, client):
-        return {**client, "trained": torch.ones_like(client["trained"])}
-
     def finish(self, server, client, start, end):
         """Send the global model up, keep the personal head."""
-        return end["w"], {"q": end["q"], "trained": client["trained"]}
+        return end["w"], {"q": end["q"]}
 
     def evaluated(self, server, client, params):
         """Return both heads; until it is trained, the personal one counts as zero."""

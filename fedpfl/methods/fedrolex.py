@@ -37,7 +37,7 @@ class FedRolex(HeteroFL):
     def _active(self, server, client):
         return neurons.window(server["plan"], client["width"], client["rounds"], self.rounding)
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Roll the window on."""
-        server, clients = super().aggregate(server, uploads, clients, weight)
+        server, clients = super().aggregate(server, clients, uploads, weight)
         return {**server, "rounds": server["rounds"] + 1}, clients

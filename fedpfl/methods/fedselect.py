@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import Above, AtLeast, Between
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared.by_mask import ByMask
 from fedpfl.methods.shared.method import Phase, flag
@@ -44,27 +45,18 @@ class FedSelect(ByMask):
     BatchNorm statistics stay with the client.
     """
 
-    p: float = 0.25
-    alpha: float = 0.3
+    p: Annotated[float, Between(0, 1)] = 0.25
+    alpha: Annotated[float, Between(0, 1)] = 0.3
     delta: Literal["round", "window"] = "round"
-    every: int = 3
+    every: Annotated[int, AtLeast(1)] = 3
     clamp: bool = False
     strict: bool = True
     scope: Literal["tensor", "all"] = "tensor"
     personalise: int | str = "most"
-    lr_v: float | None = None
-    lr_u: float | None = None
+    lr_v: Annotated[float, Above(0)] | None = None
+    lr_u: Annotated[float, Above(0)] | None = None
 
     _key: ClassVar[str] = "own"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.p <= 1, "p", "between 0 and 1")
-        self.check(0 <= self.alpha <= 1, "alpha", "between 0 and 1")
-        self.check(self.every >= 1, "every", "1 or more")
-        for field in ("lr_v", "lr_u"):
-            lr = getattr(self, field)
-            self.check(lr is None or 0 < lr < math.inf, field, "a positive number or null")
 
     def buffers(self):
         """Keep the statistics with the client."""
@@ -78,7 +70,7 @@ class FedSelect(ByMask):
             client |= {"reference": own, "played": flag(params).long()}
         return params, client
 
-    def sample(self, generator, server):
+    def sample(self, server, generator):
         """Return random scores, where the choice is random."""
         if self.personalise != "random":
             return {}
@@ -115,7 +107,7 @@ class FedSelect(ByMask):
         news = Agreed(kept["mask"], tree.map(lambda leaf: changed.expand_as(leaf), mask))
         return {"model": Agreed(end, _shared(end, mask)), "mask": news}, kept
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average each entry over those who share it, with equal weights; what nobody shares stays.
 
         Clients take the mean of what they shared in this round, also where it will be personal from now on.

@@ -18,9 +18,9 @@ class FedSPU(Drawn):
     others); columns behind the flattening follow their channels.
     """
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Put the server's active entries into the client's own model."""
-        return tree.where(client["mask"], server["model"], client["model"])
+        return tree.where(client["mask"], received["model"], client["model"])
 
     def updated_buffers(self, server, client):
         """Move all statistics, since the client's whole model works."""

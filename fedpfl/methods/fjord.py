@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 
+from fedpfl.ground import tree
+from fedpfl.ground.ranges import Between
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import Phase
-from fedpfl.methods.shared.submodel import Submodel, padded
+from fedpfl.methods.shared.submodel import Submodel
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,10 @@ class FjORD(Submodel):
     """
 
     ordered: bool = False
-    distill: float = 0.0
+    distill: Annotated[float, Between(0, 1)] = 0.0
 
     def __post_init__(self):
         super().__post_init__()
-        self.check(0 <= self.distill <= 1, "distill", "between 0 and 1")
         self.check(self.ordered or self.distill == 0, "distill", "0 unless ordered")
 
     def init(self, params, parts):
@@ -47,16 +49,16 @@ class FjORD(Submodel):
         """Draw a random number per step, for its width."""
         return [Phase(epochs, client["mask"], randoms=1 if self.ordered else 0)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Return the loss of the drawn width, with distillation together with the widest's."""
         if not self.ordered:
-            return super().loss(net, params, batch, server, client)
+            return super().loss(server, client, net, params, batch)
         assert batch.random is not None
         widths = server["widths"]
         held = (widths <= client["width"] + neurons.SLACK).sum()
         drawn = widths.gather(0, (batch.random * held).long().minimum(held - 1))[0]
         active = neurons.prefix(server["plan"], drawn, self.rounding)
-        narrow = self.predict(net, padded(params, neurons.entries(server["plan"], active, params)), batch.x)
+        narrow = self.predict(net, tree.masked(params, neurons.entries(server["plan"], active, params)), batch.x)
         loss = batch.cross_entropy(narrow)
         if not self.distill:
             return loss

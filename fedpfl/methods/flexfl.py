@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Agreed, Tree
-from fedpfl.methods.shared import neurons
+from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
+from fedpfl.ground.tree import Agreed
+from fedpfl.methods.shared import levels, neurons
 from fedpfl.methods.shared.neurons import Rounding
-from fedpfl.methods.shared.submodel import Assign, Cut, padded
-from fedpfl.models.wiring import Wiring
+from fedpfl.methods.shared.submodel import Assign, Cut
 
 
 @dataclass(frozen=True)
@@ -42,37 +41,33 @@ class FlexFL(Cut):
     device can hold.
     """
 
-    levels: tuple[float, ...] = (0.25, 0.5, 1.0)
-    apoz: tuple[float, ...] = ()
-    tolerance: float = 0.05
+    levels: tuple[Annotated[float, Above(0), AtMost(1)], ...] = (0.25, 0.5, 1.0)
+    apoz: tuple[Annotated[float, Between(0, 1)], ...] = ()
+    tolerance: Annotated[float, AtLeast(0), Below(1)] = 0.05
     rounding: Rounding = "floor"
-    devices: tuple[float, ...] = (4, 3, 3)
+    devices: tuple[Annotated[float, AtLeast(0)], ...] = (4, 3, 3)
     assign: Assign = "blocks"
-    gamma: float = 10.0
-    temperature: float = 3.0
+    gamma: Annotated[float, AtLeast(0)] = 10.0
+    temperature: Annotated[float, Above(0)] = 3.0
 
     def __post_init__(self):
         super().__post_init__()
         ascending = all(low < high for low, high in pairwise(self.levels))
         self.check(len(self.levels) > 0 and ascending, "levels", "one or more, ascending")
-        self.check(all(0 < level <= 1 for level in self.levels), "levels", "above 0 and at most 1")
-        self.check(all(0 <= share <= 1 for share in self.apoz), "apoz", "between 0 and 1")
-        self.check(0 <= self.tolerance < 1, "tolerance", "at least 0 and below 1")
         self.check(len(self.devices) == len(self.levels), "devices", "as many numbers as levels")
-        possible = all(0 <= count < math.inf for count in self.devices) and sum(self.devices) > 0
-        self.check(possible, "devices", "0 or more, and not all 0")
-        self.check(0 <= self.gamma < math.inf, "gamma", "0 or more")
-        self.check(0 < self.temperature < math.inf, "temperature", "a positive number")
+        self.check(sum(self.devices) > 0, "devices", "0 or more, and not all 0")
 
     def init(self, params, parts):
         """Add each level's neurons at the server, what the client's device can hold, and the level of its model."""
         server, client = super().init(params, parts)
-        plan = server["plan"]
-        chosen = [self._level(plan, params, parts.wiring, level) for level in self.levels]
+        plan, wiring = server["plan"], parts.wiring
+        worth = levels.worth(params, wiring, self.apoz)
+        counts = [levels.counts(params, wiring, level, worth, self.tolerance, self.rounding) for level in self.levels]
+        active = [neurons.first(plan, count.to(plan["group"].device)) for count in counts]
         most = torch.full_like(plan["group"][0], len(self.levels) - 1)
-        return {**server, "levels": torch.stack(chosen)}, {**client, "device": most, "level": most}
+        return {**server, "levels": torch.stack(active)}, {**client, "device": most, "level": most}
 
-    def init_clients(self, generator, clients):
+    def init_clients(self, clients, generator):
         """Return what devices can hold."""
         shares = torch.tensor(self.devices, dtype=torch.float64)
         if self.assign == "random":
@@ -83,7 +78,7 @@ class FlexFL(Cut):
             device = (ends <= place[:, None] + neurons.SLACK).sum(1)
         return {"device": device, "level": device}
 
-    def sample(self, generator, server):
+    def sample(self, server, generator):
         """Draw the level that is sent."""
         return {"sent": torch.randint(len(self.levels), (), generator=generator)}
 
@@ -99,7 +94,11 @@ class FlexFL(Cut):
         sent = self._active(server, {"level": client["sent"]})
         return Agreed(server["model"], neurons.entries(server["plan"], sent, server["model"]))
 
-    def loss(self, net, params, batch, server, client):
+    def start(self, received, client):
+        """Return what the device can hold of it."""
+        return tree.masked(received, client["mask"])
+
+    def loss(self, server, client, net, params, batch):
         """Return the cross-entropy with self-distillation."""
         logits = net(params, batch.x)
         loss = batch.cross_entropy(logits)
@@ -110,53 +109,8 @@ class FlexFL(Cut):
         for lower in range(len(self.levels) - 1):
             inside = neurons.entries(server["plan"], server["levels"][lower], params)
             with torch.no_grad():
-                teacher = (net.aside(padded(params, inside), batch.x) / self.temperature).softmax(1)
+                teacher = (net.aside(tree.masked(params, inside), batch.x) / self.temperature).softmax(1)
             apart = F.kl_div(student, teacher, reduction="none").mean(1)
             share = torch.where(lower < level, self.gamma / level.clamp(min=1), 0.0)
             loss = loss + share * self.temperature**2 * batch.sum(apart) / batch.samples.sum()
         return loss
-
-    def _level(self, plan, params, wiring, level):
-        """Return the first neurons of each group, as many as `level` has."""
-        if level == 1:
-            return torch.ones(len(plan["group"]) + 1, dtype=torch.bool, device=plan["group"].device)
-        sizes = torch.tensor(list(wiring.widths.values()))
-        worth = self._worth(params, wiring)
-        total, best, count = tree.size(params), math.inf, sizes
-        for gamma in range(1, int(10000 * max(worth)) + 2):  # with this last one all shares are the least
-            shares = torch.tensor([min(max(100 * own / gamma, 0.01), 1.0) for own in worth], dtype=torch.float64)
-            kept = neurons.kept({"width": sizes}, shares, self.rounding)
-            apart = _scalars(params, wiring, kept.tolist()) / total - level
-            if abs(apart) < best:
-                best, count = abs(apart), kept
-            if apart <= self.tolerance:
-                break
-        return neurons.with_always(plan["place"] < count.to(plan["group"].device)[plan["group"]])
-
-    def _worth(self, params, wiring):
-        """Return what each group is worth keeping, s_l."""
-        groups = list(wiring.widths)
-        if self.apoz and len(self.apoz) != len(groups):
-            raise FedpflError(f"method.apoz has {len(self.apoz)} numbers for {len(groups)} groups of neurons")
-        scalars = dict.fromkeys(groups, 0)
-        for name, leaf in params.items():
-            axis = wiring.axes[name][0]
-            group = axis.group if axis else name.rpartition(".")[0]  # an embedding's are along its last axis
-            if group in scalars:
-                scalars[group] += leaf.numel()
-        largest = math.log(max(scalars.values()))
-        zeros = self.apoz or [0.0] * len(groups)
-        return [1 - share * math.log(scalars[group]) / largest for group, share in zip(groups, zeros, strict=True)]
-
-
-def _scalars(params: Tree, wiring: Wiring, kept: list[int]) -> int:
-    """Count the scalars of a network with so many neurons in each group."""
-    count = dict(zip(wiring.widths, kept, strict=True))
-    total = 0
-    for name, leaf in params.items():
-        shape = list(leaf.shape)
-        for place, axis in enumerate(wiring.axes[name]):
-            if axis is not None:
-                shape[place] = count[axis.group] * axis.block
-        total += math.prod(shape)
-    return total

@@ -1,14 +1,14 @@
 """FLUTE: personal heads, which the server and a regulariser push towards an even spread of the client's classes."""
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import ByName, only
 from fedpfl.methods.shared.method import Phase
@@ -30,22 +30,16 @@ class FLUTE(ByName):
     A client that was never sampled has the initial head. In the head phase the body's BatchNorm statistics stay.
     """
 
-    l1: float = 0.25
-    l2: float = 0.0025
-    l3: float = 0.0005
-    server_lr: float = 0.5
-    rep_epochs: int = 1
+    l1: Annotated[float, AtLeast(0)] = 0.25
+    l2: Annotated[float, AtLeast(0)] = 0.0025
+    l3: Annotated[float, AtLeast(0)] = 0.0005
+    server_lr: Annotated[float, AtLeast(0)] = 0.5
+    rep_epochs: Annotated[int, AtLeast(0)] = 1
     variant: Literal["paper", "as_published"] = "paper"
 
     _key: ClassVar[str] = "head"
 
-    def __post_init__(self):
-        super().__post_init__()
-        for field in ("l1", "l2", "l3", "server_lr"):
-            self.check(0 <= getattr(self, field) < math.inf, field, "0 or more")
-        self.check(self.rep_epochs >= 0, "rep_epochs", "0 or more")
-
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Return which classes there are."""
         return {"present": torch.bincount(shard.data.y, minlength=len(_weight(client["head"]))) > 0}
 
@@ -53,20 +47,24 @@ class FLUTE(ByName):
         """Return the body, and the head's weight, which the server has changed."""
         return {"body": server, "weight": _weight(client["head"])}
 
+    def start(self, received, client):
+        """Return the received body under the client's head."""
+        return super().start(received["body"], client)
+
     def phases(self, server, client, params, epochs):
         """Train the head, then everything."""
         head, last = only(params, client["head"]), min(epochs, self.rep_epochs)
         everything = head if self.variant == "as_published" else None
         return [Phase(epochs - last, head, loss=self._head_loss), Phase(last, everything)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Add the head's regularisers and the size of the features to the cross-entropy."""
         logits, z = net.features(params, batch.x)
         loss = batch.cross_entropy(logits) + self._regularisers(params, client)
         return loss + self.l3 * batch.sum(z.square().sum(1)) if self.l3 else loss
 
-    def _head_loss(self, net, params, batch, server, client):
-        return super()._head_loss(net, params, batch, server, client) + self._regularisers(params, client)
+    def _head_loss(self, server, client, net, params, batch):
+        return super()._head_loss(server, client, net, params, batch) + self._regularisers(params, client)
 
     def _regularisers(self, params, client):
         weight = _weight(tree.named(params, client["head"]))
@@ -82,7 +80,7 @@ class FLUTE(ByName):
         body, kept = super().finish(server, client, start, end)
         return {"body": body, **kept, "present": client["present"]}, kept
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average the bodies; make a step on the weight of each head, whose bias is as it came."""
         head = uploads["head"]
         if self.server_lr:

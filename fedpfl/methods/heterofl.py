@@ -12,7 +12,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import Phase
 from fedpfl.methods.shared.neurons import Rounding
-from fedpfl.methods.shared.submodel import Submodel
+from fedpfl.methods.shared.submodel import Submodel, Widths
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)  # a, b, c, d, e of the paper
 
@@ -38,7 +38,7 @@ class HeteroFL(Submodel):
     Clients are evaluated with what they trained last, before that with the initial model's part for their width.
     """
 
-    widths: tuple[float, ...] = RATES
+    widths: Widths = RATES
     rounding: Rounding = "ceil"
     scaler: bool = False
     masked: bool = True
@@ -62,21 +62,21 @@ class HeteroFL(Submodel):
             client["labels"] = torch.ones(len(head), dtype=torch.bool, device=head.device)
         return server, client
 
-    def sample(self, generator, server):
+    def sample(self, server, generator):
         """Draw a width for the round if widths are dynamic."""
         if not self.dynamic:
             return {}
         chosen = torch.randint(len(self.widths), (), generator=generator)
         return {"width": torch.tensor(self.widths, dtype=torch.float64)[chosen]}
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Return the classes that the client has, if logits are masked."""
         return {"labels": torch.bincount(shard.data.y, minlength=len(client["labels"])) > 0} if self.masked else {}
 
     def _active(self, server, client):
         return neurons.prefix(server["plan"], client["width"], self.rounding)
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Return the cross-entropy with scaled activations and masked logits."""
         if self.scaler:
             width = client["width"]
@@ -96,7 +96,7 @@ class HeteroFL(Submodel):
         upload, client = super().finish(server, client, start, end)
         return {**upload, "labels": client["labels"]} if self.masked else upload, client
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average each class's rows of the head over the clients that have the class."""
         if self.weighting == "equal":
             weight = torch.full_like(weight, 1 / len(weight))
@@ -106,15 +106,15 @@ class HeteroFL(Submodel):
             for name in server["classes"]:
                 mask[name] = mask[name] & labels.view(*labels.shape, *[1] * (mask[name].dim() - 2))
             sent = sent._replace(mask=mask)
-        return super().aggregate(server, {"model": sent}, clients, weight)
+        return super().aggregate(server, clients, {"model": sent}, weight)
 
     def evaluated(self, server, client, params):
         """Add the client's classes, by which logits are masked."""
         return {"model": params, "labels": client["labels"]} if self.masked else params
 
-    def before_evaluation(self, net, shard, server, client):
+    def before_evaluation(self, server, client, net, shard):
         """Return the client's classes even if it has not trained yet."""
-        return self.before_training(net, shard, server, client)
+        return self.before_training(server, client, net, shard)
 
     def predict(self, net, params, x):
         """Return masked logits, without the scaler."""

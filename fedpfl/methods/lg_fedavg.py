@@ -1,8 +1,9 @@
 """LG-FedAvg: local representations under a global top."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.shared.by_name import ByName, top
 from fedpfl.models import Parts
 
@@ -17,12 +18,8 @@ class LGFedAvg(ByName):
     BatchNorm statistics stay with the client.
     """
 
-    layers: int = 1
+    layers: Annotated[int, AtLeast(0)] = 1
     variant: Literal["paper", "as_published"] = "paper"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.layers >= 0, "layers", "0 or more")
 
     def buffers(self):
         """Keep statistics on the client."""

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.method import Method, Phase
 
@@ -36,25 +37,18 @@ class PerFedAvg(Method):
     own_steps: ClassVar[bool] = True
 
     version: Literal["fo", "hf"] = "fo"
-    inner_lr: float = 0.01
-    outer_lr: float = 0.001
-    delta: float = 0.001
-    adapt_steps: int = 0
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.inner_lr >= 0, "inner_lr", "0 or more")
-        self.check(self.outer_lr >= 0, "outer_lr", "0 or more")
-        self.check(self.delta > 0, "delta", "a positive number")
-        self.check(self.adapt_steps >= 0, "adapt_steps", "0 or more")
+    inner_lr: Annotated[float, AtLeast(0)] = 0.01
+    outer_lr: Annotated[float, AtLeast(0)] = 0.001
+    delta: Annotated[float, Above(0)] = 0.001
+    adapt_steps: Annotated[int, AtLeast(0)] = 0
 
     def phases(self, server, client, params, epochs):
         """Take steps on D and D', and D'' for the Hessian-vector product."""
         return [Phase(epochs, step=self._step, batches=2 if self.version == "fo" else 3)]
 
-    def _step(self, net, params, batches, server, client):
+    def _step(self, server, client, net, params, batches):
         """Move the meta-model; the loss is that of the adapted model on D'."""
-        gradient = partial(net.gradient, partial(self.loss, server=server, client=client))
+        gradient = partial(net.gradient, partial(self.loss, server, client))
         statistics = net.buffers
         adapted = _moved(params, gradient(params, batches[0])[0], -self.inner_lr)
         net.buffers = statistics
@@ -67,14 +61,14 @@ class PerFedAvg(Method):
         net.buffers = statistics
         return _moved(params, direction, -self.outer_lr), loss
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average uniformly."""
         return tree.mean(uploads, torch.full_like(weight, 1 / len(weight))), clients
 
-    def before_evaluation(self, net, shard, server, client):
+    def before_evaluation(self, server, client, net, shard):
         """Return the meta-model after `adapt_steps` plain steps, on as many epochs as they take."""
         batches = (batch for epoch in range(self.adapt_steps) for batch in shard.batches("main", epoch))
-        objective, params = partial(self.loss, server=server, client=client), server
+        objective, params = partial(self.loss, server, client), server
         for batch in islice(batches, self.adapt_steps):
             params = _moved(params, net.gradient(objective, params, batch)[0], -self.inner_lr)
         return {"adapted": params} if self.adapt_steps else {}

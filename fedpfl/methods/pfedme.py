@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.methods.shared.method import Method, Phase, flag
+from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.methods.shared.method import Method, Phase
 
 
 @dataclass(frozen=True)
@@ -31,44 +32,40 @@ class PFedMe(Method):
 
     own_steps: ClassVar[bool] = True
 
-    lam: float = 15.0
-    inner_steps: int = 5
-    inner_lr: float = 0.01
-    outer_lr: float = 0.005
-    beta: float = 1.0
-    mu: float = 0.001
+    lam: Annotated[float, AtLeast(0)] = 15.0
+    inner_steps: Annotated[int, AtLeast(1)] = 5
+    inner_lr: Annotated[float, Above(0)] = 0.01
+    outer_lr: Annotated[float, Above(0)] = 0.005
+    beta: Annotated[float, AtLeast(0)] = 1.0
+    mu: Annotated[float, AtLeast(0)] = 0.001
     average: Literal["uniform", "samples"] = "uniform"
 
     def __post_init__(self):
         super().__post_init__()
-        for field in ("lam", "beta", "mu"):
-            self.check(getattr(self, field) >= 0, field, "0 or more")
-        self.check(self.inner_steps >= 1, "inner_steps", "1 or more")
         for field in ("inner_lr", "outer_lr"):
-            self.check(getattr(self, field) > 0, field, "a positive number")
             stable = getattr(self, field) * self.lam < 2
             self.check(stable, field, f"below 2 / lam = {2 / (self.lam or 1):.4g}, or it diverges; lower it or lam")
 
     def init(self, params, parts):
         """Begin without private models."""
-        return params, {"th": params, "trained": flag(params)}
+        return params, {"th": params}
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Begin both models at the global one; what the client kept is for evaluation alone."""
-        return {"w": server, "th": server}
+        return {"w": received, "th": received}
 
     def phases(self, server, client, params, epochs):
         """Take pFedMe's steps."""
         return [Phase(epochs, step=self._step)]
 
-    def _step(self, net, params, batch, server, client):
+    def _step(self, server, client, net, params, batch):
         """Move th near to the proximal point of w, then w to th; return th's loss before its first step too."""
 
         def inner(th: Tensor, w: Tensor, g: Tensor) -> Tensor:
             move = (th - w).mul_(self.lam).add_(th, alpha=self.mu).add_(g)
             return th.clone().add_(move, alpha=-self.inner_lr)  # in th's memory layout, as SGD would
 
-        objective = partial(self.loss, server=server, client=client)
+        objective = partial(self.loss, server, client)
         w, th = params["w"], params["th"]
         losses = []
         for _ in range(self.inner_steps):
@@ -80,9 +77,9 @@ class PFedMe(Method):
 
     def finish(self, server, client, start, end):
         """Send the copy of w up, keep th."""
-        return end["w"], {"th": end["th"], "trained": ~flag(end)}
+        return end["w"], {"th": end["th"]}
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Make a step of length `beta` towards the mean."""
         share = weight if self.average == "samples" else torch.full_like(weight, 1 / len(weight))
         mean = tree.mean(uploads, share)
@@ -96,4 +93,4 @@ class PFedMe(Method):
 
     def personal(self, server, client):
         """Return the private model as the client left it; before, the global one."""
-        return tree.where(client["trained"], client["th"], server)
+        return tree.where(client["participated"], client["th"], server)

@@ -1,13 +1,14 @@
 """pFedSD: clients that learn from their own last model."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl.methods.shared.method import Method, flag
+from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.methods.shared.method import Method
 
 
 @dataclass(frozen=True)
@@ -24,28 +25,23 @@ class PFedSD(Method):
         in the public codes.
     """
 
-    lam: float = 0.5
-    tau: float = 3.0
+    lam: Annotated[float, AtLeast(0)] = 0.5
+    tau: Annotated[float, Above(0)] = 3.0
     teacher: Literal["eval", "train"] = "eval"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.lam >= 0, "lam", "0 or more")
-        self.check(self.tau > 0, "tau", "a positive number")
 
     def init(self, params, parts):
         """Begin without a teacher."""
-        return params, {"teacher": params, "trained": flag(params)}
+        return params, {"teacher": params}
 
     def buffers(self):
         """Keep statistics on the client."""
         return {"main": "local"}
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Return the teacher's statistics."""
         return {"teacher_buffers": net.buffers["main"]}
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Add the distance from the teacher to FedAvg's objective."""
         logits = net(params, batch.x)
         loss = batch.cross_entropy(logits)
@@ -56,11 +52,11 @@ class PFedSD(Method):
         else:
             target = net.aside(client["teacher"], batch.x)
         extra = self.lam * self.tau**2 * batch.mean(divergence(target, logits, self.tau))
-        return loss + torch.where(client["trained"], extra, 0.0)
+        return loss + torch.where(client["participated"], extra, 0.0)
 
     def finish(self, server, client, start, end):
         """Send the model up, and keep it as the next teacher."""
-        return end, {"teacher": end, "trained": ~flag(end)}
+        return end, {"teacher": end}
 
     def personal(self, server, client):
         """Return the model as it was after the client's last training."""

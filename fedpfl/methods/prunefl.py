@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.pruned import Pruned
 
@@ -17,9 +19,7 @@ class PruneFL(Pruned):
     over the ranking epochs, of filters and rows.
     """
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.ranking_epochs > 0, "ranking_epochs", "1 or more to have gradients")
+    ranking_epochs: Annotated[int, AtLeast(1)] = 1  # none would have no gradients
 
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
         return tree.map(torch.square, gradients)

@@ -1,13 +1,13 @@
 """Update-magnitude personalisation: a reconstruction of how PSPFL selects parameters, not PSPFL."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Between
 from fedpfl.ground.tree import Agreed, Masked
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.by_mask import ByMask
-from fedpfl.methods.shared.method import flag
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,8 @@ class PSPFL(ByMask):
     BatchNorm statistics stay with the client.
     """
 
-    q: float = 0.1
+    q: Annotated[float, Between(0, 1)] = 0.1
     upload: Literal["shared", "all"] = "shared"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.q <= 1, "q", "between 0 and 1")
 
     def buffers(self):
         """Keep the statistics with the client."""
@@ -41,7 +37,7 @@ class PSPFL(ByMask):
 
     def init(self, params, parts):
         """Make nothing personal, by scores of zero."""
-        return params, {"model": params, "score": tree.full_like(params, 0.0), "trained": flag(params)}
+        return params, {"model": params, "score": tree.full_like(params, 0.0)}
 
     def prepare(self, server, client):
         """Choose the personal entries."""
@@ -54,9 +50,9 @@ class PSPFL(ByMask):
     def finish(self, server, client, start, end):
         """Return what `upload` says; how far each entry moved is the next score."""
         upload = end if self.upload == "all" else Agreed(end, tree.invert(client["mask"]))
-        return upload, {"model": end, "score": importance.gradient(start, end), "trained": ~flag(end)}
+        return upload, {"model": end, "score": importance.gradient(start, end)}
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average what came, entry by entry; what nobody sent stays."""
         if self.upload == "all":
             return tree.mean(uploads, weight), clients
@@ -64,4 +60,4 @@ class PSPFL(ByMask):
 
     def personal(self, server, client):
         """Return the model as it was after the client's last training."""
-        return tree.where(client["trained"], client["model"], server)
+        return tree.where(client["participated"], client["model"], server)

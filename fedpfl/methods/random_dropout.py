@@ -29,7 +29,7 @@ class RandomDropout(Drawn):
 
     def buffers(self):
         """Average statistics at the server."""
-        return {"main": "aggregate"}
+        return {"main": self.statistics or "aggregate"}
 
     def finish(self, server, client, start, end):
         """Keep the trained model only if it is evaluated."""

@@ -1,10 +1,12 @@
 """SCAFFOLD: control variates against client drift."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.methods.shared.method import Method, Phase
 
 
@@ -19,13 +21,8 @@ class Scaffold(Method):
     clients: how many there are in all, K. server_lr: eta_g.
     """
 
-    clients: int
-    server_lr: float = 1.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.clients >= 1, "clients", "1 or more")
-        self.check(self.server_lr > 0, "server_lr", "a positive number")
+    clients: Annotated[int, AtLeast(1)]
+    server_lr: Annotated[float, Above(0)] = 1.0
 
     def init(self, params, parts):
         """Set all controls to zero."""
@@ -37,21 +34,21 @@ class Scaffold(Method):
         zeros = tree.full_like(client["control"], 0.0)
         return {**client, "sum": zeros, "steps": tree.leaves(zeros)[0].new_zeros(())}
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the global model."""
-        return server["model"]
+        return received["model"]
 
     def phases(self, server, client, params, epochs):
         """Train everything, and add up the gradients on the way."""
         return [Phase(epochs, after_gradient=self._add)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Return cross-entropy and a linear term whose gradient is c - c_i."""
         terms = tree.map(lambda p, c, own: ((c - own) * p).sum(), params, server["control"], client["control"])
-        return super().loss(net, params, batch, server, client) + sum(tree.leaves(terms))
+        return super().loss(server, client, net, params, batch) + sum(tree.leaves(terms))
 
     @staticmethod
-    def _add(params, grads, loss, batch, server, client):
+    def _add(server, client, params, grads, loss, batch):
         """Add up the raw gradients."""
         raw = tree.map(lambda g, c, own: g - (c - own), grads, server["control"], client["control"])
         return {**client, "sum": tree.map(torch.add, client["sum"], raw), "steps": client["steps"] + 1}
@@ -66,7 +63,7 @@ class Scaffold(Method):
         }
         return changes, {"control": control}
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Return x + eta_g mean(dy) and c + m / K mean(dc)."""
         mean = tree.mean(uploads, torch.full_like(weight, 1 / len(weight)))
         part = len(weight) / self.clients

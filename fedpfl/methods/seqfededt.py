@@ -1,14 +1,16 @@
 """SeqFedEDT: a model that goes from client to client, each of which puts back some entries of its own."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Between
+from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.by_mask import ByMask
-from fedpfl.methods.shared.method import Turn, flag
+from fedpfl.methods.shared.method import Turn
 
 SCORES = {
     "difference": importance.gradient,
@@ -34,14 +36,10 @@ class SeqFedEDT(ByMask):
     """
 
     score: Literal["difference", "squared", "importance"] = "squared"
-    q: float = 0.9995
+    q: Annotated[float, Between(0, 1)] = 0.9995
     classifier_only: bool = False
 
     _key: ClassVar[str] = "scored"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.q <= 1, "q", "between 0 and 1")
 
     def buffers(self):
         """Keep the statistics with the client."""
@@ -50,7 +48,7 @@ class SeqFedEDT(ByMask):
     def init(self, params, parts):
         """Return the travelling model as the server's, and theta_i in two parts: what is scored, and the rest."""
         scored = tree.named(params, parts.head if self.classifier_only else params)
-        return params, {"scored": scored, "rest": tree.without(params, scored), "trained": flag(params)}
+        return params, {"scored": scored, "rest": tree.without(params, scored)}
 
     def turns(self, played, cohort, clients, generator):
         """Return one client after another, in an order drawn anew each round."""
@@ -63,14 +61,14 @@ class SeqFedEDT(ByMask):
         return {**client, "mask": importance.above_quantile(scores, self.q)}
 
     def download(self, server, client):
-        """Return nothing: w comes whole from the client before, whose upload it was, and is counted only there."""
-        return {}
+        """Return w, which comes from the client before, whose upload it was, and is counted only there."""
+        return Known(server)
 
     def finish(self, server, client, start, end):
         """Pass the trained model on, and keep it."""
         scored, rest = (tree.named(end, client[part]) for part in ("scored", "rest"))
-        return end, {"scored": scored, "rest": rest, "trained": ~flag(end)}
+        return end, {"scored": scored, "rest": rest}
 
     def personal(self, server, client):
         """Return theta_i; without one, w."""
-        return tree.where(client["trained"], {**server, **client["rest"], **client["scored"]}, server)
+        return tree.where(client["participated"], {**server, **client["rest"], **client["scored"]}, server)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast, Below, Between
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import neurons, transport
-from fedpfl.methods.shared.method import flag
-from fedpfl.methods.shared.submodel import Assign, Cut, assigned, padded
+from fedpfl.methods.shared.submodel import Assign, Cut, assigned
 from fedpfl.methods.shared.transport import Mode
 
 
@@ -48,10 +48,10 @@ class SubFLOT(Cut):
     Clients are evaluated with what they trained last, before the first time with the initial model.
     """
 
-    rates: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
+    rates: tuple[Annotated[float, AtLeast(0), Below(1)], ...] = (0.0, 0.25, 0.5, 0.75)
     assign: Assign = "random"
-    alpha: float = 0.5
-    lam: float = 1.0
+    alpha: Annotated[float, Between(0, 1)] = 0.5
+    lam: Annotated[float, AtLeast(0)] = 1.0
     mode: Mode = "one"
     initial: Literal["random", "prefix"] = "random"
     otp: bool = True
@@ -62,9 +62,6 @@ class SubFLOT(Cut):
     def __post_init__(self):
         super().__post_init__()
         self.check(len(self.rates) > 0, "rates", "at least one rate")
-        self.check(all(0 <= rate < 1 for rate in self.rates), "rates", "at least 0 and below 1")
-        self.check(0 <= self.alpha <= 1, "alpha", "between 0 and 1")
-        self.check(0 <= self.lam < float("inf"), "lam", "0 or more")
 
     def init(self, params, parts):
         """Give the client a rate and all neurons, not yet chosen."""
@@ -72,24 +69,24 @@ class SubFLOT(Cut):
         rate = torch.zeros((), dtype=torch.float64, device=tree.leaves(params)[0].device)
         own = torch.ones_like(server["plan"]["group"], dtype=torch.bool)
         server["writers"] = transport.writers(params, parts)
-        return server, {**client, "rate": rate, "own": own, "joined": flag(params)}
+        return server, {**client, "rate": rate, "own": own}
 
-    def init_clients(self, generator, clients):
+    def init_clients(self, clients, generator):
         """Return the clients' rates."""
         return {"rate": assigned(self.rates, self.assign, generator, clients)}
 
-    def sample(self, generator, server):
+    def sample(self, server, generator):
         """Draw a lot for each neuron, for the first choice."""
         return {"lot": torch.rand(len(server["plan"]["group"]), generator=generator)}
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         """Return the client's neurons, and W~, which the server works out client by client; no data are looked at."""
         plan, model, history = server["plan"], server["model"], client["model"]
-        joined = bool(client["joined"])
+        joined = bool(client["participated"])
         own = client["own"] if joined else self._choice(server, client)
         active = neurons.with_always(own)
         mask = neurons.entries(plan, active, model)
-        received = padded(model, mask)
+        received = tree.masked(model, mask)
         if joined:
             if self.otp and self.alpha:
                 small = transport.dense(plan, active, history)
@@ -114,26 +111,17 @@ class SubFLOT(Cut):
         """Send W~, a dense network."""
         return Agreed(client["received"], client["mask"])
 
-    def start(self, server, client):
-        """Return W~."""
-        return client["received"]
-
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         """Return the cross-entropy, and the pull to W~, which is stronger for smaller networks."""
-        loss = super().loss(net, params, batch, server, client)
+        loss = super().loss(server, client, net, params, batch)
         if self.sar and self.lam:
             loss = loss + self.lam * client["rate"].to(loss.dtype) * tree.squared_distance(params, client["received"])
         return loss
 
-    def finish(self, server, client, start, end):
-        """Upload the dense network; the server knows where its neurons stand."""
-        upload, client = super().finish(server, client, start, end)
-        return upload, {**client, "joined": ~flag(end)}
-
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average what has been moved to the global model's neurons."""
         if not self.ota and self.positions == "own":
-            return super().aggregate(server, uploads, clients, weight)
+            return super().aggregate(server, clients, uploads, weight)
         plan, model, found = server["plan"], server["model"], []
         for row, own in enumerate(clients["own"]):
             active = neurons.with_always(own)

@@ -50,15 +50,15 @@ class FedSPU(nn.Module):
 
 
 def fedspu_emnist(shape: tuple[int, ...], classes: int) -> FedSPU:
-    """Conv 3x3 (20), conv 3x3 (20), classifier: 64,722 scalars for [1, 28, 28] and 62 classes."""
+    """Build conv 3x3 (20), conv 3x3 (20), classifier: 64,722 scalars for [1, 28, 28] and 62 classes."""
     return FedSPU(shape, classes, (20, 20))
 
 
 def fedspu_cifar10(shape: tuple[int, ...], classes: int) -> FedSPU:
-    """Conv 3x3 (6), conv 3x3 (16), fc 120, fc 84, classifier: 134,902 scalars for [3, 32, 32] and 10 classes."""
+    """Build conv 3x3 (6), conv 3x3 (16), fc 120, fc 84, classifier: 134,902 scalars for [3, 32, 32] and 10 classes."""
     return FedSPU(shape, classes, (6, 16), (120, 84))
 
 
 def fedspu_speech(shape: tuple[int, ...], classes: int) -> FedSPU:
-    """Conv 2x2 / 2 (50), conv 2x2 / 2 (50), padding 2, classifier: 26,285 scalars for [1, 32, 32] and 35 classes."""
+    """Build twice conv 2x2 / 2 (50), padding 2, and a classifier: 26,285 scalars for [1, 32, 32] and 35 classes."""
     return FedSPU(shape, classes, (50, 50), kernel=(2, 2, 2))

@@ -26,7 +26,7 @@ class MLP(nn.Module):
 
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (200, 200)) -> MLP:
-    """Two layers of 200 are McMahan et al.'s 2NN (Communication-Efficient Learning, AISTATS 2017).
+    """Build linear layers; two of 200 are McMahan et al.'s 2NN (Communication-Efficient Learning, AISTATS 2017).
 
     199,210 scalars for [1, 28, 28] and 10 classes; 153,806 for the 561 features of UCI HAR and 6 classes.
     """

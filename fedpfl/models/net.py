@@ -38,7 +38,7 @@ class Net:
         """Where the module keeps each parameter and buffer: a dict, its key there, the value's full name."""
 
     def copy(self) -> Net:
-        """An independent Net for another thread."""
+        """Return an independent Net for another thread."""
         return Net(copy.deepcopy(self.module), self.parts.seed)
 
     def bind(self, buffers: dict[str, Tree], training: bool = False, weight: Tensor | None = None) -> Bound:
@@ -76,7 +76,7 @@ class Bound:
         return grads, value
 
     def features(self, params: Tree, x: Tensor, role: str = "main") -> tuple[Tensor, Tensor]:
-        """Logits as by a call, and the head's input `[batch, features]`, float32."""
+        """Return logits as by a call, and the head's input `[batch, features]`, float32."""
         seen: list[Tensor] = []
         hook = self.net.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
@@ -86,7 +86,7 @@ class Bound:
         return logits, seen[0].float()
 
     def __call__(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
-        """Float32 logits `[batch, classes]` of the network with `params`; `role` picks a model's buffers."""
+        """Return float32 logits `[batch, classes]` of the network with `params`; `role` picks a model's buffers."""
         net = self.net
         if net.module.training != self.training:
             net.module.train(self.training)
@@ -98,13 +98,13 @@ class Bound:
             self.buffers = {**self.buffers, role: buffers}
         # What torch.func.functional_call does, without its checks, which cost a few per cent of a step.
         values = {**params, **buffers}
-        own = [place[name] for place, name, _ in net.slots]
+        before = [place[name] for place, name, _ in net.slots]
         try:
             for place, name, full_name in net.slots:
                 place[name] = values[full_name]
             return net.module(x).float()
         finally:
-            for (place, name, _), value in zip(net.slots, own, strict=True):
+            for (place, name, _), value in zip(net.slots, before, strict=True):
                 place[name] = value
             for norm in net.norms:
                 norm.sample_weight = None

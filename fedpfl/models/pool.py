@@ -77,8 +77,8 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Dims, grad: Tensor, x: Tensor, places: Tensor, size: int) -> tuple[Tensor, int]:
-        own = (_joined(part, at, info.batch_size) for part, at in zip((grad, x, places), dims, strict=False))
-        return _parted(_Spread.apply(*own, size), info.batch_size), 1
+        parts = (_joined(part, at, info.batch_size) for part, at in zip((grad, x, places), dims, strict=False))
+        return _parted(_Spread.apply(*parts, size), info.batch_size), 1
 
 
 def _joined(x: Tensor, at: int | None, models: int) -> Tensor:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedpfl.ground import memory
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
+from fedpfl.models.initial import start_from
 from fedpfl.models.lenet5 import LeNet5
 from fedpfl.models.lstm import LSTM
 from fedpfl.models.mlp import mlp
@@ -24,7 +25,6 @@ from fedpfl.models.resnet import resnet8, resnet10, resnet18
 from fedpfl.models.shapes import Unfit, kind
 from fedpfl.models.split import parts
 from fedpfl.models.text import text
-from fedpfl.models.weights import start_from
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn4": CNN4,
@@ -77,9 +77,7 @@ def build(
         keys = " or ".join(f"model.{key}" for key, value in options.items() if not isinstance(value, str))
         raise FedpflError(f"model={name}: {error}; lower {keys or 'the size of the samples'}") from None
     except Exception as error:  # ValueError, or a mistake in the network
-        text = " ".join(str(error).split())[:300]
-        prefix = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise FedpflError(f"model={name}: {prefix}{text}") from error
+        raise FedpflError(f"model={name}: {reason(error, kind=not isinstance(error, ValueError))[:300]}") from error
 
 
 class _Hollow(TorchFunctionMode):

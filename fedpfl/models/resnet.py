@@ -83,17 +83,17 @@ class ResNet(nn.Module):
 
 
 def resnet8(shape: tuple[int, ...], classes: int, norm: Norm = "batch", stem: Stem = "large") -> ResNet:
-    """Three blocks of 64, 128, 256 channels: 1,235,274 scalars for [3, 32, 32] and 10 classes (FedPURIN)."""
+    """Build three blocks of 64, 128, 256 channels: 1,235,274 scalars for [3, 32, 32] and 10 classes (FedPURIN)."""
     return ResNet(shape, classes, (1, 1, 1), norm, stem)
 
 
 def resnet10(shape: tuple[int, ...], classes: int, norm: Norm = "batch", stem: Stem = "large") -> ResNet:
-    """Four blocks of 64 to 512 channels: 4,957,092 scalars for [3, 32, 32] and 100 classes (FedPURIN)."""
+    """Build four blocks of 64 to 512 channels: 4,957,092 scalars for [3, 32, 32] and 100 classes (FedPURIN)."""
     return ResNet(shape, classes, (1, 1, 1, 1), norm, stem)
 
 
 def resnet18(shape: tuple[int, ...], classes: int, norm: Norm = "batch", stem: Stem = "large") -> ResNet:
-    """Four stages of two blocks: 11,181,642 scalars for [3, 32, 32] and 10 classes (FedSelect), torchvision's topology.
+    """Build four stages of two blocks: 11,181,642 scalars for [3, 32, 32] and 10 classes (FedSelect), as torchvision's.
 
     stem=small, as usual for CIFAR: 11,173,962.
     """

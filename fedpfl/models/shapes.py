@@ -13,7 +13,7 @@ class Unfit(ValueError):
 
 
 def image(shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
-    """Channels, height, width of images of at least `least` pixels each way."""
+    """Return channels, height, width of images of at least `least` pixels each way."""
     channels, height, width = _of(shape, "images [channels, height, width]", 3)
     if min(height, width) < least:
         raise Unfit(f"images must be at least {least}x{least} pixels, got {height}x{width}")
@@ -21,7 +21,7 @@ def image(shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
 
 
 def signal(shape: tuple[int, ...], least: int = 1) -> tuple[int, int]:
-    """Channels and length of signals of at least `least` points."""
+    """Return channels and length of signals of at least `least` points."""
     channels, length = _of(shape, "signals [channels, length]", 2)
     if length < least:
         raise Unfit(f"signals must be at least {least} points long, got {length}")
@@ -29,7 +29,7 @@ def signal(shape: tuple[int, ...], least: int = 1) -> tuple[int, int]:
 
 
 def tokens(shape: tuple[int, ...]) -> int:
-    """Length of texts, as token ids."""
+    """Return the length of texts, as token ids."""
     if kind(shape) not in ("token ids", "samples"):
         raise _other("token ids [length]", shape)
     (length,) = _of(shape, "token ids [length]", 1)
@@ -37,14 +37,14 @@ def tokens(shape: tuple[int, ...]) -> int:
 
 
 def numbers(shape: tuple[int, ...]) -> int:
-    """How many numbers samples of any shape consist of; token ids are none."""
+    """Count how many numbers samples of any shape consist of; token ids are none."""
     if kind(shape) == "token ids":
         raise _other("images, signals or features", shape)
     return math.prod(shape)
 
 
 def kind(shape: tuple[int, ...]) -> str:
-    """What it is the shape of; "samples" if it does not say."""
+    """Return what it is the shape of; "samples" if it does not say."""
     return getattr(shape, "kind", "samples")
 
 

@@ -34,7 +34,7 @@ class Parts:
 
     @property
     def wiring(self) -> Wiring:
-        """Which hidden neurons each entry belongs to; worked out when first asked for.
+        """Return which hidden neurons each entry belongs to, worked out when first asked for.
 
         Raises ValueError for networks that it is not known of.
         """
@@ -42,7 +42,7 @@ class Parts:
 
     @property
     def body(self) -> tuple[str, ...]:
-        """Everything below the head."""
+        """Return everything below the head."""
         return tuple(name for layer in self.layers for name in layer if name not in self.head)
 
 

@@ -20,7 +20,7 @@ Taps = dict[str, tuple[nn.Module, Tensor]]
 def squared_gradients(
     net: Bound, loss: Callable[[Tree, Tensor, Tensor], Tensor], params: Tree, x: Tensor, y: Tensor, weight: Tensor
 ) -> Tree:
-    """sum_n weight_n (d loss(params, x_n, y_n) / d params)^2, entry by entry, for the network in evaluation mode.
+    """Return sum_n weight_n (d loss(params, x_n, y_n) / d params)^2 entry by entry, the network in evaluation mode.
 
     loss: of a batch of one sample; it calls `net`. params: the parameters asked for, by their names in the network.
     x, y, weight: `[samples, ...]`, `[samples]`, `[samples]`.
@@ -31,8 +31,8 @@ def squared_gradients(
     by sample.
     """
     layers = _layers(net, loss, params, x, y)
-    own = {f"{name}.{kind}" for name, (module, _) in layers.items() for kind, _ in module.named_parameters()}
-    rest = {name: value for name, value in params.items() if name not in own}
+    tapped = {f"{name}.{kind}" for name, (module, _) in layers.items() for kind, _ in module.named_parameters()}
+    rest = {name: value for name, value in params.items() if name not in tapped}
 
     def one(x: Tensor, y: Tensor) -> tuple[tuple[Tree, Tree], Tree]:
         def objective(rest: Tree, offsets: Tree) -> tuple[Tensor, Tree]:
@@ -45,7 +45,7 @@ def squared_gradients(
     total = tree.full_like(params, 0.0)
     for part in zip(*(whole.split(CHUNK) for whole in (x, y, weight)), strict=True):
         (others, deltas), inputs = vmap(one)(*part[:2])
-        now = {name: torch.tensordot(part[2], own.square(), 1) for name, own in others.items()}
+        now = {name: torch.tensordot(part[2], gradients.square(), 1) for name, gradients in others.items()}
         for name, (module, _) in layers.items():
             squares = _squares(module, inputs[name][:, 0], deltas[name][:, 0], part[2])
             now |= {f"{name}.{kind}": value for kind, value in squares.items() if f"{name}.{kind}" in params}

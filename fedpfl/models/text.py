@@ -33,5 +33,5 @@ class Text(nn.Module):
 
 
 def text(shape: tuple[int, ...], classes: int, vocabulary: int = 20_000, width: int = 32) -> Text:
-    """As `Text`: 641,188 scalars for 4 classes, however long the texts are."""
+    """Build `Text`: 641,188 scalars for 4 classes, however long the texts are."""
     return Text(shape, classes, vocabulary, width)

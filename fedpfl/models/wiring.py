@@ -84,13 +84,13 @@ class _Tracer(fx.Tracer):
         self._thread = threading.get_ident()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Layers of torch and ours."""
+        """Return whether it is a layer of torch or of ours."""
         return isinstance(m, (*NORMALISATION, LSTMLayer)) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A node, or for another thread just the call."""
+        """Make a node, or for another thread just call."""
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
@@ -109,7 +109,7 @@ class _Flow:
     flat: bool = False
 
     def axis(self, index: int) -> int:
-        """`index` as comparable with `at`."""
+        """Return `index` as comparable with `at`."""
         if self.rank is not None:
             return index % self.rank
         if (index < 0) != (self.at < 0):
@@ -117,7 +117,7 @@ class _Flow:
         return index
 
     def ranked(self, rank: int) -> _Flow:
-        """The same, once the number of axes is known."""
+        """Return the same, once the number of axes is known."""
         if self.rank not in (None, rank):
             raise ValueError(f"takes {rank} axes, got {self.rank}")
         return replace(self, at=self.at % rank, rank=rank)
@@ -135,13 +135,13 @@ class _Walk:
         self.classes: set[str] = set()
 
     def find(self, group: str) -> str:
-        """The group that `group` has become part of."""
+        """Return the group that `group` has become part of."""
         while group in self.above:
             group = self.above[group]
         return group
 
     def resolved(self, axis: Axis) -> Axis | None:
-        """With the final name; None for classes."""
+        """Return the axis with its final name, None for classes."""
         group = self.find(axis.group)
         return None if group in self.classes else Axis(group, axis.block)
 
@@ -165,30 +165,30 @@ class _Walk:
             raise ValueError(f"{name}: {error}") from None
 
     def finish(self, node: fx.Node) -> None:
-        """What makes the output makes classes."""
+        """Note that what makes the output makes classes."""
         if not isinstance(node.args[0], fx.Node):
             raise ValueError("must be one tensor")
         if (group := self.flows[node.args[0]].group) is not None:
             self.classes.add(self.find(group))
 
     def layer(self, name: str, layer: nn.Module, node: fx.Node, given: list[_Flow]) -> _Flow:
-        """Of a module that is a leaf."""
-        own: dict[str, Tensor] = {f"{name}.{key}": p for key, p in layer.named_parameters()}
-        own |= {f"{name}.{key}": b for key, b in layer.named_buffers()}
-        if own.keys() & self.axes.keys():
+        """Return what a module that is a leaf gives."""
+        named: dict[str, Tensor] = {f"{name}.{key}": p for key, p in layer.named_parameters()}
+        named |= {f"{name}.{key}": b for key, b in layer.named_buffers()}
+        if named.keys() & self.axes.keys():
             raise ValueError("is used twice")
         if isinstance(layer, NORMALISATION):
-            return self.norm(layer, own, given[0])
+            return self.norm(layer, named, given[0])
         for kind, rank in CONVS.items():
             if isinstance(layer, kind):
                 if layer.groups != 1:
                     raise ValueError(f"convolutions in {layer.groups} groups have no wiring")
                 into = given[0] if given[0].group is None else given[0].ranked(rank)
                 inputs = self.along(into, 1, layer.in_channels)
-                return self.make(name, layer.out_channels, own, inputs, _Flow(name, 1, rank))
+                return self.make(name, layer.out_channels, named, inputs, _Flow(name, 1, rank))
         if isinstance(layer, nn.Linear):
             inputs, axes = self.along(given[0], -1, layer.in_features), given[0].rank
-            return self.make(name, layer.out_features, own, inputs, _Flow(name, (axes or 0) - 1, axes))
+            return self.make(name, layer.out_features, named, inputs, _Flow(name, (axes or 0) - 1, axes))
         if isinstance(layer, nn.Embedding):
             if given[0].group is not None:
                 raise ValueError("takes token ids, not neurons")
@@ -202,21 +202,21 @@ class _Walk:
             self.axes[f"{name}.recurrent"] = (gates, Axis(name))
             self.axes[f"{name}.bias"] = (gates,)
             return _Flow(name, -1)
-        if own:
+        if named:
             raise ValueError(f"{type(layer).__name__} has no known wiring")
         return self.operation(type(layer).__name__, node, given, vars(layer))
 
-    def make(self, name: str, width: int, own: dict[str, Any], inputs: Axis | None, out: _Flow) -> _Flow:
-        """New neurons of a layer with weight `[out, in, ...]` and perhaps bias `[out]`."""
-        if any(key not in (f"{name}.weight", f"{name}.bias") for key in own):
-            raise ValueError(f"has more than weight and bias: {', '.join(own)}")
+    def make(self, name: str, width: int, named: dict[str, Any], inputs: Axis | None, out: _Flow) -> _Flow:
+        """Make new neurons of a layer with weight `[out, in, ...]` and perhaps bias `[out]`."""
+        if any(key not in (f"{name}.weight", f"{name}.bias") for key in named):
+            raise ValueError(f"has more than weight and bias: {', '.join(named)}")
         self.widths[name] = width
-        for key in own:
+        for key in named:
             self.axes[key] = (Axis(name), inputs) if key.endswith("weight") else (Axis(name),)
         return out
 
     def along(self, flow: _Flow, index: int, size: int) -> Axis | None:
-        """Axis `index` of a value, `size` entries, as an axis of the layer that consumes it."""
+        """Return axis `index` of a value, `size` entries, as an axis of the layer that consumes it."""
         if flow.group is None:
             return None
         if flow.axis(index) != flow.at:
@@ -226,8 +226,8 @@ class _Walk:
             raise ValueError(f"takes {size} entries of {width} neurons")
         return Axis(flow.group, size // width)
 
-    def norm(self, layer: nn.Module, own: dict[str, Tensor], flow: _Flow) -> _Flow:
-        """Vectors along the channels, and counters."""
+    def norm(self, layer: nn.Module, named: dict[str, Tensor], flow: _Flow) -> _Flow:
+        """Note vectors along the channels, and counters."""
         if isinstance(layer, nn.LayerNorm):
             if len(layer.normalized_shape) != 1:
                 raise ValueError("normalises over more than one axis")
@@ -238,14 +238,14 @@ class _Walk:
             if flow.rank is None and flow.at == -1:  # BatchNorm1d after a linear layer
                 flow = replace(flow, at=1, rank=2)
         axis = self.along(flow, index, size)
-        for key, value in own.items():
+        for key, value in named.items():
             self.axes[key] = (axis,) if value.dim() else ()
         return flow
 
     def operation(
         self, name: str, node: fx.Node, given: list[_Flow], settings: Mapping[str, Any] | None = None
     ) -> _Flow:
-        """Of a function, a method, or (then with settings) a layer without parameters."""
+        """Return what a function, a method, or (then with settings) a layer without parameters gives."""
         kind = name.replace("_", "").lower()
         rest = node.args[1:]
         options = {**node.kwargs, **(settings or {})}
@@ -281,7 +281,7 @@ class _Walk:
         raise ValueError("is not known to keep neurons apart")
 
     def combined(self, kind: str, given: list[_Flow], flow: _Flow) -> _Flow:
-        """Of values entry by entry: their neurons are the same."""
+        """Join the neurons of values that meet entry by entry."""
         if flow.group is None:
             return flow
         for other in given:
@@ -299,7 +299,7 @@ class _Walk:
         return flow
 
     def reduced(self, flow: _Flow, dim: Any, keepdim: bool) -> _Flow:
-        """Without the axes `dim`."""
+        """Return the value without the axes `dim`."""
         if flow.group is None:
             return flow
         if dim is None:
@@ -314,7 +314,7 @@ class _Walk:
         return replace(flow, at=flow.at - before, rank=rank)
 
     def flattened(self, flow: _Flow, start: int, end: int) -> _Flow:
-        """With the axes from `start` to `end` as one."""
+        """Return the value with the axes from `start` to `end` as one."""
         if flow.group is None:
             return _Flow(rank=2) if (start, end) == (1, -1) else _Flow()
         if flow.rank is None:
@@ -327,7 +327,7 @@ class _Walk:
         return _Flow(flow.group, flow.at - merged * (flow.at > last), flow.rank - merged, flat)
 
     def permuted(self, flow: _Flow, kind: str, dims: Any) -> _Flow:
-        """With the axes in another order."""
+        """Return the value with the axes in another order."""
         if flow.group is None:
             return flow
         if kind == "permute":

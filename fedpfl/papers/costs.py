@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedpfl.report.load import Run
+from fedpfl.report.run import Run
 
 FREEZING = "fedspu"
 """The method whose clients compute the whole network and train a part of it; others compute their part alone."""

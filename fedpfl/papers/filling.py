@@ -1,4 +1,4 @@
-"""Fill a paper's table from runs: `python -m fedpfl.report paper table3 fedselect1`.
+"""Fill a paper's table from runs: `python -m fedpfl.report paper fedobp/table3 fedselect/table1`.
 
 Every cell shows the own value above the published one and their difference; what is missing is listed with the command
 that fills it.
@@ -7,117 +7,184 @@ that fills it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
 from fedpfl.papers import costs, published
-from fedpfl.papers.tables import LAST, PLANS, SHOWN, Measure, Plan, Rule, quantile, rank, reckoned_hours, tuned
-from fedpfl.report.load import Group, few, unlike
+from fedpfl.papers.plan import LAST, Measure, Plan, Rule, rank, tuned
+from fedpfl.papers.registry import TABLES, datasets
+from fedpfl.report.grouping import Group, unlike
 from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
-from fedpfl.report.tables import chosen_on, departures, emptiness, judged, over_which
+from fedpfl.report.tables import chosen_on, emptiness, judged, over_which
+from fedpfl.report.text import few
 
 Part = tuple[int, int, float | None]
 """Line, column and alpha of what a cell is the mean of."""
+Place = tuple[int, int]
+"""Line and column."""
+DIFFERENCES = {"percent": "difference", "decimal": "difference", "entries": "change"}
+"""How own minus published is shown, by the kind of number."""
+
+
+@dataclass
+class Filled:
+    """What runs say of a plan's cells.
+
+    speaking: the groups that fill the parts. parts, values: numbers by seed, of parts and of cells. reached: the state
+    of cells whose runs are not whole. ambiguous: groups that are one of several that fit.
+    """
+
+    plan: Plan
+    rule: Rule
+    speaking: dict[Part, Group] = field(default_factory=dict)
+    parts: dict[Part, dict[int, float]] = field(default_factory=dict)
+    values: dict[Place, dict[int, float]] = field(default_factory=dict)
+    reached: dict[Place, str] = field(default_factory=dict)
+    ambiguous: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def places(self) -> list[Place]:
+        """All cells, line by line."""
+        return [(i, j) for i in range(len(self.plan.lines)) for j in range(len(self.plan.places))]
+
+    @property
+    def shown(self) -> dict[Part, Group]:
+        """The groups that a number is shown of."""
+        return {part: group for part, group in self.speaking.items() if self.values[part[:2]]}
+
+    @property
+    def hollow(self) -> set[Part]:
+        """The parts whose runs hold no number where they are judged."""
+        rule = self.rule
+        return {part for part, group in self.speaking.items() if emptiness([group], rule.select, rule.every, rule.by)}
+
+    def absent(self) -> Iterator[Part]:
+        """Yield the parts that runs would fill."""
+        hollow = self.hollow
+        for i, j in self.places:
+            untold = self.plan.lines[i].untold or self.plan.places[j].untold
+            for alpha in () if untold or self.values[i, j] else self.plan.places[j].alphas:
+                if not self.parts.get((i, j, alpha)) and (i, j, alpha) not in hollow:
+                    yield i, j, alpha
 
 
 def fill(
     name: str,
     gathered: Sequence[Group],
     rule: Rule | None = LAST,
-    datasets: Sequence[str] = (),
+    only: Sequence[str] = (),
     test: str = "",
     device: costs.Device = costs.OURS,
 ) -> Table:
-    """Fill table `name` from groups of runs.
+    """Fill table `paper/name` from groups of runs.
 
-    rule: None for the paper's own. datasets: only these columns; by default the paper's, or those of the runs where
+    rule: None for the paper's own. only: columns of these data sets; by default the paper's, or those of the runs where
     none of the papers' is among them. test: t or wilcoxon, against the last line. device: what hours are reckoned by.
     """
-    plan = PLANS[name]
-    rule = (rule or plan.rule)._replace(device=device)
+    whole = TABLES[name]
+    assert isinstance(whole, Plan)
     present = {group.runs[0].dataset_name: None for group in gathered}
-    if datasets or (present and not present.keys() & SHOWN):
-        plan = plan.on(datasets or tuple(present))
-    cells_of = [(i, j) for i in range(len(plan.lines)) for j in range(len(plan.places))]
-    speaking: dict[Part, Group] = {}
-    ambiguous: dict[str, None] = {}
-    for i, j in cells_of:
-        for alpha in plan.places[j].alphas:
-            own = [group for group in gathered if plan.fits(group.runs[0], i, j, alpha)]
-            own.sort(key=lambda group: rank(group, plan.setup_of(group.runs[0], j)), reverse=True)
-            if own:
-                speaking[i, j, alpha] = own[0]
-            if len(own) > 1 and plan.lines[i].measure not in (tuned, quantile):
-                ambiguous[own[0].title] = None
-    parts = {
-        part: _values(group, plan.places[part[1]].measure or plan.lines[part[0]].measure, rule)
-        for part, group in speaking.items()
-    }
-    values = {(i, j): _mean([parts.get((i, j, alpha), {}) for alpha in plan.places[j].alphas]) for i, j in cells_of}
-    shown = {part: group for part, group in speaking.items() if values[part[:2]]}
-    hollow = {part for part, group in speaking.items() if emptiness([group], rule.select, rule.every, rule.by)}
-    notes = [*departures(_setups(plan, shown)), *_mixed(plan, speaking)]
-    notes += chosen_on(rule.select) if any(line.kind == "percent" for line in plan.lines) else ()
-    notes += emptiness(_once(speaking[part] for part in hollow), rule.select, rule.every, rule.by)
-    if ambiguous:
-        notes.append(
-            f"Several configurations fit {few(ambiguous)}; shown is the one nearest to the paper's, then the longest."
-        )
-    reached = {part[:2]: group.status for part, group in shown.items() if not group.whole}
-    if reached:
-        told = few(dict.fromkeys(reached.values()))
-        notes.append(f"° not all planned rounds: the last evaluation that there is ({told}).")
-    if any(line.measure is reckoned_hours for line in plan.lines):
-        whose = "ours, not the paper's" if device == costs.OURS else "as given"
-        notes.append(f"Hours are reckoned (docs/report.md), for clients of {device}, {whose}.")
-    untold = [(one.label, one.untold) for one in plan.lines] + [(one.setting, one.untold) for one in plan.places]
-    for why in dict.fromkeys(why for _, why in untold if why):
-        notes.append(f"Without own values: {', '.join(what for what, own in untold if own == why)}; {why}.")
-    differs: set[tuple[int, int]] = set()
-    if test:
-        notes.append(_compare(plan, values, test, differs))
-    records, cells = [], {}
-    for i, j in cells_of:
-        line, (dataset, setting) = plan.lines[i], plan.places[j].heading
-        known = published.lookup(plan.key(i, j))
-        mean, spread = over_seeds(list(values[i, j].values()))
-        flag = "°" * ((i, j) in reached) + "†" * ((i, j) in differs)
-        theirs, std = (known.value, known.std) if known else (math.nan, math.nan)
-        kind = {"percent": "difference", "decimal": "difference", "entries": "change"}.get(line.kind, "")
-        apart = number(kind, mean - theirs)
-        below = f"{number(line.kind, theirs)} {apart if line.kind != 'exact' else ''}".strip()
-        cells[i, j] = Cell(mean, spread if line.kind == "percent" else math.nan, line.kind, flag=flag, below=below)
-        record: dict[str, Any] = {"table": name, "row": line.label, "dataset": dataset, "setting": setting}
-        record |= {"own": mean, "own_seed_std": spread, "seeds": " ".join(map(str, sorted(values[i, j])))}
-        record |= {"unfinished": reached.get((i, j), ""), "published": theirs, "published_std": std}
-        records.append(record | {"difference": mean - theirs})
-    for j in range(len(plan.places)):
-        ranked = [i for i, line in enumerate(plan.lines) if line.kind == "percent"]
-        groups_of = [[group for part, group in shown.items() if part[:2] == (i, j)] for i in ranked]
-        finished = [bool(own) and all(group.used[0].status == "finished" for group in own) for own in groups_of]
-        mark([cells[i, j] for i in ranked], finished)
-    for record, at in zip(records, cells_of, strict=True):
-        record["rank"] = {"best": 1, "second": 2}.get(cells[at].mark)
-    headings = [place.heading for place in plan.places]
-    absent = [
-        (i, j, alpha)
-        for i, j in cells_of
-        for alpha in plan.places[j].alphas
-        if not (values[i, j] or parts.get((i, j, alpha)) or (i, j, alpha) in hollow)
-        if not (plan.lines[i].untold or plan.places[j].untold)
-    ]
+    other = present and not present.keys() & datasets()
+    plan = whole.on(only or tuple(present)) if only or other else whole
+    filled = _filled(plan, gathered, (rule or plan.rule)._replace(device=device))
+    differs: set[Place] = set()
+    notes = [*_notes(filled), *([_compare(filled, test, differs)] if test else [])]
+    cells = {place: _cell(filled, place, differs) for place in filled.places}
+    _mark(filled, cells)
+    frame = pd.DataFrame([_record(name, filled, place, cells[place]) for place in filled.places])
     return Table(
         "",
-        (Column(""), *(Column(setting, "percent", dataset) for dataset, setting in headings)),
-        [[Cell(line.label), *(cells[i, j] for j in range(len(headings)))] for i, line in enumerate(plan.lines)],
-        pd.DataFrame(records),
-        _caption(plan, values, rule),
+        (Column(""), *(Column(place.heading[1], "percent", place.heading[0]) for place in plan.places)),
+        [[Cell(line.label), *(cells[i, j] for j in range(len(plan.places)))] for i, line in enumerate(plan.lines)],
+        frame,
+        _caption(filled),
         tuple(notes),
         below="published",
-        commands=_missing(plan, PLANS[name], absent),
+        commands=_missing(plan, whole, [*filled.absent()]),
     )
+
+
+def _filled(plan: Plan, gathered: Sequence[Group], rule: Rule) -> Filled:
+    filled = Filled(plan, rule)
+    for i, j in filled.places:
+        place, line = plan.places[j], plan.lines[i]
+        for alpha in place.alphas:
+            own = [group for group in gathered if plan.fits(group.runs[0], i, j, alpha)]
+            if own:
+                best = max(own, key=lambda group: rank(group, plan.setup_of(group.runs[0], j)))
+                filled.speaking[i, j, alpha] = best
+                filled.parts[i, j, alpha] = _values(best, place.measure or line.measure, rule)
+            if len(own) > 1:
+                filled.ambiguous[best.title] = None
+        filled.values[i, j] = _mean([filled.parts.get((i, j, alpha), {}) for alpha in place.alphas])
+    filled.reached = {part[:2]: group.status for part, group in filled.shown.items() if not group.whole}
+    return filled
+
+
+def _notes(filled: Filled) -> Iterator[str]:
+    """What a reader must know beside the caption."""
+    plan, rule = filled.plan, filled.rule
+    yield from published.departures(_setups(plan, filled.shown))
+    yield from _mixed(plan, filled.speaking)
+    yield from chosen_on(rule.select) if any(line.kind == "percent" for line in plan.lines) else ()
+    yield from emptiness(_once(filled.speaking[part] for part in filled.hollow), rule.select, rule.every, rule.by)
+    if filled.ambiguous:
+        which = few(filled.ambiguous)
+        yield f"Several configurations fit {which}; shown is the one nearest to the paper's, then the longest."
+    if filled.reached:
+        told = few(dict.fromkeys(filled.reached.values()))
+        yield f"° not all planned rounds: the last evaluation that there is ({told})."
+    yield from filter(None, [plan.note(rule)])
+    untold = [(one.label, one.untold) for one in plan.lines] + [(one.setting, one.untold) for one in plan.places]
+    for why in dict.fromkeys(why for _, why in untold if why):
+        yield f"Without own values: {', '.join(what for what, own in untold if own == why)}; {why}."
+
+
+def _published(filled: Filled, place: Place) -> tuple[float, float]:
+    """The published number of a cell and its deviation."""
+    known = published.lookup(filled.plan.key(*place))
+    return (known.value, known.std) if known else (math.nan, math.nan)
+
+
+def _cell(filled: Filled, place: Place, differs: set[Place]) -> Cell:
+    kind, (theirs, _) = filled.plan.lines[place[0]].kind, _published(filled, place)
+    mean, spread = over_seeds(list(filled.values[place].values()))
+    flag = ("°" if place in filled.reached else "") + ("†" if place in differs else "")
+    apart = "" if kind == "exact" else number(DIFFERENCES[kind], mean - theirs)
+    below = f"{number(kind, theirs)} {apart}".strip()
+    return Cell(mean, spread if kind == "percent" else math.nan, kind, flag=flag, below=below)
+
+
+def _record(name: str, filled: Filled, place: Place, cell: Cell) -> dict[str, Any]:
+    dataset, setting = filled.plan.places[place[1]].heading
+    (theirs, std), values = _published(filled, place), filled.values[place]
+    mean, spread = over_seeds(list(values.values()))
+    return {
+        "table": name,
+        "row": filled.plan.lines[place[0]].label,
+        "dataset": dataset,
+        "setting": setting,
+        "own": mean,
+        "own_seed_std": spread,
+        "seeds": " ".join(map(str, sorted(values))),
+        "unfinished": filled.reached.get(place, ""),
+        "published": theirs,
+        "published_std": std,
+        "difference": mean - theirs,
+        "rank": {"best": 1, "second": 2}.get(cell.mark),
+    }
+
+
+def _mark(filled: Filled, cells: Mapping[Place, Cell]) -> None:
+    """Mark the best and the second of each column, among accuracies."""
+    ranked = [i for i, line in enumerate(filled.plan.lines) if line.kind == "percent"]
+    for j in range(len(filled.plan.places)):
+        groups = [[group for part, group in filled.shown.items() if part[:2] == (i, j)] for i in ranked]
+        finished = [bool(own) and all(group.used[0].status == "finished" for group in own) for own in groups]
+        mark([cells[i, j] for i in ranked], finished)
 
 
 def _once(gathered: Iterable[Group]) -> list[Group]:
@@ -160,21 +227,19 @@ def _mixed(plan: Plan, speaking: Mapping[Part, Group]) -> list[str]:
     return [f"Not alike in what a column should share: {few(told)}."] if told else []
 
 
-def _compare(
-    plan: Plan, values: dict[tuple[int, int], dict[int, float]], test: str, differs: set[tuple[int, int]]
-) -> str:
+def _compare(filled: Filled, test: str, differs: set[Place]) -> str:
     """Compare the last line with each other one, paired over seeds; collects what differs, and says how it went."""
     from fedpfl.report.compare import LEAST, paired_test
 
-    last, counts = len(plan.lines) - 1, set()
-    for (i, j), own in values.items():
-        theirs = values[last, j]
+    last, counts = len(filled.plan.lines) - 1, set()
+    for (i, j), own in filled.values.items():
+        theirs = filled.values[last, j]
         seeds = sorted(own.keys() & theirs.keys())
         if i != last and len(seeds) > 1:
             counts.add(len(seeds))
             if paired_test([own[seed] - theirs[seed] for seed in seeds], test) < 0.05:
                 differs.add((i, j))
-    against = plan.lines[last].label
+    against = filled.plan.lines[last].label
     if not counts:
         return f"No paired test against {against}: no two of its seeds were run with another method."
     name = {"t": "t test", "wilcoxon": "Wilcoxon signed-rank test"}[test]
@@ -183,11 +248,12 @@ def _compare(
     return f"† differs from {against}: paired {name} over {numbers} seeds, p < 0.05{few_seeds}, not corrected for many."
 
 
-def _caption(plan: Plan, values: dict[tuple[int, int], dict[int, float]], rule: Rule) -> str:
+def _caption(filled: Filled) -> str:
+    plan, values, rule = filled.plan, filled.values, filled.rule
     below = "Below: the published value, and own minus published"
     if plan.lines[0].kind != "percent":
-        note = f" {plan.about[0].upper()}{plan.about[1:]}." * (plan.setup is not None)
-        return f"{plan.title}: own, below it the published number and the difference.{note}"
+        about = f" {plan.about[0].upper()}{plan.about[1:]}." if plan.about else ""
+        return f"{plan.title}: own, below it the published number and the difference.{about}"
     which = {
         "accuracy": "mean over clients",
         "accuracy_pooled": "pooled over all clients' test samples",
@@ -205,7 +271,7 @@ def _caption(plan: Plan, values: dict[tuple[int, int], dict[int, float]], rule: 
         one = len({tuple(told) for told in own.values()}) == 1
         seeds |= {line.label if one else f"{line.label} on {', '.join(plan.places[j].heading)}": own[j] for j in own}
     both = any(line.measure is tuned for line in plan.lines) and not rule.accuracy.startswith("cohort_")
-    what = which + ", before fine-tuning but for FedAvg+FT," * both
+    what = f"{which}, before fine-tuning but for FedAvg+FT," if both else which
     return f"{plan.title}. Test accuracy in percent, {what} at {when}; {over_which(seeds)}. {below}; {plan.about}."
 
 

@@ -1,30 +1,17 @@
-"""The published numbers of five papers, and what is known about how FedOBP's came about."""
+"""The papers' published numbers, and in what runs depart from how they were made."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib import resources
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from fedpfl.report.load import DATASETS, Run
-from fedpfl.report.text import bare
-
-FEDOBP = "FedOBP (arXiv:2604.16574) Table "
-# What FedOBP's numbers were produced with; read from the authors' logs (momentum is not in the paper).
-SETUP = {
-    "rounds": 400,
-    "clients": 100,
-    "participation": 0.1,
-    "local.epochs": 5,
-    "local.batch_size": 32,
-    "local.lr": 0.01,
-    "local.momentum": 0.7,
-    "model.name": "cnn4",
-}
-ACCURACY, QUANTILE, PERSONAL = "mean test accuracy over clients (%)", "quantile q", "number of personalized parameters"
-ABLATION = "ablation"
-"""The setting of Table V, which does not state its partition."""
+from fedpfl.report.grouping import Group
+from fedpfl.report.names import DATASETS
+from fedpfl.report.run import Run
+from fedpfl.report.text import bare, few
 
 
 class Published(NamedTuple):
@@ -46,26 +33,43 @@ def lookup(key: Key) -> Published | None:
     return numbers().get((source, metric, bare(method), DATASETS.get(dataset, dataset), setting))
 
 
-def of_run(run: Run, metric: str = ACCURACY) -> Published | None:
-    """Return FedOBP's published number of a run's method, data set and Dirichlet setting, if there is one."""
-    where = metric, run.method_name, run.dataset_name, setting(run)
-    return next(filter(None, (lookup((FEDOBP + table, *where)) for table in ("II", "III", "IV"))), None)
-
-
-def setting(run: Run) -> str:
-    """Return `Dir(0.1)` where the run's partition is one that the paper's tables may mean, else nothing."""
-    partition = run.config["partition"]
-    alpha = partition.get("alpha") if partition["name"] in ("dirichlet", "published") else None
-    return f"Dir({alpha:g})" if isinstance(alpha, int | float) else ""
-
-
 @cache
 def numbers() -> dict[Key, Published]:
     """Return all published numbers."""
-    text = resources.files("fedpfl.papers").joinpath("published.csv").read_text(encoding="utf-8")
+    texts = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*/published.csv"))]
     return {
         (row["source"], row["metric"], bare(row["method"]), row["dataset"], row["setting"]): Published(
             float(row["value"]), float(row["std"] or "nan"), row["source"], row["note"]
         )
+        for text in texts
         for row in csv.DictReader(text.splitlines())
     }
+
+
+def departures(compared: Iterable[tuple[Group, Mapping[str, Any], str]]) -> tuple[str, ...]:
+    """Say in what runs depart from the published set-up, and what is known about the published code; a line each.
+
+    compared: groups, each with its set-up by dotted key and what is known.
+    """
+    every = list(compared)
+    behind: dict[str, dict[str, None]] = {}
+    differing: dict[str, list[tuple[str, Group]]] = {}
+    for group, setup, note in every:
+        if note:
+            behind.setdefault(note, {})[group.runs[0].called] = None
+        for what, own, theirs in setup_differences(group.runs[0], setup):
+            differing.setdefault(f"{what} {{}} (published {theirs})", []).append((own, group))
+    told = []
+    for words, found in differing.items():
+        text = words.format(few(dict.fromkeys(own for own, _ in found)))
+        if len(found) < len(every):
+            text += f" for {few(dict.fromkeys(group.method for _, group in found))}"
+        told.append(text)
+    lines = [f"Set-up that differs from the published one: {'; '.join(told)}."] if told else []
+    return (*lines, *(f"{', '.join(names)}: {note}." for note, names in behind.items()))
+
+
+def setup_differences(run: Run, setup: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what, own value and published value, where a run has another one."""
+    found = [(key.removeprefix("method."), run.get(key), value) for key, value in setup.items()]
+    return [(key, str(own), str(value)) for key, own, value in found if own not in (None, value)]

@@ -46,16 +46,16 @@ def source(method: type) -> dict[str, str]:
     With what these import of fedpfl.methods; other methods may change without a trace.
     """
     names = {kind.__module__ for kind in method.__mro__ if kind.__module__.split(".")[0] not in sys.stdlib_module_names}
-    waiting, found = sorted(names), dict[str, bytes]()
+    waiting, codes = sorted(names), dict[str, bytes]()
     while waiting:
         name = waiting.pop()
-        if name in found or name not in sys.modules:
+        if name in codes or name not in sys.modules:
             continue
-        found[name] = _code(name)
-        waiting += [other for other in _imports(found[name]) if other.startswith(_METHODS)]
+        codes[name] = _code(name)
+        waiting += [other for other in _imports(codes[name]) if other.startswith(_METHODS)]
     digest = hashlib.blake2b(digest_size=8)
-    for name in sorted(found):
-        digest.update(f"{name} {len(found[name])}\n".encode() + found[name])
+    for name in sorted(codes):
+        digest.update(f"{name} {len(codes[name])}\n".encode() + codes[name])
     return {"fedpfl": fedpfl.__version__, "method": digest.hexdigest()}
 
 

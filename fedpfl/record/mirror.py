@@ -1,4 +1,4 @@
-"""What the sinks of tracking services share. Never needed: tables and figures read the run directory.
+"""What the loggers of tracking services share. Never needed: tables and figures read the run directory.
 
 All get the same values under the same names. A killed process takes along what a service had not yet written or
 uploaded, so a resumed run does not trust it: the rounds that it lacks are read back from rounds.csv and sent.
@@ -6,21 +6,20 @@ uploaded, so a resumed run does not trust it: the rounds that it lacks are read 
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import importlib.util
-import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record import rounds
+from fedpfl.record.callbacks import Callback, RunInfo
 from fedpfl.record.overview import Overview
-from fedpfl.record.sinks import RunInfo
 
 
-class Mirror(ABC):
+class Mirror(Callback, ABC):
     """One record of a service per run directory; a resumed run continues it."""
 
     def __init__(self) -> None:
@@ -29,16 +28,21 @@ class Mirror(ABC):
         self._sent: set[str] = set()
         self._overview = Overview()
 
-    def begin(self, run: RunInfo) -> None:
-        """Start or continue the record, and send the rounds before this process that it lacks."""
+    def on_begin(self, run: RunInfo) -> None:
+        """Start or continue the record, and send the partition and the rounds before this process that it lacks."""
         self._overview = Overview(run.facts.get("cohort"))
         self._facts = {**_plain(run.facts), **_marks(run)}
         self._next = self._start(run, {**self._facts, "status": "running"})
         for row in _past(run):
-            self.row(row)
+            self._row(row)
+        if (picture := run.path / "partition.png").exists():
+            self._picture("partition", picture)
 
-    def row(self, row: Mapping[str, Any]) -> None:
+    def on_round(self, round: Any) -> None:
         """Send one round's values and the traffic up to it."""
+        self._row(round.row)
+
+    def _row(self, row: Mapping[str, Any]) -> None:
         self._overview.add(row)
         if row["round"] < self._next:
             return
@@ -48,17 +52,14 @@ class Mirror(ABC):
             values["traffic_gb"] = self._overview.traffic_gb
         self._send(row, values)
 
-    def note(self, text: str) -> None:  # noqa: B027
-        """Nothing: run.log has it."""
-
-    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+    def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
         """Send the summary and the runs table's fields, but for columns of rounds.csv, and end the record, once."""
         known = self._facts | _plain(summary)
-        own = {key: value for key, value in known.items() if key not in self._sent}
-        self._finish(status, {**own, **self._overview.fields(), "status": status})
+        rest = {key: value for key, value in known.items() if key not in self._sent}
+        self._finish(status, {**rest, **self._overview.fields(), "status": status})
 
     @abstractmethod
-    def picture(self, name: str, path: Path) -> None:
+    def _picture(self, name: str, path: Path) -> None:
         """Send an image file."""
 
     @abstractmethod
@@ -75,18 +76,9 @@ class Mirror(ABC):
 
 
 def run_id(run: RunInfo) -> str:
-    """One id per identity, seed and run directory: a baseline that two experiments share keeps a record in each."""
+    """Return one id per identity, seed and run directory: a baseline of two experiments keeps a record in each."""
     text = "\n".join((run.identity, str(run.seed), str(run.path.resolve())))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the configuration's values under dotted keys."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def require(package: str) -> None:
@@ -99,12 +91,12 @@ def require(package: str) -> None:
 
 
 def _plain(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a table can show of summary.json; a traceback is in run.log."""
+    """Return what a table can show of summary.json; a traceback is in run.log."""
     return {key: value for key, value in summary.items() if value is not None and key != "traceback"}
 
 
 def _marks(run: RunInfo) -> dict[str, Any]:
-    """Values that sweeps go over, where the run has them, and the source's commit."""
+    """Return values that sweeps go over, where the run has them, and the source's commit."""
     chosen = {"q": run.config.get("method", {}).get("q"), "alpha": run.config.get("partition", {}).get("alpha")}
     marks: dict[str, Any] = {key: value for key, value in chosen.items() if isinstance(value, int | float)}
     if "q" in marks:
@@ -113,19 +105,10 @@ def _marks(run: RunInfo) -> dict[str, Any]:
     return marks | ({"commit": commit} if commit else {})
 
 
-def _past(run: RunInfo) -> Iterator[dict[str, float | None]]:
-    """The rows of rounds.csv up to where the run resumes."""
+def _past(run: RunInfo) -> list[dict[str, float | None]]:
+    """Return the rows of rounds.csv up to where the run resumes."""
     path = run.path / "rounds.csv"
     if not run.start_round or not path.exists():
-        return
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]  # behind it: nothing, or half a line
-    for cells in csv.DictReader(io.StringIO(whole)):
-        if int(cells["round"]) <= run.start_round:
-            yield {key: _number(cell) for key, cell in cells.items()} | {"round": int(cells["round"])}
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell) if cell else None
-    except ValueError:
-        return None
+        return []
+    rows = rounds.read(path.read_text(encoding="utf-8"))
+    return [row for row in rows if row["round"] is not None and row["round"] <= run.start_round]

@@ -6,11 +6,17 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from fedpfl.record.columns import PERSONAL, VALIDATION, column
+
 LAST = (
-    *("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy"),
-    *("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy"),
+    "accuracy",
+    "accuracy_pooled",
+    "accuracy_worst10",
+    column("accuracy", tuned=True),
+    VALIDATION,
+    column("accuracy", "unseen"),
+    column("accuracy", "unseen", tuned=True),
 )
-LAYER = "personal/"
 
 
 class Overview:
@@ -38,13 +44,13 @@ class Overview:
         self._marks |= {f"last_{name}": known[name] for name in LAST if name in known}
         if known.get("accuracy", -1) > self._marks.get("best_accuracy", -1):
             self._marks |= {"best_accuracy": known["accuracy"], "best_round": known["round"]}
-        layers = [value for key, value in known.items() if key.startswith(LAYER)]
+        layers = [value for key, value in known.items() if key.startswith(PERSONAL)]
         if layers:
             self._marks["personal_entries"] = sum(layers)
 
     @property
     def traffic_gb(self) -> float | None:
-        """All that was sent in both directions so far, in 10^9 bytes; None where no row says it."""
+        """Return all that was sent in both directions so far, in 10^9 bytes; None where no row says it."""
         return sum(self._bits.values()) / 8e9 if self._counted else None
 
     def fields(self) -> dict[str, float]:
@@ -53,10 +59,10 @@ class Overview:
         last_*, best_*: percent. bits_*_per_client: mean over rounds. seconds_per_round: median. personal_entries: of
         all tensors, after the last round that counts them.
         """
-        found = dict(self._marks)
+        fields = dict(self._marks)
         if self._seconds:
-            found["seconds_per_round"] = statistics.median(self._seconds)
+            fields["seconds_per_round"] = statistics.median(self._seconds)
         if self._counted and self._cohort:
             for way, bits in self._bits.items():
-                found[f"bits_{way}_per_client"] = bits / self._counted / self._cohort
-        return found
+                fields[f"bits_{way}_per_client"] = bits / self._counted / self._cohort
+        return fields

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 import math
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 
 from fedpfl.ground import files, lock
-from fedpfl.ground.errors import FedpflError
-from fedpfl.record import checkpoint
+from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.record import checkpoint, rounds
 from fedpfl.record.picture import partition_picture
 
 _REPLACED = (
@@ -95,17 +93,17 @@ class RunDirectory:
 
     @property
     def status(self) -> str:
-        """What the files say: `new`, `interrupted` (begun and not ended), `finished`, `diverged` or `failed`."""
+        """Return what the files say: `new`, `interrupted` (begun and not ended), `finished`, `diverged` or `failed`."""
         status = str(self._summary.get("status", "new"))
         return status if status == "new" else lock.verdict(status, held=False)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """A copy of what summary.json holds."""
+        """Return a copy of what summary.json holds."""
         return dict(self._summary)
 
     def restore(self, earlier: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """The last checkpoint, else `earlier` (of another run), or None; the rows are those up to it.
+        """Return the last checkpoint, else `earlier` (of another run), or None; the rows are those up to it.
 
         Call before the first `row`. Its tensors are on the CPU, and stay in the file until they are read.
 
@@ -113,7 +111,7 @@ class RunDirectory:
         """
         self._close_rounds()
         self._columns, self._restored = None, True
-        state, rounds = self.path / "state.pt", self.path / "rounds.csv"
+        state, table = self.path / "state.pt", self.path / "rounds.csv"
         try:
             if not state.exists():
                 self._guard()
@@ -121,21 +119,18 @@ class RunDirectory:
                 if earlier is None:
                     return None
         except OSError as error:
-            raise files.refused(rounds, error) from None
+            raise files.refused(table, error) from None
         payload = checkpoint.load(state) if state.exists() else {**earlier} if earlier else {}
         if payload.pop("identity", self._identity) != self._identity and state.exists():
             raise self._other_run()
-        texts = payload.pop("files", None)
-        if texts is None:  # of an older version
-            rows = _first_rows(files.content(rounds) or b"", payload["round"])
-            if rows is None:
-                raise files.damaged(rounds, f"lacks rows up to round {payload['round']}, at which state.pt is")
-            texts = {"rounds.csv": rows.decode(errors="replace")}
+        if "files" not in payload:
+            raise files.damaged(state, "is of an older version")
+        texts = payload.pop("files")
         for name in _BESIDE:
             if name in texts:
                 self._write(name, texts[name].encode())
         if texts.get("rounds.csv"):
-            self._columns = tuple(next(csv.reader([texts["rounds.csv"].partition("\n")[0]])))
+            self._columns = tuple(rounds.cells(texts["rounds.csv"].partition("\n")[0] + "\n")[0])
         self._compare(payload.pop("codes", []))
         return payload
 
@@ -151,9 +146,9 @@ class RunDirectory:
                 if path.exists() and not self._restored:
                     raise RuntimeError("restore() comes before the first row()")
                 self._rounds = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            header = "" if self._columns else _line(list(row))
+            header = "" if self._columns else rounds.line(row)
             columns = self._columns or tuple(row)
-            line = (header + _line(_cells(row, columns))).encode()
+            line = (header + _line(row, columns)).encode()
             files.append(self._rounds, line)
         except OSError as error:
             raise files.refused(path, error) from None
@@ -171,8 +166,8 @@ class RunDirectory:
         if not isinstance(payload.get("round"), int):
             raise TypeError("a checkpoint needs its round, an int")
         texts = {name: self._written[name].decode() for name in _BESIDE if name in self._written}
-        own = {"identity": self._identity, "files": texts, "codes": self._codes}
-        plain = checkpoint.plain({**payload, **own})
+        beside = {"identity": self._identity, "files": texts, "codes": self._codes}
+        plain = checkpoint.plain({**payload, **beside})
         self._check("rounds.csv")
         with files.replacing(self.path / "state.pt", self._guard) as file:
             checkpoint.save(plain, file)
@@ -188,7 +183,7 @@ class RunDirectory:
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace clients.csv; the first row's keys are the columns. Raises ValueError for a row with other keys."""
         columns = tuple(rows[0]) if rows else ()
-        text = "".join([_line(columns), *(_line(_cells(row, columns)) for row in rows)]) if rows else ""
+        text = "".join([rounds.line(columns), *(_line(row, columns) for row in rows)]) if rows else ""
         self._write("clients.csv", text.encode())
 
     def write_partition(
@@ -206,20 +201,20 @@ class RunDirectory:
         never takes part. An empty `validation` or `unseen` is left out.
         """
         splits = {"train": train, "test": test} | ({"validation": validation} if len(validation) else {})
-        found: dict[str, Any] = {f"{name}_indices": _joined(own) for name, own in splits.items()}
-        found |= {f"{name}_offsets": _offsets(own) for name, own in splits.items()}
-        found |= {"unseen": np.array(unseen, dtype=np.int64)} if len(unseen) else {}
-        arrays, picture = io.BytesIO(), io.BytesIO()
-        np.savez_compressed(arrays, **found, label_counts=np.asarray(label_counts, dtype=np.int64))
-        self._write("partition.npz", arrays.getvalue())
+        arrays: dict[str, Any] = {f"{name}_indices": _joined(parts) for name, parts in splits.items()}
+        arrays |= {f"{name}_offsets": _offsets(parts) for name, parts in splits.items()}
+        arrays |= {"unseen": np.array(unseen, dtype=np.int64)} if len(unseen) else {}
+        packed, picture = io.BytesIO(), io.BytesIO()
+        np.savez_compressed(packed, **arrays, label_counts=np.asarray(label_counts, dtype=np.int64))
+        self._write("partition.npz", packed.getvalue())
         if not (self.path / "partition.png").exists():
             partition_picture(label_counts, picture, title)
             self._write("partition.png", picture.getvalue())
 
-    def write_masks(self, found: Mapping[str, Any] | None) -> None:
+    def write_masks(self, masks: Mapping[str, Any] | None) -> None:
         """Replace masks.json; None: there are none."""
-        if found is not None:
-            self._write("masks.json", f"{json.dumps(found)}\n".encode())
+        if masks is not None:
+            self._write("masks.json", f"{json.dumps(masks)}\n".encode())
 
     def write_summary(self, **fields: Any) -> None:
         """Merge the fields into summary.json; numbers that are not finite become null.
@@ -230,7 +225,7 @@ class RunDirectory:
         if fields.get("status") == "finished":
             self._check(*self._written)
             self._sync_rounds()
-            fields["files"] = {name: files.digest(own) for name, own in self._written.items()}
+            fields["files"] = {name: files.digest(content) for name, content in self._written.items()}
         summary = {key: value for key, value in self._summary.items() if key != "error" or "status" not in fields}
         summary |= {key: _jsonable(value) for key, value in fields.items()} | {"identity": self._identity}
         summary |= {"code": self._codes} if self._codes else {}
@@ -253,7 +248,7 @@ class RunDirectory:
             # An interrupt (Ctrl-C, a scheduler's signal) stays `running` on disk, which reads as interrupted.
             if isinstance(error, Exception) and self._summary.get("status") == "running":
                 with contextlib.suppress(FedpflError):
-                    self.write_summary(status="failed", error=" ".join(f"{type(error).__name__}: {error}".split()))
+                    self.write_summary(status="failed", error=reason(error, kind=True))
         finally:
             self.close()
 
@@ -282,7 +277,7 @@ class RunDirectory:
         self._write("config.yaml", config_yaml.encode())
 
     def _is_whole(self) -> bool:
-        """Whether a finished run's files are as it left them; where state.pt can mend them, it is unfinished again.
+        """Tell whether a finished run's files are as it left them; what state.pt can mend makes it unfinished again.
 
         Raises FedpflError where state.pt cannot: it is gone (as it may be), of an older version, or damaged itself.
         """
@@ -361,7 +356,7 @@ class RunDirectory:
 
 
 def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The summary and the checkpoint of a finished run. Raises FedpflError where it is none, or has no checkpoint."""
+    """Return the summary and the checkpoint of a finished run. Raises FedpflError where it is none or has none."""
     summary, whole = _read_summary(path)
     if not whole:
         raise files.damaged(path / "summary.json")
@@ -373,9 +368,9 @@ def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Absent:
-    """Stand in for run directory and sinks in a process that writes nothing: what it is told it forgets."""
+    """Stand in for a run directory in a process that writes nothing: what it is told it forgets."""
 
-    def __init__(self, path: Path, *about: Any):
+    def __init__(self, path: Path):
         self.path = path if path.is_dir() else None  # on another machine; what is mapped then goes where such files go
 
     def __getattr__(self, name: str) -> Any:
@@ -385,25 +380,25 @@ class Absent:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
 
 def _is_new(path: Path) -> bool:
-    """Whether no run has begun in the directory. Raises FedpflError where it is somebody else's, touching nothing."""
+    """Tell whether no run has begun in the directory. Raises FedpflError where it is somebody else's."""
     for name in (*_REPLACED, "run.log", "run.lock"):
         files.regular(path / name)
         files.regular(files.temporary(path / name))
     # Hydra may have put its .hydra there, and a run that was killed at once has left its lock.
-    found = [name for name in os.listdir(path) if not name.startswith(".") and name != "run.lock"]
-    if found and not _read_summary(path)[0]:
+    names = [name for name in os.listdir(path) if not name.startswith(".") and name != "run.lock"]
+    if names and not _read_summary(path)[0]:
         raise FedpflError(
-            f"{path} holds {min(found)} and no run; choose a new or an empty directory with hydra.run.dir=..."
+            f"{path} holds {min(names)} and no run; choose a new or an empty directory with hydra.run.dir=..."
         )
-    return not found
+    return not names
 
 
 def _read_summary(path: Path) -> tuple[dict[str, Any], bool]:
-    """What summary.json holds, {} where there is none, and whether it is as it was written."""
+    """Return what summary.json holds, {} where there is none, and whether it is as it was written."""
     content = files.content(path / "summary.json")
     if content is None:
         return {}, True
@@ -425,35 +420,15 @@ def _digest(summary: Mapping[str, Any]) -> str:
     return files.digest(json.dumps(summary, sort_keys=True).encode())
 
 
-def _line(cells: Sequence[Any]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow(cells)
-    return buffer.getvalue()
-
-
-def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+def _line(row: Mapping[str, Any], columns: Sequence[str]) -> str:
     unknown = [key for key in row if key not in columns]
     if unknown:
         raise ValueError(f"unknown column {unknown[0]!r}: the first row fixed {', '.join(columns)}")
-    return [_cell(row.get(name)) for name in columns]
-
-
-def _cell(value: Any) -> str:
-    value = _scalar(value)
-    if value is None:
-        return ""
-    return repr(value) if isinstance(value, float) else str(value)
-
-
-def _scalar(value: Any) -> Any:
-    """A numpy or torch number as Python's; everything else as it is."""
-    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.ndim == 0):
-        return value.item()
-    return value
+    return rounds.line(row.get(name) for name in columns)
 
 
 def _jsonable(value: Any) -> Any:
-    value = _scalar(value)
+    value = rounds.scalar(value)
     if isinstance(value, Mapping):
         return {str(key): _jsonable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -463,18 +438,10 @@ def _jsonable(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _first_rows(content: bytes, rounds: int) -> bytes | None:
-    """Header and first rows of a rounds.csv of which nothing else is known; None where they are not all there."""
-    lines = content.split(b"\n")[:-1][: rounds + 1]  # behind the last line break: nothing, or half a line
-    if [line.split(b",")[0] for line in lines] != [b"round", *(b"%d" % number for number in range(1, rounds + 1))]:
-        return None
-    return b"".join(line + b"\n" for line in lines)
-
-
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.int64), *(np.asarray(part, np.int64) for part in parts)])
 
 
 def _offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Client k's indices are `indices[offsets[k]:offsets[k + 1]]`."""
+    """Return offsets: client k's indices are `indices[offsets[k]:offsets[k + 1]]`."""
     return np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)

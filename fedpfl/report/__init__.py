@@ -1,9 +1,10 @@
-"""Tables and figures from run directories. Reads files only: no torch, and nothing of fedpfl but its error.
+"""Tables and figures from run directories, which are read without torch; `python -m fedpfl.report` is the command.
 
-`load` reads run directories and gathers the seeds of one configuration, `tables` and `figures` show them, and
-`python -m fedpfl.report` is the command.
+`load` finds runs, `grouping` gathers the seeds of a configuration, `tables` and `figures` show them.
 """
 
-from fedpfl.report.load import Group, Run, groups, runs
+from fedpfl.report.grouping import Group, groups
+from fedpfl.report.load import runs
+from fedpfl.report.run import Run
 
 __all__ = ["Group", "Run", "groups", "runs"]

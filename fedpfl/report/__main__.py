@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import math
 import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers import costs
+from fedpfl.papers.curves import curve_table, curves
+from fedpfl.papers.registry import full
+from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, Wish, beside, device, show
 from fedpfl.report import cleaning, listing
 from fedpfl.report.compare import LEAST, compare, sides
 from fedpfl.report.fairness import fairness_table
+from fedpfl.report.figures import accuracy_figure, comparison
 from fedpfl.report.filters import is_filter
-from fedpfl.report.load import STATUSES, Run, groups, nothing_below, runs, states, to_stderr
-from fedpfl.report.table import FORMATS, Table, render, screen
-from fedpfl.report.tables import ACCURACIES, AS_PUBLISHED, METRICS, SELECTIONS, accuracy_table, curve_table
-
-EVERY = "all_methods"
-"""The paper's table that it lacks: every method before and after fine-tuning, with its cost."""
+from fedpfl.report.grouping import groups
+from fedpfl.report.load import nothing_below, runs, survey, to_stderr
+from fedpfl.report.ranking import diagram, rank_tables
+from fedpfl.report.render import FORMATS, render, screen
+from fedpfl.report.run import STATUSES, Run
+from fedpfl.report.table import Table
+from fedpfl.report.tables import ACCURACIES, CURVES, SELECTIONS, accuracy_table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,14 +66,12 @@ class _Help(argparse.HelpFormatter):
 
 def _show(options: Namespace, only: str = "") -> None:
     """Show the table and the figures of all runs, or only one of both, and the paper's if asked for."""
-    found = runs(*options.roots, where=options.where)
-    if not found:
-        raise nothing_below(options.roots)
+    found = _found(options)
     fairness = only != "figures" and options.fairness
     if fairness and options.select != "last":
         raise FedpflError("--fairness is of the last evaluation, which clients.csv holds; leave out --select")
     if only != "figures":
-        _write("accuracy", accuracy_table(found, options.select, options.every or 1), options)
+        _write("accuracy", accuracy_table(found, options.select, options.every or 1, beside=beside), options)
         if options.reference:
             _write("curves", curve_table(found, options.reference), options)
     if fairness:
@@ -78,14 +79,12 @@ def _show(options: Namespace, only: str = "") -> None:
     if only != "tables":
         _figures(options, found)
     if options.paper:
-        more = {"only": only, "dataset": [], "accuracy": "accuracy", "test": "", "device": costs.OURS}
-        _show_paper(Namespace(**vars(options) | more), [], options.roots, found)
+        wish = Wish(_folder(options, "figures"), (), only, options.select, options.every or 0)
+        _papers(found, wish, options)
 
 
 def _figures(options: Namespace, found: list[Run]) -> None:
-    from fedpfl.report.figures import accuracy_figure, curves  # matplotlib is slow to load
-
-    folder = options.out or options.roots[0] / "figures"
+    folder = _folder(options, "figures")
     settings: dict[str, list[Run]] = {}
     for run in found:
         settings.setdefault(_slug(f"{run.dataset}_{run.partition}"), []).append(run)
@@ -93,73 +92,53 @@ def _figures(options: Namespace, found: list[Run]) -> None:
         written = accuracy_figure(members, folder / f"accuracy_{name}")
         if options.reference:
             written += curves(members, options.reference, folder / f"curves_{name}")
-        for target in written:
-            to_stderr(f"wrote {target}")
+        _wrote(written)
 
 
 def _paper(options: Namespace) -> None:
-    from fedpfl.papers.figures import FIGURES
-    from fedpfl.papers.tables import PLANS
+    names = {word: name for word in options.words if (name := full(word))}
+    options.roots = [Path(word) for word in options.words if word not in names] or [Path("outputs")]
+    if absent := [root for root in options.roots if not root.is_dir()]:
+        raise FedpflError(f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(NAMES)}")
+    wish = Wish(
+        _folder(options, "figures"),
+        [*names.values()],
+        options.only or "",
+        options.select,
+        options.every or 0,
+        options.accuracy,
+        options.dataset,
+        options.test or "",
+        options.device,
+    )
+    _papers(runs(*options.roots, where=options.where), wish, options)
 
-    known = (*PLANS, EVERY, *FIGURES)
-    roots = [Path(word) for word in options.words if word not in known] or [Path("outputs")]
-    if absent := [root for root in roots if not root.is_dir()]:
-        raise FedpflError(f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(known)}")
-    _show_paper(options, [word for word in options.words if word in known], roots, runs(*roots, where=options.where))
 
-
-def _show_paper(options: Namespace, names: Sequence[str], roots: Sequence[Path], found: Sequence[Run]) -> None:
-    from fedpfl.papers.figures import FEDOBP_FIGURES, FIGURES
-    from fedpfl.papers.filling import fill
-    from fedpfl.papers.tables import LARGE, PLANS, POOLED, SHOWN, SMALL, Rule, one_each
-
-    own_rule = options.select == AS_PUBLISHED
-    if own_rule and (options.every or options.accuracy != "accuracy"):
-        raise FedpflError(
-            f"--select {AS_PUBLISHED} has rounds and accuracy of its own; leave out --every and --accuracy"
-        )
-    gathered = [one for one in groups(found) if not options.dataset or one.runs[0].dataset_name in options.dataset]
-    shown = [group for group in gathered if group.runs[0].dataset_name in SHOWN]
-    own = [group for group in shown if group.runs[0].dataset_name in (*LARGE, *SMALL)]
-
-    def has_runs(name: str) -> bool:
-        """Whether there is something to show of what was not asked for by name."""
-        if name in PLANS:
-            return bool(shown) and bool(fill(name, shown).frame["seeds"].any())
-        return bool(FIGURES[name].of(own if name in FEDOBP_FIGURES else shown) if name in FIGURES else own)
-
-    chosen = names or [name for name in (*PLANS, EVERY, *FIGURES) if has_runs(name)]
-    if options.only:
-        chosen = [name for name in chosen if (name in FIGURES) == (options.only == "figures")]
-    if not chosen:
-        to_stderr(
-            f"nothing of the papers' can be filled from the runs below {', '.join(map(str, roots))}; name a table "
-            f"({', '.join(PLANS)}) to see the commands that fill it"
-        )
-    rule = POOLED if own_rule else Rule(options.accuracy, options.select, options.every or 100)
-    for name in chosen:
-        if name in FIGURES:
-            for target in FIGURES[name].draw(gathered, (options.out or roots[0] / "figures") / name, rule):
-                to_stderr(f"wrote {target}")
-        elif name == EVERY:
-            members = [run for group in one_each(gathered) for run in group.runs]
-            _write(name, accuracy_table(members, rule.select, rule.every), options)
+def _papers(found: Sequence[Run], wish: Wish, options: Namespace) -> None:
+    shown = False
+    for name, made in show(groups(found), wish):
+        shown = True
+        if isinstance(made, Table):
+            _write(name, made, options)
         else:
-            chosen_rule = None if own_rule else rule
-            table = fill(name, gathered, chosen_rule, options.dataset, options.test or "", options.device)
-            _write(name, table, options)
+            _wrote(made)
+    if not shown:
+        to_stderr(
+            f"nothing of the papers' can be filled from the runs below {', '.join(map(str, options.roots))}; name a "
+            f"table ({', '.join(TABLES)}) to see the commands that fill it"
+        )
 
 
 def _html(options: Namespace) -> None:
     from fedpfl.report.html import write
 
-    out = options.out or options.roots[0] / "report"
-    for target in write(options.roots, out, options.select, options.every or 1, options.where):
-        to_stderr(f"wrote {target}")
+    table = partial(accuracy_table, beside=beside)
+    out = _folder(options, "report")
+    _wrote(write(options.roots, out, options.select, options.every or 1, options.where, table=table))
 
 
 def _list(options: Namespace) -> None:
-    listed = listing.entries(states(*options.roots, where=options.where))
+    listed = listing.entries(survey(*options.roots, where=options.where))
     if not listed:
         raise nothing_below(options.roots)
     listed = listing.select(listed, options.status)
@@ -178,26 +157,33 @@ def _compare(options: Namespace) -> None:
     a, b = sides(options.roots, options.where)
     print(_text(compare(a, b, options.test, options.metric, options.select), options.format), end="")
     if options.out:
-        from fedpfl.report.figures import comparison
-
-        for target in comparison(a, b, options.metric, options.out):
-            to_stderr(f"wrote {target}")
+        _wrote(comparison(a, b, options.metric, options.out))
 
 
 def _ranks(options: Namespace) -> None:
-    from fedpfl.report.ranking import diagram, rank_tables
-
-    found = runs(*options.roots, where=options.where)
-    if not found:
-        raise nothing_below(options.roots)
-    tables, result = rank_tables(found, options.accuracy, options.select, options.every or 1)
+    tables, result = rank_tables(_found(options), options.accuracy, options.select, options.every or 1)
     print(_text(tables, options.format), end="")
-    for target in diagram(result, (options.out or options.roots[0] / "figures") / "ranks"):
-        to_stderr(f"wrote {target}")
+    _wrote(diagram(result, _folder(options, "figures") / "ranks"))
 
 
 def _clean(options: Namespace) -> int:
     return cleaning.clean(cleaning.found(options.roots, options.status, options.where), options.roots, options.yes)
+
+
+def _found(options: Namespace) -> list[Run]:
+    if found := runs(*options.roots, where=options.where):
+        return found
+    raise nothing_below(options.roots)
+
+
+def _folder(options: Namespace, name: str) -> Path:
+    """Where files go."""
+    return options.out or options.roots[0] / name
+
+
+def _wrote(targets: Iterable[Path]) -> None:
+    for target in targets:
+        to_stderr(f"wrote {target}")
 
 
 def _text(tables: Table | Sequence[Table], form: str | None) -> str:
@@ -212,9 +198,9 @@ def _write(name: str, table: Table, options: Namespace) -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     for form in [options.format] if options.format else [form for form in FORMATS if form != "terminal"]:
-        target = options.out / f"{name}{FORMATS[form]}"
+        target = options.out / f"{name.replace('/', '_')}{FORMATS[form]}"
         target.write_text(render(table, form), encoding="utf-8")
-        to_stderr(f"wrote {target}")
+        _wrote([target])
 
 
 def _slug(text: str) -> str:
@@ -226,16 +212,6 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
-
-
-def _device(text: str) -> costs.Device:
-    try:
-        speed, bandwidth = map(float, text.split(","))
-    except ValueError:
-        speed = bandwidth = math.nan
-    if not (0 < speed < math.inf and 0 < bandwidth < math.inf):
-        raise argparse.ArgumentTypeError(f"{text!r} is not two positive numbers, such as 1e9,1e7")
-    return costs.Device(speed, bandwidth)
 
 
 def _words(text: str) -> list[str]:
@@ -257,7 +233,7 @@ EVERY_N = _option("--every", "best-checkpoint: of every N rounds only; paper: 10
 JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY_N)
 OUT = _option("--out", "write there; default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR")
 ACCURACY = _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy")
-DEVICE = "of fedspu3's hours: operations and bits a second of a client; default: 1e9,1e7, which are ours"
+DEVICE = "of fedspu/table3's hours: operations and bits a second of a client; default: 1e9,1e7, which are ours"
 REFERENCE = "published curves (method,round,accuracy_before,accuracy_after)"
 USUAL = (
     *(ROOTS, FORMAT, *JUDGED, _option("--reference", REFERENCE, type=Path, metavar="CSV")),
@@ -293,15 +269,13 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
     "paper": (
         _paper,
         "Show five papers' tables and figures from own runs; without a NAME, all of which there are runs.",
-        "Example: python -m fedpfl.report paper table4 figure4 seed=1,2,3 --out tables",
+        "Example: python -m fedpfl.report paper fedobp/table4 figure4 seed=1,2,3 --out tables",
         (
-            _option(
-                "words", "table2, fedselect1, figure2, ...; folders; filters", nargs="*", metavar="NAME|ROOT|KEY=VALUE"
-            ),
+            _option("words", "fedobp/table3, figure2, ...; folders; filters", nargs="*", metavar="NAME|ROOT|KEY=VALUE"),
             *(_option("--only", "of what there are runs", choices=("tables", "figures")), DATASET),
             ACCURACY,
             _option("--select", OWN_RULE, choices=(*SELECTIONS, AS_PUBLISHED), default="last"),
-            _option("--device", DEVICE, type=_device, default=costs.OURS, metavar="SPEED,BANDWIDTH"),
+            _option("--device", DEVICE, type=device, default=OURS, metavar="SPEED,BANDWIDTH"),
             *(EVERY_N, _option("--test", "mark what differs from the last line, paired over seeds", choices=[*LEAST])),
             *(FORMAT, OUT),
         ),
@@ -334,7 +308,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
             ),
             _option("--test", "paired over seeds, two-sided; default: t", choices=[*LEAST, "none"], default="t"),
             _option("--select", "validation: at the best accuracy on held-out samples", choices=FAIR, default="last"),
-            _option("--metric", "of the curves; default: accuracy", choices=[*METRICS], default="accuracy"),
+            _option("--metric", "of the curves; default: accuracy", choices=CURVES, default="accuracy"),
             _option("--format", "default: terminal", choices=[*FORMATS], default="terminal"),
             _option("--out", "curves: .png or .pdf", type=Path, metavar="FILE"),
         ),

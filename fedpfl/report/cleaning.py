@@ -9,11 +9,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.lock import hold
-from fedpfl.report.load import State, look, states, summary_of, to_stderr
-from fedpfl.report.table import Cell, Column, Table, number, render, screen
+from fedpfl.report.load import Directory, look, survey, to_stderr
+from fedpfl.report.reading import summary
+from fedpfl.report.render import render, screen
+from fedpfl.report.table import Cell, Column, Table, number
 
 REMOVABLE = ("failed", "diverged", "broken", "interrupted")
 USUAL = ("failed", "diverged", "broken")
@@ -37,10 +40,11 @@ class Kept(Exception):
     """A directory that stays; the message says why."""
 
 
-def contents(seen: State) -> list[Path]:
+def contents(seen: Directory) -> list[Path]:
     """Return what a directory that may be removed holds, in the order to remove it. Raises Kept where it may not."""
-    path = seen.path
-    told = summary_of(path)
+    path, told = seen.path, dict[str, Any]()
+    with contextlib.suppress(FedpflError):
+        told = summary(path)
     if not isinstance(told.get("identity"), str):
         raise Kept("nothing says that fedpfl wrote it: its summary.json holds no identity")
     if told.get("status") == "finished":
@@ -60,7 +64,7 @@ def contents(seen: State) -> list[Path]:
     return sorted(found, key=lambda path: FILES.index(path.name) if path.name in FILES else -1)
 
 
-def remove(seen: State, roots: Sequence[Path]) -> None:
+def remove(seen: Directory, roots: Sequence[Path]) -> None:
     """Remove a run directory's files, it, and the folders up to its root that are empty then.
 
     Raises Kept, and leaves it, where it is no longer as it was, a run holds it, or the file system refuses.
@@ -84,7 +88,9 @@ def remove(seen: State, roots: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def found(roots: Sequence[Path], statuses: Sequence[str] = USUAL, where: Sequence[str] = ()) -> list[tuple[State, int]]:
+def found(
+    roots: Sequence[Path], statuses: Sequence[str] = USUAL, where: Sequence[str] = ()
+) -> list[tuple[Directory, int]]:
     """Return the directories of these statuses that may go, each with its size in bytes; says which may not, and why.
 
     where: filters, such as `method=fedobp`. Raises FedpflError where a root does not exist, no run is let through, or
@@ -92,7 +98,7 @@ def found(roots: Sequence[Path], statuses: Sequence[str] = USUAL, where: Sequenc
     """
     if unknown := [word for word in statuses if word not in REMOVABLE]:
         raise FedpflError(f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}")
-    looked = states(*roots, where=where)
+    looked = survey(*roots, where=where)
     chosen = []
     for seen in looked:
         if seen.status in statuses:
@@ -107,7 +113,7 @@ def found(roots: Sequence[Path], statuses: Sequence[str] = USUAL, where: Sequenc
     return chosen
 
 
-def clean(chosen: Sequence[tuple[State, int]], roots: Sequence[Path], yes: bool) -> int:
+def clean(chosen: Sequence[tuple[Directory, int]], roots: Sequence[Path], yes: bool) -> int:
     """List what would go, ask unless `yes`, and remove it; returns 1 where something stayed that should have gone.
 
     Raises FedpflError where nobody can be asked.

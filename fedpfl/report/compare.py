@@ -11,48 +11,46 @@ from typing import Any
 
 import pandas as pd
 
+from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import essence
+from fedpfl.record.columns import METRICS, names
 from fedpfl.report.fairness import Harm, counts, harm, judged_as, samples_of
-from fedpfl.report.load import Group, Run, canonical, few, flat, groups, runs
+from fedpfl.report.grouping import Group, canonical, groups
+from fedpfl.report.load import runs
+from fedpfl.report.run import Run
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
-from fedpfl.report.tables import METRICS, TRAFFIC, chosen_round, unchosen
+from fedpfl.report.tables import chosen_round, unchosen
+from fedpfl.report.text import few
 
 LEAST = {"wilcoxon": 6, "t": 3}
 """Pairs from which a test is made: with five, Wilcoxon's smallest two-sided p is 2/2^5 = 0.06."""
 _TOLD = {"wilcoxon": "Wilcoxon's signed-rank test", "t": "the paired t-test, which takes the differences as normal,"}
 
-_WORDS = {
-    "accuracy": "mean over clients, %",
-    "accuracy_pooled": "pooled, %",
-    "accuracy_std": "std over clients, %",
-    "accuracy_worst10": "worst 10%, %",
-    "loss": "test loss",
-}
 _CLIENTS = (
     "B instead of A: harmed: clients, in percent, that lose accuracy; their loss: its mean over them, in points; worst "
     "10%: mean change, in points, of the tenth that gains least."
 )
 
 
-def _apart(where: str) -> dict[str, str]:
+def _called(name: str) -> str:
+    """`mean over clients, %`."""
+    metric = METRICS[name]
+    return f"{metric.words}, {metric.unit}" if metric.unit == "%" else metric.words
+
+
+def _apart(about: str) -> dict[str, str]:
     """What is compared of those who are judged apart, before and after fine-tuning."""
-    return {
-        f"{where}_{when}{name}": words + told
-        for when, told in (("", ""), ("ft_", ", fine-tuned"))
-        for name, words in _WORDS.items()
-    }
+    return {name: _called(name) + (", fine-tuned" if METRICS[name].tuned else "") for name in names(about)}
 
 
 COST = "Training and cost"
 FINAL = {
-    "Before fine-tuning, at the last evaluation": _WORDS,
-    "After fine-tuning": {f"ft_{name}": words for name, words in _WORDS.items()},
-    "On held-out samples": _apart("val"),
+    "Before fine-tuning, at the last evaluation": {name: _called(name) for name in names("test", tuned=False)},
+    "After fine-tuning": {name: _called(name) for name in names("test", tuned=True)},
+    "On held-out samples": _apart("validation"),
     "Of clients that never take part": _apart("unseen"),
-    COST: {"train_loss": "cohort's loss"}
-    | {name: name.replace("_", " ") for name in TRAFFIC}
-    | {"seconds": "seconds per round", "hours": "hours"},
+    COST: {name: _called(name) for name in ("train_loss", *names("traffic"), "seconds")} | {"hours": "hours"},
 }
 """What is compared at the end: by table, what a number is called."""
 
@@ -154,7 +152,9 @@ def compare(a: Group, b: Group, test: str = "t", metric: str = "accuracy", selec
     for heading, measures in final.items():
         tables.append(_measured(a, b, heading, Column(""), measures, test, "final"))
     curve = _curve(a, b, metric)
-    tables.append(_measured(a, b, f"Over rounds: {METRICS[metric]}", Column("round", "whole"), curve, "", "curve"))
+    tables.append(
+        _measured(a, b, f"Over rounds: {METRICS[metric].label}", Column("round", "whole"), curve, "", "curve")
+    )
     tables = [table for table in (*tables, clients) if table.rows]
     measures = [one for found in final.values() for one in found]
     notes = (*_about_runs(a, b, select), *strange, *_about_seeds(a, b, test, measures))
@@ -206,7 +206,10 @@ def _different(section: str, a: Sequence[Run], b: Sequence[Run], values: Callabl
 def _final(a: Group, b: Group, words: dict[str, str], tested: bool, select: str) -> list[Measure]:
     found = []
     for name, told in words.items():
-        of_a, of_b = ({run.seed: _number(run, name, select) for run in group.used} for group in (a, b))
+        of_a, of_b = (
+            {run.seed: run.value(name, run.last if name == "train_loss" else _judged(run, select)) for run in own.used}
+            for own in (a, b)
+        )
         # As in tables, a mean that some seed lacks is no mean of the configuration.
         of_a, of_b = (values if not any(map(math.isnan, values.values())) else {} for values in (of_a, of_b))
         if of_a or of_b:
@@ -216,20 +219,7 @@ def _final(a: Group, b: Group, words: dict[str, str], tested: bool, select: str)
 
 def _judged(run: Run, select: str) -> pd.Series:
     """The evaluation that speaks for a run, empty without any."""
-    rows = run.evaluations
-    if select == "validation":
-        return chosen_round(rows)
-    return rows.iloc[-1] if len(rows) else pd.Series(dtype=float)
-
-
-def _number(run: Run, name: str, select: str) -> float:
-    """One run's final number, nan where it is not recorded."""
-    if name in TRAFFIC:
-        return run.per_client(name)
-    if name in ("hours", "seconds"):
-        return run.seconds if name == "seconds" else run.fact("hours")
-    row = run.rounds.iloc[-1] if name == "train_loss" and run.reached else _judged(run, select)
-    return float(row.get(name, math.nan))
+    return chosen_round(run.evaluations) if select == "validation" else run.judged
 
 
 def _curve(a: Group, b: Group, metric: str) -> list[Measure]:
@@ -255,7 +245,8 @@ def _measured(
     rows, records = [], []
     for one in measures:
         told = one.record(test)
-        kind, change = ("percent", "difference") if "accuracy" in one.name else ("short", "change")
+        percent = one.name in METRICS and METRICS[one.name].kind == "percent"
+        kind, change = ("percent", "difference") if percent else ("short", "change")
         paired = math.nan if alike or len(one.pairs) < 2 else told["paired"]
         cells = [Cell(one.words), *(Cell(told[x], told[f"{x}_seed_std"], kind) for x in "ab")]
         cells += [Cell(told["difference"], kind=change), Cell(paired, kind=change)]

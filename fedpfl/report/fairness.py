@@ -10,11 +10,15 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from fedpfl.ground.decile import decile
+from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import essence
-from fedpfl.report.load import Group, Run, canonical, few, flat, groups, span
-from fedpfl.report.table import Cell, Column, Table, over_seeds
+from fedpfl.report.grouping import Group, canonical, groups
+from fedpfl.report.run import Run
+from fedpfl.report.table import Column, Table, summed_up
 from fedpfl.report.tables import over_which
+from fedpfl.report.text import few, span
 
 BASELINES = {"fedavg": "FedAvg+FT", "local_only": "Local-Only"}
 """What a client could have without a personalised method, by the method's name in the configuration."""
@@ -80,12 +84,16 @@ def harm(changes: pd.Series) -> Harm:
     """Return what the changes of clients' accuracy, own minus the baseline's, come to; nan without clients."""
     lose, count = counts(changes)[0], len(changes)
     changes = changes.sort_values()
-    return Harm(100 * lose / count if count else math.nan, -float(changes.iloc[:lose].mean()), worst_tenth(changes))
+    return Harm(
+        100 * lose / count if count else math.nan,
+        -float(changes.iloc[:lose].mean()),
+        float(worst_decile(changes).mean()),
+    )
 
 
-def worst_tenth(values: pd.Series) -> float:
-    """Return the mean of the least tenth, at least one; nan of none. As `accuracy_worst10` counts."""
-    return float(values.sort_values().iloc[: max(1, len(values) // 10)].mean())
+def worst_decile(values: pd.Series) -> pd.Series:
+    """Return the least tenth, at least one value; of equal ones the first. As `accuracy_worst10` counts."""
+    return values.sort_values(kind="stable").iloc[: decile(len(values))]
 
 
 def judged_as(group: Group, column: str = "accuracy") -> tuple[str, str]:
@@ -171,10 +179,9 @@ def fairness_table(runs: Iterable[Run]) -> Table:
 def as_table(found: Sequence[Fair], notes: tuple[str, ...]) -> Table:
     """Make the table of what `compared` returns."""
     records = [_record(fair) for fair in found if fair.own]
-    rows = [[Cell(record[key], record.get(f"{key}_seed_std", math.nan)) for key in COLUMNS] for record in records]
     seeds = {f"{fair.method} on {fair.group.setting}": [run.seed for run in fair.own] for fair in found if fair.own}
     caption = CAPTION.format(over_which(seeds))
-    return Table("", tuple(COLUMNS.values()), rows, pd.DataFrame(records), caption, notes, by=2)
+    return Table.of(records, COLUMNS, caption=caption, notes=notes, by=2)
 
 
 def _accuracies(run: Run, column: str) -> pd.Series:
@@ -220,29 +227,21 @@ def _rounds(members: Iterable[Run]) -> set[int]:
 
 
 def _record(fair: Fair) -> dict[str, Any]:
-    group = fair.group
+    group, every = fair.group, [*fair.own.values()]
     record: dict[str, Any] = {"dataset": group.dataset, "partition": group.partition, "method": fair.method}
-
-    def put(key: str, values: Sequence[float]) -> None:
-        record[key], record[f"{key}_seed_std"] = over_seeds(values)
-
-    every = [*fair.own.values()]
-    put("accuracy", [float(own.mean()) for own in every])
-    put("accuracy_worst10", [worst_tenth(own) for own in every])
-    put("accuracy_std", [float(own.std(ddof=0)) for own in every])
+    record |= summed_up("accuracy", [float(own.mean()) for own in every])
+    record |= summed_up("accuracy_worst10", [float(worst_decile(own).mean()) for own in every])
+    record |= summed_up("accuracy_std", [float(own.std(ddof=0)) for own in every])
     for name in BASELINES:
         matched = fair.pairs.get(name, {})
-        told = [harm(both["own"] - both["baseline"]) for both in matched.values()]
-        put(f"harmed_{name}", [one.harmed for one in told])
-        put(f"loss_{name}", [one.loss for one in told if one.harmed])
-        put(f"change_{name}", [one.change for one in told])
+        harms = [harm(both["own"] - both["baseline"]) for both in matched.values()]
+        record |= summed_up(f"harmed_{name}", [one.harmed for one in harms])
+        record |= summed_up(f"loss_{name}", [one.loss for one in harms if one.harmed])
+        record |= summed_up(f"change_{name}", [one.change for one in harms])
         record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in matched)
-    seeds = " ".join(str(run.seed) for run in fair.own)
     return record | {
-        **{
-            "round": span(_rounds(fair.own)) or None,
-            "seeds": len(fair.own),
-            "seed_list": seeds,
-            "status": group.status,
-        },
+        "round": span(_rounds(fair.own)) or None,
+        "seeds": len(fair.own),
+        "seed_list": " ".join(str(run.seed) for run in fair.own),
+        "status": group.status,
     }

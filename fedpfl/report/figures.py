@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.files import whole
+from fedpfl.record.columns import METRICS
 from fedpfl.report.compare import labelled
-from fedpfl.report.load import Group, Run, groups
-from fedpfl.report.tables import METRICS, read_reference, reference_for
-from fedpfl.report.text import clip, whole
+from fedpfl.report.grouping import Group, groups
+from fedpfl.report.run import Run
+from fedpfl.report.text import clip
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,45 +77,10 @@ def accuracy_figure(
             thin = smooth(by_round(group, "cohort_before")["mean"], windows[id(group)])
             color = look(methods.index(label(group)))["color"]
             ax.plot(thin.index, thin, color=color, linewidth=THIN, alpha=0.45, zorder=1)
-        ax.set(xlabel="round", ylabel=METRICS[metric], xlim=(0, None))
+        ax.set(xlabel="round", ylabel=METRICS[metric].label, xlim=(0, None))
 
     note = f"thin: cohort before training, mean of {max(windows.values())} rounds" if cohort else ""
     return panels(by_setting(gathered), path, draw, note)
-
-
-def curves(runs: Iterable[Run], reference: Path, path: Path, window: int = 10) -> list[Path]:
-    """Draw the cohort's accuracy in every round before and after local training, beside published curves.
-
-    These are dashed, with open markers; all are running means over `window` rounds. Returns the files written.
-    reference: a CSV with the columns method, round, accuracy_before, accuracy_after. A published curve takes the colour
-    of the first own configuration of its method; without any of its method it is left out. path: without suffix.
-    """
-    published = read_reference(reference)
-    gathered = groups(runs)
-    settings = list(by_setting(gathered))
-    if len(settings) > 1:
-        raise FedpflError(
-            f"curves compares runs of one data set and partition; these are {len(settings)}: narrow the roots"
-        )
-    last = max(run.reached for group in gathered for run in group.used)
-
-    def draw(ax: Axes, when: str) -> None:
-        drawn: set[str] = set()
-        for place, group in enumerate(gathered):
-            own = smooth(by_round(group, f"cohort_{when}")["mean"], window)
-            ax.plot(own.index, own, label=told(group.method), **look(place), markevery=max(1, len(own) // 10))
-            name = reference_for(group, published["method"].unique())
-            if name is None or name in drawn:
-                continue
-            drawn.add(name)
-            rows = published[(published["method"] == name) & (published["round"] <= last)].set_index("round")
-            line = smooth(rows[f"accuracy_{when}"], window)
-            faint: Any = look(place) | {"linestyle": (0, (2, 1.2)), "linewidth": 1.0, "markerfacecolor": "white"}
-            every = (int(0.06 * len(line)), max(1, len(line) // 10))
-            ax.plot(line.index, line, label=told(f"published: {name}"), alpha=0.8, markevery=every, **faint)
-        ax.set(xlabel="round", ylabel=f"cohort's pooled accuracy (%)\nrunning mean of {window} rounds", xlim=(0, None))
-
-    return panels({f"{settings[0]}, {when} local training": when for when in ("before", "after")}, path, draw)
 
 
 def comparison(a: Group, b: Group, metric: str, path: Path) -> list[Path]:
@@ -126,7 +92,7 @@ def comparison(a: Group, b: Group, metric: str, path: Path) -> list[Path]:
         for place, (letter, group) in enumerate(zip(letters, (a, b), strict=True)):
             name = group.method if len(tasks) == 1 else group.title
             draw_line(ax, group, metric, f"{letter}: {name}", place)
-        ax.set(xlabel="round", ylabel=METRICS[metric], xlim=(0, None))
+        ax.set(xlabel="round", ylabel=METRICS[metric].label, xlim=(0, None))
 
     return panels({next(iter(tasks)) if len(tasks) == 1 else "": "AB"}, path, draw)
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedpfl.ground import dotted
 from fedpfl.ground.errors import FedpflError, near
 from fedpfl.ground.identity import LATER
 from fedpfl.report.text import bare, clip
@@ -52,10 +53,7 @@ def choose(
 
 def since(key: str) -> Any:
     """Return the value that all runs had before there was the key, ... where it has always been or is unknown."""
-    value: Any = LATER
-    for part in key.split("."):
-        value = value.get(part, ...) if isinstance(value, Mapping) else ...
-    return value
+    return dotted.at(LATER, key, ...)
 
 
 def _values(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
@@ -77,9 +75,7 @@ def _there(values: Iterable[Any], word: str) -> str:
 
 def _value(config: Mapping[str, Any], key: str) -> Any:
     """The value of a dotted key, of a group its name; ... where there is none."""
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part, ...) if isinstance(value, Mapping) else ...
+    value = dotted.at(config, key, ...)
     if value is ... and not isinstance(older := since(key), Mapping):
         value = older
     return value.get("name", value) if isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""One self-contained HTML page per experiment: `python -m fedpfl.report html [ROOT ...]`."""
+"""One HTML page per experiment, beside plotly's script: `python -m fedpfl.report html [ROOT ...]`."""
 
 from __future__ import annotations
 
@@ -9,65 +9,44 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pandas as pd
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 
+from fedpfl.ground.files import whole
 from fedpfl.report.fairness import as_table, compared
-from fedpfl.report.load import STATUSES, Group, Run, chosen, directories, groups, nothing_below, runs, to_stderr
-from fedpfl.report.page.data import page_data
-from fedpfl.report.table import Cell, Column, Table, as_html, number, over_seeds
+from fedpfl.report.grouping import Group, groups
+from fedpfl.report.load import chosen, directories, nothing_below, runs, to_stderr
+from fedpfl.report.page.drawing import DOTS, PARTITIONS, Drawing
+from fedpfl.report.render import as_html
+from fedpfl.report.run import STATUSES, Run
+from fedpfl.report.table import Cell, Column, Table, number, over_seeds
 from fedpfl.report.tables import accuracy_table, chosen_on
-from fedpfl.report.text import html as escape
-from fedpfl.report.text import whole
+from fedpfl.report.text import plain
 
 SETUP = {
-    **{"model": "model.name", "clients": "clients", "participation": "participation"},
-    **{
-        "local epochs": "local.epochs",
-        "local steps": "local.steps",
-        "batch size": "local.batch_size",
-        "learning rate": "local.lr",
-    },
-    **{"momentum": "local.momentum", "weight decay": "local.weight_decay", "evaluated every": "eval.every"},
-    **{"fine-tuning epochs": "eval.finetune_epochs", "precision": "engine.precision"},
+    "model": "model.name",
+    "clients": "clients",
+    "participation": "participation",
+    "local epochs": "local.epochs",
+    "local steps": "local.steps",
+    "batch size": "local.batch_size",
+    "learning rate": "local.lr",
+    "momentum": "local.momentum",
+    "weight decay": "local.weight_decay",
+    "evaluated every": "eval.every",
+    "fine-tuning epochs": "eval.finetune_epochs",
+    "precision": "engine.precision",
 }
 """What of the configuration the page tells in its head."""
-_HOST = '<noscript><p class="note">The chart needs JavaScript.</p></noscript><div class="chart"></div>'
-_CHARTS = {
-    "curves": (
-        "Convergence",
-        "Means over seeds, with a band of one sample standard deviation. Markers are measured points. "
-        "Point at the chart for numbers; a click on a method hides it in all charts.",
-    ),
-    "clients": (
-        "Clients",
-        "Accuracy of every client's personal model after the last evaluation, all seeds together. "
-        "Box: quartiles and median; diamond: mean; crosses: worst decile; triangle: its mean.",
-    ),
-    "fairness": (
-        "Fairness",
-        "Across: a client's accuracy in the baseline; up: its own, in percent, all seeds together. Below the diagonal "
-        "are the clients that are harmed.",
-    ),
-    "partition": (
-        "Partition",
-        "Samples of each class that a client holds, training, validation and test together; the stronger the "
-        "colour the more, logarithmic; empty is none.",
-    ),
-    "masks": ("Masks", "Entries that are personalised, by tensor over rounds, mean over the cohort and over seeds."),
-    "cost": (
-        "Cost",
-        "Values and MB (megabytes, positions of masked entries included) per client that took part and round; GB over "
-        "all rounds and clients; s/round: median over rounds, training without evaluation; hours: the whole run. Means "
-        "over seeds.",
-    ),
-}
 
 
 class Experiment(NamedTuple):
@@ -86,11 +65,12 @@ def write(
     every: int = 1,
     where: Sequence[str] = (),
     warn: Callable[[str], None] = to_stderr,
+    table: Callable[..., Table] = accuracy_table,
 ) -> list[Path]:
     """Write a page per experiment into `out`, and `index.html` where there are several; returns the files.
 
-    select, every: as in `accuracy_table`. where: filters, such as `method=fedobp`. Raises FedpflError where a root does
-    not exist, nothing can be read, or no run is let through.
+    select, every: as in `accuracy_table`, for which `table` may stand. where: filters, such as `method=fedobp`. Raises
+    FedpflError where a root does not exist, nothing can be read, or no run is let through.
     """
     found = experiments(roots, warn)
     kept = set(chosen([run for experiment in found for run in experiment.runs], where))
@@ -99,8 +79,11 @@ def write(
     if not shown:
         raise nothing_below(roots)
     out.mkdir(parents=True, exist_ok=True)
-    pages = {experiment.name: page(experiment, out, select, every) for experiment in shown}
-    pages |= {"index": index(found, select, every)} if len(found) > 1 else {}
+    pages = {experiment.name: page(experiment, out, select, every, table) for experiment in shown}
+    pages |= {"index": index(found, select, every, table)} if len(found) > 1 else {}
+    script = resources.files("plotly").joinpath("package_data", "plotly.min.js")
+    with whole(out / plotly_name()) as file:
+        file.write_bytes(script.read_bytes())
     for name, text in pages.items():
         with whole(out / f"{name}.html") as file:
             file.write_text(text, encoding="utf-8")
@@ -131,55 +114,62 @@ def experiments(roots: Iterable[Path], warn: Callable[[str], None] = to_stderr) 
     return found
 
 
-def page(experiment: Experiment, out: Path, select: str = "last", every: int = 1) -> str:
+def page(
+    experiment: Experiment,
+    out: Path,
+    select: str = "last",
+    every: int = 1,
+    make_table: Callable[..., Table] = accuracy_table,
+) -> str:
     """Return the experiment's page. out: the folder it is written to, which its links start from."""
     notes: list[str] = []
-    table = accuracy_table(experiment.runs, select, every, warn=notes.append)
+    table = make_table(experiment.runs, select, every, warn=notes.append)
     gathered = groups(experiment.runs)
     judged = [float(value) for value in table.frame["accuracy"]]
     fair, strange = compared(gathered)
-    data = page_data(gathered, judged, notes.append, fair)
-    has = {
-        "curves": bool(data["metrics"]),
-        "clients": any("clients" in record for record in data["groups"]),
-        "fairness": any("fairness" in record for record in data["groups"]),
-        "partition": bool(data["partitions"]),
-        "masks": any("mask" in record for record in data["groups"]),
-        "cost": True,
-    }
+    drawing = Drawing(gathered, judged, notes.append, fair)
     facts, overview = _overview(gathered, out, experiment.base)
-    sections = {
-        "runs": (
-            "Runs",
-            _pairs("tiles", _summary(gathered)),
-            _pairs("facts", facts),
-            as_html(overview, "bare"),
-            _listed("Skipped, not in any table or chart:", experiment.skipped),
-            _listed("Shown in part:", notes),
-        ),
-        "accuracy": ("Accuracy", as_html(table), _lines([*table.prose("html"), "A click on a heading sorts."])),
-        **{name: (heading, _lines([text]), _HOST) for name, (heading, text) in _CHARTS.items() if has[name]},
-    }
-    if "clients" in sections and {"unseen_accuracy", "unseen_ft_accuracy"} & data["metrics"].keys():
-        sections["clients"] = (*sections["clients"], _lines(["Clients that never take part are left out."]))
-    if has["fairness"]:
-        told = as_table(fair, strange)
-        sections["fairness"] += (as_html(told), _lines(told.prose("html")))
-    sections["cost"] += (as_html(_costs(gathered, judged), "bare"),)
-    body = "\n".join(_section(name, heading, *content) for name, (heading, *content) in sections.items())
+    tables, remarks = {"cost": _table(_costs(gathered, judged))}, dict[str, list[str]]()
+    if drawing.charts["fairness"]:
+        judgement = as_table(fair, strange)
+        tables["fairness"], remarks["fairness"] = _table(judgement, ""), judgement.prose("html")
+    if any(own is not None and own.get("unseen", pd.Series()).any() for own in drawing.tables.values()):
+        remarks["clients"] = ["Clients that never take part are left out."]
+    if (left := len(drawing.partitions) - PARTITIONS) > 0:
+        remarks["partition"] = [f"Partitions left out of this page: {left}."]
     stamp = max((run.path / "rounds.csv").stat().st_mtime for run in experiment.runs)
     newest = datetime.fromtimestamp(stamp, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    body += f"\n<footer>{_lines([f'{experiment.base}; newest round {newest}'])}</footer>"
-    return _document(experiment.name, {name: heading for name, (heading, *_) in sections.items()}, body, data)
+    return _rendered(
+        "page.html",
+        title=experiment.name,
+        summary=_summary(gathered),
+        facts=facts,
+        overview=_table(overview),
+        skipped=experiment.skipped,
+        notes=notes,
+        accuracy=_table(table, ""),
+        prose=table.prose("html"),
+        charts=drawing.charts,
+        dots=DOTS,
+        numbers={"curves": _table(drawing.curve_numbers()), "clients": _table(drawing.client_numbers())},
+        tables=tables,
+        remarks=remarks,
+        footer=f"{experiment.base}; newest round {newest}",
+        settings=drawing.settings,
+        data=Markup(embedded(drawing.data())),
+        plotly=plotly_name(),
+    )
 
 
-def index(found: Sequence[Experiment], select: str = "last", every: int = 1) -> str:
+def index(
+    found: Sequence[Experiment], select: str = "last", every: int = 1, make_table: Callable[..., Table] = accuracy_table
+) -> str:
     """Return a page that names all experiments and links to theirs."""
     rows = []
     for experiment in found:
         if not experiment.runs:
             continue
-        frame = accuracy_table(experiment.runs, select, every, warn=lambda _: None).frame
+        frame = make_table(experiment.runs, select, every, warn=lambda _: None).frame
         best = "; ".join(_best(part, select) for _, part in frame.groupby(["dataset", "partition"], sort=False))
         name = Cell(experiment.name, link=f"./{quote(experiment.name)}.html")
         counts = [Cell(len(frame)), Cell(len(experiment.runs)), Cell(_states(experiment.runs)), Cell(best)]
@@ -188,10 +178,11 @@ def index(found: Sequence[Experiment], select: str = "last", every: int = 1) -> 
     numbers = [Column(name, "whole") for name in ("configurations", "runs")]
     heads = (Column("experiment"), *numbers, Column("status"), best_of, Column("hours", "number"))
     skipped = [line for experiment in found for line in experiment.skipped]
-    table = as_html(Table("experiments", heads, rows), "bare")
-    chosen = [*chosen_on(select), *["Rounds were chosen by validation accuracy."] * (select == "validation")]
-    body = _section("experiments", "Experiments", table, _lines(chosen), _listed("Skipped, not in any page:", skipped))
-    return _document("Experiments", {}, body)
+    notes = list(chosen_on(select))
+    if select == "validation":
+        notes.append("Rounds were chosen by validation accuracy.")
+    table = _table(Table("experiments", heads, rows))
+    return _rendered("index.html", title="Experiments", table=table, notes=notes, skipped=skipped)
 
 
 def embedded(data: Any) -> str:
@@ -202,57 +193,35 @@ def embedded(data: Any) -> str:
     return text
 
 
-def _document(title: str, navigation: Mapping[str, str], body: str, data: Any = None) -> str:
-    """A whole page that loads nothing. navigation: heading by id of its section. data: what the charts draw."""
-    style, script = (
-        resources.files("fedpfl.report.page").joinpath(name).read_text(encoding="utf-8")
-        for name in ("style.css", "charts.js")
+def plotly_name() -> str:
+    """Return the name of plotly's script beside the pages; it tells its version, so that browsers may keep it."""
+    return f"plotly-{version('plotly')}.min.js"
+
+
+def _rendered(template: str, **values: Any) -> str:
+    """A whole page. Only the scripts beside it and inside it may run, and nothing comes from elsewhere."""
+    environment = Environment(
+        loader=PackageLoader("fedpfl.report", "page"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else plain(value),
     )
-    own = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
-    # A label that slipped through would still not run: only this script may, by its hash, and nothing may be loaded.
-    policy = f"default-src 'none'; style-src 'sha256-{own[0]}'; script-src 'sha256-{own[1]}'; base-uri 'none'"
-    links = "".join(f'<a href="#{name}">{escape(heading)}</a>' for name, heading in navigation.items())
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)} · fedpfl</title>
-<style>{style}</style>
-</head>
-<body>
-<header><h1>{escape(title)}</h1><nav aria-label="sections">{links}</nav>
-<div id="settings" role="group" aria-label="data set and partition of the charts"></div>
-<button id="theme" type="button" hidden>dark</button></header>
-<main>
-{body}
-</main>
-<script type="application/json" id="data">{embedded(data)}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+    folder = resources.files("fedpfl.report.page")
+    style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
+    own = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # A label that slipped through would still not run. `file:` is the neighbour of a page that is opened from disk;
+    # plotly writes styles, which load nothing.
+    policy = (
+        f"default-src 'none'; script-src 'self' file: 'sha256-{own}'; style-src 'unsafe-inline'; img-src data: blob:"
+    )
+    policy += "; base-uri 'none'; form-action 'none'"
+    common = {"policy": Markup(policy), "style": Markup(style), "script": Markup(script)}
+    return environment.get_template(template).render(values | common)
 
 
-def _section(name: str, heading: str, *content: str) -> str:
-    return f'<section id="{name}"><h2>{escape(heading)}</h2>\n' + "\n".join(content) + "\n</section>"
-
-
-def _pairs(kind: str, values: Mapping[str, str]) -> str:
-    pairs = "".join(f"<div><dt>{escape(word)}</dt><dd>{escape(value)}</dd></div>" for word, value in values.items())
-    return f'<dl class="{kind}">{pairs}</dl>' if pairs else ""
-
-
-def _lines(texts: Iterable[str]) -> str:
-    return "".join(f'<p class="note">{escape(text)}</p>' for text in texts)
-
-
-def _listed(heading: str, texts: Sequence[str]) -> str:
-    """A warning with a list, or nothing."""
-    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
-    return f'<div class="warning" role="note"><p>{escape(heading)}</p><ul>{items}</ul></div>' if texts else ""
+def _table(table: Table, kind: str = "bare") -> Markup:
+    return Markup(as_html(table, kind))
 
 
 def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[str, str], Table]:
@@ -262,7 +231,7 @@ def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[st
     for name, key in SETUP.items():
         values = [value for _, run in members if (value := run.get(key)) is not None]
         shown = list(dict.fromkeys(f"{value:g}" if isinstance(value, float) else str(value) for value in values))
-        facts |= {name: ", ".join(shown[:4]) + " …" * bool(shown[4:])} if shown else {}
+        facts |= {name: ", ".join([*shown[:4], *(["…"] if shown[4:] else [])])} if shown else {}
     told = {name: [tell(run) for _, run in members] for name, tell in _TOLD.items()}
     facts |= {name: values[0] for name, values in told.items() if len(set(values)) == 1 and values[0]}
     differing = [name for name, values in told.items() if len(set(values)) > 1]
@@ -355,7 +324,7 @@ def _versions(run: Run) -> str:
 
 def _commit(run: Run) -> str:
     found = run.environment
-    return str(found["commit"])[:10] + " with changes" * bool(found.get("dirty")) if found.get("commit") else ""
+    return f"{found['commit']!s:.10}{' with changes' if found.get('dirty') else ''}" if found.get("commit") else ""
 
 
 _ENVIRONMENT: dict[str, Callable[[Run], str]] = {"device": _device, "versions": _versions, "commit": _commit}

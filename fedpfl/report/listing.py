@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report.load import STATUSES, State, groups, worlds
-from fedpfl.report.table import Cell, Column, Table
+from fedpfl.report.grouping import groups, worlds
+from fedpfl.report.load import Directory
+from fedpfl.report.run import STATUSES
+from fedpfl.report.table import Column, Table
 
 COLUMNS = {
     "words": Column("status"),
@@ -38,7 +40,7 @@ _LARGEST_FIRST = ("accuracy", "fine-tuned", "hours", "bits")
 class Entry(NamedTuple):
     """One listed directory. record: what CSV and JSON hold, None where unknown. order: its place in tables."""
 
-    state: State
+    state: Directory
     record: dict[str, Any]
     order: int = 0
 
@@ -48,7 +50,7 @@ class Entry(NamedTuple):
         return own[key] if key in own else self.record["ft_accuracy" if key == "fine-tuned" else key]
 
 
-def entries(states: Iterable[State]) -> list[Entry]:
+def entries(states: Iterable[Directory]) -> list[Entry]:
     """Return the directories in the order of tables: data set, partition, method, seed; unreadable ones last."""
     every = list(states)
     readable = {id(found.run): found for found in every if found.run}
@@ -77,10 +79,9 @@ def table(listed: Sequence[Entry]) -> Table:
     """Return the list as a table; the reasons of broken, failed and diverged runs are its first notes."""
     named = any(entry.record["name"] for entry in listed)
     columns = {key: column for key, column in COLUMNS.items() if named or key != "name"}
-    rows = []
-    for entry in listed:
-        more = {"words": entry.state.words, "age": time.time() - entry.state.changed}
-        rows.append([Cell((entry.record | more)[key]) for key in columns])
+    records = [
+        entry.record | {"words": entry.state.words, "age": time.time() - entry.state.changed} for entry in listed
+    ]
     counts = [(status, sum(entry.state.status == status for entry in listed)) for status in _ORDER]
     counted = ", ".join(f"{count} {status}" for status, count in counts if count)
     last = (
@@ -91,7 +92,7 @@ def table(listed: Sequence[Entry]) -> Table:
     reasons = [f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason]
     told = worlds(groups([entry.state.run for entry in listed if entry.state.run]))
     frame = pd.DataFrame([entry.record for entry in listed], dtype=object)
-    return Table("", tuple(columns.values()), rows, frame, notes=(*reasons, *told, last))
+    return Table.of(records, columns, frame=frame, notes=(*reasons, *told, last))
 
 
 def as_json(listed: Sequence[Entry]) -> str:
@@ -99,8 +100,9 @@ def as_json(listed: Sequence[Entry]) -> str:
     return json.dumps([entry.record for entry in listed], indent=2) + "\n"
 
 
-def _record(found: State, label: str) -> dict[str, Any]:
-    run, last, judged = found.run, found.last, found.judged
+def _record(found: Directory, label: str) -> dict[str, Any]:
+    run, empty = found.run, pd.Series(dtype=float)
+    last, judged = (run.last, run.judged) if run else (empty, empty)
     both = float(last.get("bits_down", math.nan)) + float(last.get("bits_up", math.nan))
     numbers = {key: float(judged.get(key, math.nan)) for key in ("accuracy", "ft_accuracy")}
     numbers |= {"hours": found.hours, "bits": both / run.participants.iloc[-1] if run and len(last) else math.nan}
@@ -123,7 +125,7 @@ def _record(found: State, label: str) -> dict[str, Any]:
     }
 
 
-def _experiment(found: State) -> str:
+def _experiment(found: Directory) -> str:
     """The experiment's name, of a directory that lies where runs put themselves; else nothing."""
     seed, _, method, place = (*found.path.absolute().parts[:-5:-1], "", "", "", "")[:4]
     run = found.run

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record.columns import METRICS
+from fedpfl.report import figures
 from fedpfl.report.compare import LEAST, paired_test
 from fedpfl.report.fairness import BASELINES, judged_as
-from fedpfl.report.load import Group, Run, few, groups
+from fedpfl.report.grouping import Group, groups
+from fedpfl.report.run import Run
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
-from fedpfl.report.tables import METRICS, judged, over_which
+from fedpfl.report.tables import judged, over_which
+from fedpfl.report.text import few
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,7 +117,7 @@ def rank_tables(
     which = "the last evaluation" if select == "last" else f"the evaluation that --select {select} chooses"
     over = over_which({name: own for name, own in seeds.items() if name in used})
     caption = (
-        f"{METRICS[metric].capitalize()} at {which}, and below it the rank in its block: data set and partition; "
+        f"{METRICS[metric].label.capitalize()} at {which}, and below it the rank in its block: data set and partition; "
         f"{over.replace('(sample standard deviation)', '')}. Ties share their mean rank. "
     )
     if not metric.startswith("ft_") and any(label.startswith("FedAvg+FT") for label in kept):
@@ -157,8 +161,6 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
     As in Benavoli et al. (JMLR 17, 2016), by Wilcoxon's tests rather than by differences of ranks. path: with a suffix
     or, for PNG and PDF, without. Returns the files written.
     """
-    from fedpfl.report.figures import panels, told
-
     means = result.places.mean()
     count, bars = len(means), cliques(result)
     half = (count + 1) // 2
@@ -170,7 +172,7 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
             row = low - 0.9 * (place if left else count - 1 - place)
             side = 0.8 if left else count + 0.2
             ax.plot([rank, rank, side], [0, row, row], color="0.35", linewidth=0.8)
-            text = f"{told(str(name))} ({rank:.2f})"
+            text = f"{figures.told(str(name))} ({rank:.2f})"
             ax.text(side, row, f"{text} " if left else f" {text}", ha="right" if left else "left", va="center")
         for place, (first, last) in enumerate(bars):
             ends = [means.iloc[first] - 0.04, means.iloc[last] + 0.04]
@@ -185,7 +187,7 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
     title = (
         f"average rank over {len(result.places)} data sets and partitions\nbars: not told apart (Wilcoxon, Holm, 5 %)"
     )
-    return panels({title: None}, path, draw, size=(8.0, 1.4 + 0.28 * half + 0.1 * len(bars)))
+    return figures.panels({title: None}, path, draw, size=(8.0, 1.4 + 0.28 * half + 0.1 * len(bars)))
 
 
 def cliques(result: Ranks) -> list[tuple[int, int]]:
@@ -258,15 +260,18 @@ def _blocks(result: Ranks, caption: str) -> Table:
 
 
 def _pairs(result: Ranks, notes: tuple[str, ...]) -> Table:
-    frame = result.pairs.assign(section="pair")
-    rows = [
-        [*map(Cell, (one.a, one.b, one.a_better, one.b_better, one.p, one.p_holm))] for one in result.pairs.itertuples()
-    ]
-    heads = [Column("A"), Column("B"), Column("A better in", "whole"), Column("B better in", "whole")]
-    heads += [Column("p", "p"), Column("Holm's p", "p")]
+    columns = {
+        "a": Column("A"),
+        "b": Column("B"),
+        "a_better": Column("A better in", "whole"),
+        "b_better": Column("B better in", "whole"),
+        "p": Column("p", "p"),
+        "p_holm": Column("Holm's p", "p"),
+    }
     caption = (
         "Wilcoxon's signed-rank test over blocks, two-sided; Holm's p: corrected for the number of pairs. Where fewer "
         "than 6 blocks differ at all, there is no p."
     )
-    told = pd.DataFrame({"section": "note", "note": notes})
-    return Table("Pairs of methods", tuple(heads), rows, pd.concat([frame, told]), caption, notes)
+    frame = pd.concat([result.pairs.assign(section="pair"), pd.DataFrame({"section": "note", "note": notes})])
+    records = result.pairs.to_dict("records")
+    return Table.of(records, columns, frame=frame, title="Pairs of methods", caption=caption, notes=notes)

@@ -1,158 +1,108 @@
-"""The table of what ran beside what was published, and that of curves beside published ones."""
+"""The table of what ran, and by which evaluation a run is judged."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers.published import QUANTILE, SETUP, of_run
-from fedpfl.report.load import Group, Run, few, groups, span, to_stderr, worlds
-from fedpfl.report.table import Cell, Column, Table, mark, over_seeds
+from fedpfl.record.columns import METRICS, VALIDATION, names
+from fedpfl.report.grouping import Group, groups, worlds
+from fedpfl.report.load import to_stderr
+from fedpfl.report.run import Run
+from fedpfl.report.table import Column, Table, mark, summed_up
+from fedpfl.report.text import few, span
 
 SELECTIONS = ("last", "best-checkpoint", "validation")
-AS_PUBLISHED = "as-published"
-"""The selection that stands for each paper's table's own rule."""
 ACCURACIES = ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled")
-VALIDATION = "val_accuracy"
 UNSEEN = ("unseen_accuracy", "unseen_accuracy_worst10", "unseen_ft_accuracy")
-TRAFFIC = ("values_down", "values_up", "bits_down", "bits_up")
+TRAFFIC = names("traffic")
+CURVES = (*ACCURACIES, "loss", VALIDATION, "unseen_accuracy", "unseen_ft_accuracy")
+"""What `compare` may draw over rounds."""
 
-METRICS = {
-    "accuracy": "mean test accuracy over clients (%)",
-    "accuracy_pooled": "pooled test accuracy (%)",
-    "accuracy_worst10": "worst decile of clients (%)",
-    "ft_accuracy": "mean test accuracy after fine-tuning (%)",
-    "ft_accuracy_pooled": "pooled test accuracy after fine-tuning (%)",
-    "loss": "test loss",
-    VALIDATION: "mean accuracy on held-out samples (%)",
-    "unseen_accuracy": "mean accuracy of clients that never take part (%)",
-    "unseen_ft_accuracy": "mean accuracy of clients that never take part, fine-tuned (%)",
-}
+ROW = {"dataset": Column("data set"), "partition": Column("partition"), "method": Column("method")}
 
-_ROW = {"dataset": Column("data set"), "partition": Column("partition"), "method": Column("method")}
-ACCURACY_COLUMNS = _ROW | {
-    "accuracy": Column("mean", "percent", "before"),
-    "accuracy_pooled": Column("pooled", "percent", "before", spare=4),
-    "accuracy_worst10": Column("worst 10%", "percent", "before", spare=3),
-    "ft_accuracy": Column("mean", "percent", "fine-tuned", spare=2),
-    "ft_accuracy_pooled": Column("pooled", "percent", "fine-tuned", spare=5),
-    VALIDATION: Column("validation", "percent", spare=4),
-    "unseen_accuracy": Column("mean", "percent", "unseen", spare=2),
-    "unseen_accuracy_worst10": Column("worst 10%", "percent", "unseen", spare=5),
-    "unseen_ft_accuracy": Column("fine-tuned", "percent", "unseen", spare=3),
+
+def _metric(name: str, group: str = "", spare: int = 0, heading: str = "") -> Column:
+    metric = METRICS[name]
+    return Column(heading or metric.heading, metric.kind, group, spare)
+
+
+ACCURACY_COLUMNS = ROW | {
+    "accuracy": _metric("accuracy", "before"),
+    "accuracy_pooled": _metric("accuracy_pooled", "before", 4),
+    "accuracy_worst10": _metric("accuracy_worst10", "before", 3),
+    "ft_accuracy": _metric("ft_accuracy", "fine-tuned", 2),
+    "ft_accuracy_pooled": _metric("ft_accuracy_pooled", "fine-tuned", 5),
+    VALIDATION: _metric(VALIDATION, spare=4, heading="validation"),
+    "unseen_accuracy": _metric("unseen_accuracy", "unseen", 2),
+    "unseen_accuracy_worst10": _metric("unseen_accuracy_worst10", "unseen", 5),
+    "unseen_ft_accuracy": _metric("unseen_ft_accuracy", "unseen", 3, "fine-tuned"),
     "gap": Column("gap", "difference", "unseen", spare=2),
     "published": Column("value", "percent", "published", spare=1),
     "difference": Column("Δ mean", "difference", "published", spare=1),
     "difference_pooled": Column("Δ pooled", "difference", "published", spare=6),
-    "values_down": Column("down", "short", "values", spare=9),
-    "values_up": Column("up", "short", "values", spare=9),
-    "bits_down": Column("down", "short", "bits", spare=7),
-    "bits_up": Column("up", "short", "bits", spare=7),
-    "seconds": Column("s/round", "number", spare=8),
+    "values_down": _metric("values_down", "values", 9),
+    "values_up": _metric("values_up", "values", 9),
+    "bits_down": _metric("bits_down", "bits", 7),
+    "bits_up": _metric("bits_up", "bits", 7),
+    "seconds": _metric("seconds", spare=8),
     "round": Column("round", "whole"),
     "seeds": Column("seeds", "whole"),
     "status": Column("status"),
 }
-CURVE_COLUMNS = _ROW | {
-    "seed": Column("seed", "whole"),
-    "reference": Column("reference"),
-    "first": Column("from", "whole", "rounds"),
-    "last": Column("to", "whole", "rounds"),
-    "before_absolute": Column("absolute", "percent", "before"),
-    "before_signed": Column("signed", "difference", "before"),
-    "after_absolute": Column("absolute", "percent", "after"),
-    "after_signed": Column("signed", "difference", "after"),
-}
+
+
+class Beside(NamedTuple):
+    """What stands beside a table's rows: of each a published accuracy and its deviation, in percent, or nan."""
+
+    values: Sequence[tuple[float, float]]
+    caption: str
+    notes: tuple[str, ...] = ()
 
 
 def accuracy_table(
-    runs: Iterable[Run], select: str = "last", every: int = 1, warn: Callable[[str], None] = to_stderr
+    runs: Iterable[Run],
+    select: str = "last",
+    every: int = 1,
+    warn: Callable[[str], None] = to_stderr,
+    beside: Callable[[Sequence[Group]], Beside] | None = None,
 ) -> Table:
     """Make the table with a row per data set, partition and configuration.
 
     select: `last` judges the last evaluation of a run; `validation` the one of highest accuracy on held-out samples;
     `best-checkpoint` the one of highest accuracy, which looks at test data and exists to match the published rule.
     every: with `best-checkpoint`, look at the evaluations after multiples of this many rounds only (published: 100).
-    Raises FedpflError for an unknown selection.
+    beside: says what is published. Raises FedpflError for an unknown selection.
     """
     if select not in SELECTIONS:
         raise FedpflError(f"unknown selection {select!r}; choose one of: {', '.join(SELECTIONS)}")
     gathered = groups(runs)
-    records = [_record(group, select, every) for group in gathered]
+    published = beside(gathered) if beside else Beside([(math.nan, math.nan)] * len(gathered), "")
+    records = [_record(group, select, every, *own) for group, own in zip(gathered, published.values, strict=True)]
     for record, group in zip(records, gathered, strict=True):
         if not record["round"]:
             kind = "with held-out samples" if select == "validation" else "of all clients"
             warn(f"{group.title}: no evaluation {kind} to judge")
-    compared = [(group, setup_of(group.runs[0]), known.note) for group in gathered if (known := of_run(group.runs[0]))]
-    notes = (*departures(compared), *chosen_on(select), *emptiness(gathered, select, every), *_unmet(gathered))
+    notes = (*published.notes, *chosen_on(select), *emptiness(gathered, select, every), *_unmet(gathered))
     notes += (*worlds(gathered), *_codes(gathered))
-    caption = _caption(gathered, records, select, every)
     absent = {key for key in (VALIDATION, *UNSEEN, "gap") if all(math.isnan(record[key]) for record in records)}
     columns = {key: column for key, column in ACCURACY_COLUMNS.items() if key not in absent}
     for record in records:
         for key in absent:
             del record[key], record[f"{key}_seed_std"]
-    table = _table(records, columns, caption, notes)
+    caption = _caption(gathered, records, select, every, published.caption)
+    table = Table.of(records, columns, caption=caption, notes=notes, by=2)
     for _, places in table.blocks():
         finished = [gathered[place].used[0].status == "finished" for place in places]
         for at, key in enumerate(columns):
             if key in (*ACCURACIES, *UNSEEN):
                 mark([table.rows[place][at] for place in places], finished)
     return table
-
-
-def curve_table(runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int, int]] = ((1, 20), (21, 100))) -> Table:
-    """Tell how far each run's per-round cohort accuracy is from a published curve, in points, over spans of rounds.
-
-    reference: a CSV with the columns method, round, accuracy_before, accuracy_after (percent).
-    """
-    curves = read_reference(reference)
-    records = []
-    for group in groups(runs):
-        name = reference_for(group, curves["method"].unique())
-        for run in group.used if name else ():
-            both = run.rounds.merge(curves[curves["method"] == name], on="round")
-            for first, last in spans:
-                part = both[both["round"].between(first, last)]
-                if part.empty:
-                    continue
-                record = _row(group) | {"seed": run.seed, "reference": name}
-                record |= {"first": int(part["round"].min()), "last": int(part["round"].max())}
-                for when in ("before", "after"):
-                    apart = part[f"cohort_{when}"] - part[f"accuracy_{when}"]
-                    record |= {f"{when}_absolute": apart.abs().mean(), f"{when}_signed": apart.mean()}
-                records.append(record)
-    caption = (
-        "Distance from the published per-round accuracy of the cohort's clients (pooled, before and after local "
-        "training) in points: mean absolute and mean signed difference (own minus published)."
-    )
-    return _table(records, CURVE_COLUMNS, caption)
-
-
-def read_reference(path: Path) -> pd.DataFrame:
-    """Read per-round reference curves. Raises FedpflError where the file is no such thing."""
-    needed = ["method", "round", "accuracy_before", "accuracy_after"]
-    try:
-        frame = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise FedpflError(f"{path}: cannot be read as CSV ({type(error).__name__}); give {', '.join(needed)}") from None
-    if missing := [name for name in needed if name not in frame]:
-        raise FedpflError(f"{path}: lacks the column {missing[0]}; needed: {', '.join(needed)}")
-    if strange := [name for name in needed[1:] if frame[name].dtype.kind not in "if"]:
-        raise FedpflError(f"{path}: the column {strange[0]} holds what is no number")
-    return frame
-
-
-def reference_for(group: Group, names: Iterable[str]) -> str | None:
-    """Return the reference curve of a group's method: named like it, or beginning with its name and an underscore."""
-    own = group.runs[0].method_name
-    return next((name for name in names if name == own or str(name).startswith(f"{own}_")), None)
 
 
 def judged(group: Group, select: str = "last", every: int = 1, by: str = "accuracy") -> dict[Run, pd.Series]:
@@ -194,8 +144,11 @@ def unchosen(group: Group) -> FedpflError:
 
 def chosen_on(select: str) -> tuple[str, ...]:
     """Say that rounds were chosen by what they are judged by, where they were; a line, or none."""
-    told = "Rounds were chosen on test data, as in the published tables, which flatters; --select validation does not."
-    return (told,) * (select == "best-checkpoint")
+    if select != "best-checkpoint":
+        return ()
+    return (
+        "Rounds were chosen on test data, as in the published tables, which flatters; --select validation does not.",
+    )
 
 
 def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "accuracy") -> tuple[str, ...]:
@@ -205,24 +158,23 @@ def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "acc
         for group in gathered
         if select == "validation" and not judged(group, select) and any(len(run.evaluations) for run in group.used)
     ]
-    told = [
+    silent = [
         f"{group.title} (seed {run.seed}, round {int(row['round'])})"
         for group in gathered
         for run, row in judged(group, select, every, by).items()
         if math.isnan(row.get(by, math.nan))
     ]
     return (
-        *(f"Empty, as no samples are held out to choose a round by (validation=0.1 does): {few(blind)}.",)
-        * bool(blind),
-        *(f"Empty, as a model was not finite or no client has test samples: {few(told)}.",) * bool(told),
+        *_note("Empty, as no samples are held out to choose a round by (validation=0.1 does)", blind),
+        *_note("Empty, as a model was not finite or no client has test samples", silent),
     )
 
 
-def _unmet(gathered: Sequence[Group]) -> tuple[str, ...]:
+def _unmet(gathered: Sequence[Group]) -> list[str]:
     """Say which rows' newcomers get no model before they fine-tune."""
-    told = [group.title for group in gathered if any(_silent(run) for run in group.used)]
     why = "as nothing is sent to clients and a newcomer has the model that all began with"
-    return (f"Empty under unseen before fine-tuning, {why}: {few(told)}.",) * bool(told)
+    unmet = [group.title for group in gathered if any(_silent(run) for run in group.used)]
+    return _note(f"Empty under unseen before fine-tuning, {why}", unmet)
 
 
 def _silent(run: Run) -> bool:
@@ -230,14 +182,18 @@ def _silent(run: Run) -> bool:
     return "unseen_accuracy" in rows and rows["unseen_accuracy"].isna().all() and run.per_client("values_down") == 0
 
 
-def _codes(gathered: Iterable[Group]) -> tuple[str, ...]:
+def _codes(gathered: Iterable[Group]) -> list[str]:
     """Say which rows' methods were changed while their seeds were run."""
-    told = []
+    changed = []
     for group in gathered:
         every = [own for run in group.used if isinstance(own := run.summary.get("code"), list)]
         if len({json.dumps(code, sort_keys=True) for own in every for code in own}) > 1:
-            told.append(group.title)
-    return (f"The method's code was changed between or within the runs of: {few(told)}.",) * bool(told)
+            changed.append(group.title)
+    return _note("The method's code was changed between or within the runs of", changed)
+
+
+def _note(text: str, where: Sequence[str]) -> list[str]:
+    return [f"{text}: {few(where)}."] if where else []
 
 
 def over_which(seeds: Mapping[str, Sequence[int]]) -> str:
@@ -254,97 +210,36 @@ def over_which(seeds: Mapping[str, Sequence[int]]) -> str:
     return f"mean(sample standard deviation) over different seeds: {'; '.join(told)}"
 
 
-def departures(compared: Iterable[tuple[Group, Mapping[str, Any], str]]) -> tuple[str, ...]:
-    """Say in what runs depart from the published set-up, and what is known about the published code; a line each.
-
-    compared: groups, each with its set-up by dotted key and what is known.
-    """
-    every = list(compared)
-    behind: dict[str, dict[str, None]] = {}
-    differing: dict[str, list[tuple[str, Group]]] = {}
-    for group, setup, note in every:
-        if note:
-            behind.setdefault(note, {})[group.runs[0].called] = None
-        for what, own, theirs in setup_differences(group.runs[0], setup):
-            differing.setdefault(f"{what} {{}} (published {theirs})", []).append((own, group))
-    told = []
-    for words, found in differing.items():
-        text = words.format(few(dict.fromkeys(own for own, _ in found)))
-        if len(found) < len(every):
-            text += f" for {few(dict.fromkeys(group.method for _, group in found))}"
-        told.append(text)
-    lines = [f"Set-up that differs from the published one: {'; '.join(told)}."] if told else []
-    return (*lines, *(f"{', '.join(names)}: {note}." for note, names in behind.items()))
-
-
-def setup_of(run: Run) -> dict[str, Any]:
-    """Return the set-up of FedOBP's tables for a run's method, data set and partition."""
-    q = of_run(run, QUANTILE)
-    return (
-        SETUP
-        | ({"method.q": q.value} if q else {})
-        | ({"method.norm": "global"} if run.method_name == "fedobp" else {})
-    )
-
-
-def setup_differences(run: Run, setup: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return what, own value and published value, where a run has another one."""
-    found = [(key.removeprefix("method."), run.get(key), value) for key, value in setup.items()]
-    return [(key, str(own), str(value)) for key, own, value in found if own not in (None, value)]
-
-
-def _record(group: Group, select: str, every: int) -> dict[str, Any]:
-    found = judged(group, select, every)
+def _record(group: Group, select: str, every: int, published: float, published_std: float) -> dict[str, Any]:
+    rows = judged(group, select, every)
     # Seeds without an evaluation yet say nothing, unless there is no other.
-    used = list(found) or list(group.used)
-    record = _row(group)
-    for key in ACCURACIES:
-        values = [float(row.get(key, math.nan)) for row in found.values()]
-        record[key], record[f"{key}_seed_std"] = over_seeds(values)
-    others = {key: [float(row.get(key, math.nan)) for row in found.values()] for key in (VALIDATION, *UNSEEN)}
-    own = [float(row.get("accuracy", math.nan)) for row in found.values()]
-    others["gap"] = [mine - theirs for mine, theirs in zip(own, others["unseen_accuracy"], strict=True)]
-    for key, values in others.items():
-        record[key], record[f"{key}_seed_std"] = over_seeds(values)
-    known = of_run(group.runs[0])
-    record["published"], record["published_seed_std"] = (known.value, known.std) if known else (math.nan, math.nan)
-    record["difference"] = record["accuracy"] - record["published"]
-    record["difference_pooled"] = record["accuracy_pooled"] - record["published"]
+    used = list(rows) or list(group.used)
+    record = row_of(group)
+    for key in (*ACCURACIES, VALIDATION, *UNSEEN):
+        record |= summed_up(key, [run.value(key, row) for run, row in rows.items()])
+    gaps = [run.value("accuracy", row) - run.value("unseen_accuracy", row) for run, row in rows.items()]
+    record |= summed_up("gap", gaps)
+    record |= {"published": published, "published_seed_std": published_std}
+    record["difference"] = record["accuracy"] - published
+    record["difference_pooled"] = record["accuracy_pooled"] - published
     for key in (*TRAFFIC, "seconds"):
-        record[key], record[f"{key}_seed_std"] = over_seeds(
-            [run.seconds if key == "seconds" else run.per_client(key) for run in used]
-        )
+        record |= summed_up(key, [run.value(key, {}) for run in used])
     return record | {
-        "round": span([int(row["round"]) for row in found.values()]) or None,
+        "round": span([int(row["round"]) for row in rows.values()]) or None,
         "seeds": len(used),
         "seed_list": " ".join(str(run.seed) for run in used),
         "status": group.status,
     }
 
 
-def _row(group: Group) -> dict[str, Any]:
+def row_of(group: Group) -> dict[str, Any]:
+    """Return the cells of ROW."""
     return {"dataset": group.dataset, "partition": group.partition, "method": group.method}
 
 
-def _table(
-    records: list[dict[str, Any]], columns: Mapping[str, Column], caption: str, notes: tuple[str, ...] = ()
-) -> Table:
-    """A row per record and a block per data set and partition; only percentages show their deviation over seeds."""
-    rows = [
-        [
-            Cell(record[key], record.get(f"{key}_seed_std", math.nan) if column.kind == "percent" else math.nan)
-            for key, column in columns.items()
-        ]
-        for record in records
-    ]
-    frame = pd.DataFrame(records, columns=None if records else [*columns])
-    return Table("", tuple(columns.values()), rows, frame, caption, notes, by=2)
-
-
-def _caption(gathered: list[Group], records: list[dict[str, Any]], select: str, every: int) -> str:
-
+def _caption(gathered: list[Group], records: list[dict[str, Any]], select: str, every: int, published: str) -> str:
     def shown(key: str) -> bool:
-        return not all(math.isnan(record[key]) for record in records)
+        return not all(math.isnan(record.get(key, math.nan)) for record in records)
 
     told = [run.get("eval.finetune_epochs") for group in gathered for run in group.used]
     tuning = {epochs for epochs in told if isinstance(epochs, int) and epochs > 0} or {0}
@@ -371,10 +266,4 @@ def _caption(gathered: list[Group], records: list[dict[str, Any]], select: str, 
             "mean before minus unseen mean, in points."
         )
     parts.append("Values and bits: per client that took part and round; s/round: median over rounds.")
-    if shown("published"):
-        parts.append(
-            "Published: FedOBP (arXiv:2604.16574), Tables III and IV; described there as mean over clients, in the "
-            "authors' logs pooled, the best of rounds 100, 200, 300 and 400 before fine-tuning. "
-            "Δ: own minus published, in points."
-        )
-    return " ".join(parts)
+    return " ".join([*parts, published] if shown("published") else parts)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.errors import printable
@@ -42,6 +40,18 @@ def clip(text: Any, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[-half:]}"
 
 
+def few(words: Iterable[str], between: str = ", ") -> str:
+    """Join words; a sweep must not turn a note into a list of its values."""
+    every = list(words)
+    return between.join(every) if len(every) <= 4 else f"{between.join(every[:3])} and {len(every) - 3} more"
+
+
+def span(numbers: Collection[int]) -> str:
+    """Return `3`, or `3–7` for the least and the greatest of different numbers; nothing for none."""
+    low, high = (min(numbers), max(numbers)) if numbers else ("", "")
+    return str(low) if low == high else f"{low}–{high}"
+
+
 def bare(name: str) -> str:
     """Return letters and digits in lower case: `FedOBP`, `fedobp` and `fed_obp` are one method."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
@@ -61,17 +71,6 @@ def latex(text: Any) -> str:
 def html(text: Any) -> str:
     """Return text as it is to be read in HTML."""
     return escape(plain(text))
-
-
-@contextlib.contextmanager
-def whole(target: Path) -> Iterator[Path]:
-    """Write a file whole or not at all: yields a name beside it, which takes its place at the end."""
-    temporary = target.with_name(f".{os.getpid()}-{target.name}")
-    try:
-        yield temporary
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def csv_cell(value: Any) -> Any:

@@ -45,7 +45,7 @@ def foresee(run: Run) -> Needs:
 
 
 def tight(run: Run, path: Path, needs: Needs, held: int) -> list[str]:
-    """A line for each place that has too little room at this moment. held: bytes of client states that are there."""
+    """Return a line for each place that has too little room now. held: bytes of client states that are there."""
     place, lines = run.state.on(run.device), []
     more, room = needs.states - held, memory.of(place)[0]
     if run.state.device != "disk" and more > room:

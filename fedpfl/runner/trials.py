@@ -7,7 +7,6 @@ trials. So each proposal has random numbers of its own, and nothing is told befo
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import math
 import os
@@ -20,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record.columns import VALIDATION as COLUMN
+from fedpfl.record.rounds import read
 
 if TYPE_CHECKING:
     import optuna
 
-COLUMN = "val_accuracy"
-"""What trials are judged by: a column of rounds.csv, its largest value."""
 PRUNED = "pruned"
 """What a job returns that was given up."""
 Watch = Callable[[int, Mapping[str, Any] | None], bool]
@@ -87,7 +86,7 @@ def distribution(override: Override) -> Any:
         return kinds.CategoricalDistribution(tuple(map(str, override.sweep_string_iterator())))
     if isinstance(sweep, RangeSweep):
         start, stop, step = sweep.start, sweep.stop, sweep.step
-        if start is None or stop is None or not all(float(own).is_integer() for own in (start, stop, step)):
+        if start is None or stop is None or not all(float(end).is_integer() for end in (start, stop, step)):
             raise FedpflError(f"{override.input_line}: ranges are of whole numbers; use interval(...) or choice(...)")
         return kinds.IntDistribution(int(start), int(start + (stop - 1 - start) // step * step), step=int(step))
     if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
@@ -137,12 +136,12 @@ class Search:
             outcomes = dict(zip(sorted(once, key=once.__getitem__), play(sorted(once.values())), strict=True))
             for trial, (number, words) in zip(batch, jobs, strict=True):
                 outcome = outcomes[tuple(words)]
-                own = optuna.trial.Trial(self.study, trial._trial_id)
-                own.set_user_attr("rounds", outcome.rounds)
-                own.set_user_attr("directory", outcome.directory)
+                kept = optuna.trial.Trial(self.study, trial._trial_id)
+                kept.set_user_attr("rounds", outcome.rounds)
+                kept.set_user_attr("directory", outcome.directory)
                 if outcome.value is None:
-                    if not own.storage.get_trial(trial._trial_id).intermediate_values:
-                        own.report(0.0, 0)  # it diverged before it was judged
+                    if not kept.storage.get_trial(trial._trial_id).intermediate_values:
+                        kept.report(0.0, 0)  # it diverged before it was judged
                     self.study.tell(number, state=states.PRUNED)
                 else:
                     self.study.tell(number, outcome.value)
@@ -152,7 +151,7 @@ class Search:
         return self._found(states)
 
     def _next(self, states: Any) -> list[Any]:
-        """The next batch's trials: those that a killed process left first."""
+        """Return the next batch's trials: those that a killed process left first."""
         for trial in self.study.trials:
             if trial.state == states.RUNNING and trial.params.keys() != self._space.keys():
                 self.study.tell(trial.number, state=states.FAIL)  # killed while it was drawn
@@ -204,24 +203,23 @@ class Outcome:
 
 def outcome(folder: Path, given_up: bool) -> Outcome:
     """Read a trial's run directory: the validation accuracy in rounds.csv, and no other column but `round`."""
-    path, rows = folder / "rounds.csv", list[tuple[int, str | None]]()
+    path, rows = folder / "rounds.csv", list[dict[str, float | None]]()
     if path.is_file() or not given_up:  # it may have diverged in the first round
-        with path.open(newline="") as file:
-            rows = [(int(row["round"]), row.get(COLUMN)) for row in csv.DictReader(file)]
-    values = [number for _, value in rows if value and math.isfinite(number := float(value))]
+        rows = read(path.read_text(encoding="utf-8"), only=("round", COLUMN))
+    values = [value for row in rows if (value := row.get(COLUMN)) is not None and math.isfinite(value)]
     if not given_up and not values:
         raise FedpflError(f"{folder}: no sample was held out; set validation=0.1, or more for clients of few samples")
-    return Outcome(None if given_up else max(values), rows[-1][0] if rows else 0, str(folder))
+    return Outcome(None if given_up else max(values), int(rows[-1]["round"] or 0) if rows else 0, str(folder))
 
 
-def watch(sweeper: Mapping[str, Any], number: int) -> Watch | None:
-    """Return what tells a job after an evaluation whether to give up; None where the sweep is no search.
+def watch(sweeper: Mapping[str, Any], number: int) -> Watch:
+    """Return what tells a job after an evaluation whether to give up: never where the sweep is no search.
 
     sweeper: the configuration of Hydra's sweeper. number: of the job. The function takes the round and the row of an
     evaluation, or None at the beginning.
     """
     if not sweeper.get("study"):
-        return None
+        return lambda round_number, row: False
     optuna = _optuna()
     study = optuna.load_study(study_name=sweeper["study"], storage=storage(Path(sweeper["folder"])))
     attributes = study.user_attrs
@@ -253,7 +251,7 @@ def named(identity: str, seed: int, words: Sequence[str]) -> str:
 
 
 def _within(space: Any, value: Any) -> Any:
-    """The value as the space holds it, None if it does not."""
+    """Return the value as the space holds it, None if it does not."""
     for known in getattr(space, "choices", ()):
         if str(value) == known or _number(value) == _number(known) is not None:
             return known

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from bench.task import CORES, LOCAL, Task
-from fedpfl import engine, models, record
+from fedpfl import engine, models
 from fedpfl.engine.backend import TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.loop import Loop
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, FedOBP, Method
+from fedpfl.record import rundir
 
 HOOKS = ("prepare", "start", "download", "metrics", "finish", "aggregate")
 
@@ -35,7 +36,7 @@ def run(task: Task, device: torch.device, own: engine.Engine, store: str = "auto
     clock.watch(runner)
     with tempfile.TemporaryDirectory() as folder:
         state = engine.begin(method, net, fed.clients, device, engine.Store(store), Path(folder))  # type: ignore[arg-type]
-        with record.RunDirectory.open(Path(folder) / "run", "", "benchmark") as directory:
+        with rundir.RunDirectory.open(Path(folder) / "run", "", "benchmark") as directory:
             directory.restore()
             state, _ = engine.play(runner, method, fed, state, cohorts[-1], LOCAL, 42)  # warm up
             clock.spent.clear()

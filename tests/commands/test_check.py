@@ -44,7 +44,7 @@ FAULTS = {
     ),
     "averages over padding": (
         """
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         return batch.losses(net(params, batch.x)).mean()
         """,
         {"backends_agree", "backends_agree_with_norm", "width_does_not_matter"},
@@ -52,9 +52,9 @@ FAULTS = {
     ),
     "normalises over padding": (
         """
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         net.weight = None
-        return super().loss(net, params, batch, server, client)
+        return super().loss(server, client, net, params, batch)
         """,
         {"backends_agree_with_norm"},
         "after round 1: server.",
@@ -72,8 +72,8 @@ FAULTS = {
     def download(self, server, client):
         return {name: leaf for name, leaf in server.items() if name != "fc.bias"}
         """,
-        {"sees_what_was_sent"},
-        "`start` of client 0 without what is not sent: fc.bias not finite",
+        {"keeps_form"},
+        "Mine.start returned a model without the network's fc.bias",
     ),
     "trains with what is not sent": (
         """
@@ -81,12 +81,10 @@ FAULTS = {
         return {"w": params, "old": params}, {}
     def download(self, server, client):
         return server["w"]
-    def start(self, server, client):
-        return server["w"]
-    def loss(self, net, params, batch, server, client):
-        return super().loss(net, params, batch, server, client) + server["old"]["fc.bias"].sum()
-    def aggregate(self, server, uploads, clients, weight):
-        return {"w": super().aggregate(server, uploads, clients, weight)[0], "old": server["w"]}, clients
+    def loss(self, server, client, net, params, batch):
+        return super().loss(server, client, net, params, batch) + server["old"]["fc.bias"].sum()
+    def aggregate(self, server, clients, uploads, weight):
+        return {"w": super().aggregate(server, clients, uploads, weight)[0], "old": server["w"]}, clients
         """,
         {"sees_what_was_sent"},
         "a step of client",
@@ -101,12 +99,12 @@ FAULTS = {
     ),
     "changes an argument": (
         """
-    def start(self, server, client):
-        server["fc.bias"].mul_(1.0)
-        return server
+    def start(self, received, client):
+        received["fc.bias"].mul_(1.0)
+        return received
         """,
         {"keeps_form"},
-        "Mine.start changed its argument server.fc.bias in place",
+        "Mine.start changed its argument received.fc.bias in place",
     ),
     "branches": (
         """
@@ -120,8 +118,8 @@ FAULTS = {
     ),
     "forgets its return": (
         """
-    def aggregate(self, server, uploads, clients, weight):
-        super().aggregate(server, uploads, clients, weight)
+    def aggregate(self, server, clients, uploads, weight):
+        super().aggregate(server, clients, uploads, weight)
         """,
         {"keeps_form"},
         "Mine.aggregate returned None (is a `return` missing?); it must return two things",
@@ -200,7 +198,7 @@ def test_every_promise_is_broken_by_a_planted_fault():
             "fedpfl: {} has no methods; it needs a dictionary METHODS of names and classes",
         ),
         ("docs", ("shere=0.2",), "fedpfl: method=halfway has no hyperparameter shere; did you mean share?"),
-        ("docs", ("share=2",), "fedpfl: method=halfway: share must be from 0 to 1, got 2"),
+        ("docs", ("share=2",), "fedpfl: method=halfway: share must be between 0 and 1, got 2"),
         ("docs", ("share={",), "fedpfl: share={{: its value cannot be read"),
     ],
 )
@@ -215,5 +213,5 @@ def test_what_cannot_be_checked_is_one_line(text, values, line, tmp_path: Path, 
 
 def test_a_hyperparameter_without_a_default_is_asked_for(tmp_path: Path, told):
     file = tmp_path / "mine.py"
-    file.write_text((ROOT / "docs/mine.py").read_text().replace("share: float = 0.5", "share: float"))
+    file.write_text((ROOT / "docs/mine.py").read_text().replace("] = 0.5", "]"))
     assert told(file) == (2, ["fedpfl: method=halfway: share has no default; add share=VALUE"])

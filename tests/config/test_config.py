@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import hydra
 import numpy as np
@@ -17,8 +17,14 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import train
-from fedpfl.config import plan as config
+from fedpfl.config.checks import typed
+from fedpfl.config.plan import build, check, register, resolve, run_subdir
+from fedpfl.config.schema import Settings
+from fedpfl.engine import Local
+from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import identity, present
+from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS, FedOBP
 from fedpfl.models import MODELS
 from tests.command import TINY
@@ -40,18 +46,18 @@ UNSET = {
 
 
 def compose(*overrides: str) -> DictConfig:
-    config.register()
+    register()
     with hydra.initialize_config_dir(train.CONF, version_base="1.3"):
         return hydra.compose("train", overrides=list(overrides))
 
 
 @functools.cache
-def resolve(*overrides: str) -> dict[str, Any]:
-    return config.resolve(compose(*overrides))
+def resolved(*overrides: str) -> dict[str, Any]:
+    return resolve(compose(*overrides))
 
 
-def identity(*overrides: str) -> str:
-    return config.identity(resolve(*overrides))
+def key_of(*overrides: str) -> str:
+    return identity(resolved(*overrides))
 
 
 # Files
@@ -72,10 +78,10 @@ def test_a_file_begins_with_a_comment(path: Path) -> None:
 @pytest.mark.parametrize(("group", "option"), sampled(OPTIONS, 2))
 def test_every_option_composes_and_its_values_fit(group: str, option: str) -> None:
     """Experiments: tests/papers/test_experiments.py."""
-    whole = resolve(f"{group}={option}", *UNSET.get(option, []))
-    config.typed(config.Settings, {key: whole[key] for key in config.Settings.__annotations__}, "")
+    whole = resolved(f"{group}={option}", *UNSET.get(option, []))
+    typed(Settings, {key: whole[key] for key in Settings.__annotations__}, "")
     method = METHODS[whole["method"]["name"]]
-    config.typed(method, {key: value for key, value in whole["method"].items() if key != "name"}, "method")
+    typed(method, {key: value for key, value in whole["method"].items() if key != "name"}, "method")
 
 
 def test_every_registered_method_has_a_file_and_every_file_a_method() -> None:
@@ -88,23 +94,23 @@ def test_every_registered_model_has_a_file_with_its_options_and_their_defaults()
         parameters = inspect.signature(network).parameters.items()
         options = {key: parameter.default for key, parameter in parameters if key not in ("shape", "classes")}
         options = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
-        assert resolve(f"model={name}")["model"] == {"name": name, **options, "weights": None}
+        assert resolved(f"model={name}")["model"] == {"name": name, **options, "weights": None}
 
 
 @pytest.mark.parametrize("method", sampled(sorted(METHODS), 6))
 def test_every_method_composes_with_other_choices(method: str) -> None:
-    whole = resolve(f"method={method}", *["dataset=svhn", "partition=shards", "engine=batched", "logger=wandb"])
+    whole = resolved(f"method={method}", *["dataset=svhn", "partition=shards", "engine=batched", "logger=wandb"])
     assert (whole["method"]["name"], whole["partition"]["name"]) == (method, "shards")
     assert not {"quantile", "norm", "score"} & set(whole)
     assert "groups" not in whole["method"]
 
 
 def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
-    chosen = resolve("method=fedobp", "norm=none", "score=fisher", "quantile=paper_cls", "dataset=svhn")["method"]
+    chosen = resolved("method=fedobp", "norm=none", "score=fisher", "quantile=paper_cls", "dataset=svhn")["method"]
     assert (chosen["norm"], chosen["score"], chosen["q"]) == ("none", "fisher", 0.9948)
     for group in ("+score.name=fisher", "+quantile.q=0.5", "+norm=layer"):
         with pytest.raises(FedpflError, match=r"is for a hyperparameter that method=seqfededt does not have"):
-            resolve("method=seqfededt", group)
+            resolved("method=seqfededt", group)
 
 
 # Quantile
@@ -112,7 +118,7 @@ def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
 
 def test_the_papers_command_composes() -> None:
     overrides = "method=fedobp dataset=cifar100 partition.alpha=0.1 norm=global quantile=paper"
-    assert resolve(*overrides.split())["method"] == {
+    assert resolved(*overrides.split())["method"] == {
         "name": "fedobp",
         "q": 0.9998,
         "norm": "global",
@@ -121,6 +127,7 @@ def test_the_papers_command_composes() -> None:
         "classifier_only": False,
         "ema": 0.0,
         "cold_start": "paper",
+        "statistics": None,
     }
 
 
@@ -139,7 +146,7 @@ def test_the_papers_command_composes() -> None:
     ],
 )
 def test_q_comes_from_the_table_the_fallback_or_the_user(overrides: str, q: float) -> None:
-    assert resolve("method=fedobp", *overrides.split())["method"]["q"] == q
+    assert resolved("method=fedobp", *overrides.split())["method"]["q"] == q
 
 
 @pytest.mark.parametrize(
@@ -147,7 +154,7 @@ def test_q_comes_from_the_table_the_fallback_or_the_user(overrides: str, q: floa
 )
 def test_the_papers_quantile_is_an_error_where_the_table_is_silent(overrides: str) -> None:
     with pytest.raises(FedpflError, match=r"^quantile=paper: Table II has no q for .*; set quantile\.q=") as caught:
-        resolve("quantile=paper", *overrides.split())
+        resolved("quantile=paper", *overrides.split())
     assert "\n" not in str(caught.value)
 
 
@@ -165,7 +172,7 @@ def test_the_papers_quantile_is_an_error_where_the_table_is_silent(overrides: st
     ],
 )
 def test_where_and_how_it_runs_leaves_the_identity(overrides: str) -> None:
-    assert identity(overrides) == identity()
+    assert key_of(overrides) == key_of()
 
 
 @pytest.mark.parametrize(
@@ -188,57 +195,81 @@ def test_where_and_how_it_runs_leaves_the_identity(overrides: str) -> None:
     ],
 )
 def test_whatever_changes_the_results_changes_the_identity(override: str) -> None:
-    assert identity(override) != identity()
+    assert key_of(override) != key_of()
 
 
 @pytest.mark.parametrize("option", ["norm=group", "stem=small"])
 def test_a_models_options_are_part_of_the_identity(option: str) -> None:
-    assert identity("model=resnet8", f"model.{option}") != identity("model=resnet8")
+    assert key_of("model=resnet8", f"model.{option}") != key_of("model=resnet8")
 
 
 def test_keys_that_came_later_leave_the_identity_of_earlier_runs() -> None:
-    whole = resolve()
+    whole = resolved()
     earlier = {key: value for key, value in whole.items() if key not in ("validation", "augment")}
     first = ("epochs", "batch_size", "lr", "momentum", "weight_decay")
     earlier["partition"] = {key: value for key, value in whole["partition"].items() if key != "seed"}
     earlier["local"] = {key: value for key, value in whole["local"].items() if key in first}
-    assert config.identity(earlier) == config.identity(whole)
+    assert identity(earlier) == identity(whole)
 
 
 @pytest.mark.parametrize("name", ["fedspu", "random_dropout", "fjord", "hermes", "fedmp", "prunefl"])
 def test_a_hyperparameter_that_became_a_key_for_all_leaves_the_identity_of_earlier_runs(name: str) -> None:
-    whole = resolve(f"method={name}")
+    whole = resolved(f"method={name}")
     earlier = {key: value for key, value in whole.items() if key != "stopping"}
     earlier["method"] = {**whole["method"], "early_stopping": False, "lam": 0.7}
-    assert config.identity(earlier) == config.identity(whole)
-    assert config.identity(whole) != identity(f"method={name}", "stopping.early=true")
+    assert identity(earlier) == identity(whole)
+    assert identity(whole) != key_of(f"method={name}", "stopping.early=true")
 
 
 @pytest.mark.parametrize(
     ("name", "later", "former"),
-    [("fedavg", "statistics", {}), ("fedper", "statistics", {}), ("fedselect", "", {"layer": None})],
+    [
+        ("fedavg", "statistics", {}),
+        ("fedper", "statistics", {}),
+        ("fedselect", "", {"layer": None}),
+        ("floco", "", {"pers_epochs": 0, "lam": 1.0, "cold_start": "initial"}),
+    ],
 )
 def test_a_methods_new_and_dropped_keys_leave_the_identity_of_earlier_runs(name: str, later: str, former) -> None:
-    whole = resolve(f"method={name}")
+    whole = resolved(f"method={name}")
     earlier = {**whole, "method": {key: value for key, value in whole["method"].items() if key != later} | former}
     assert earlier != whole
-    assert config.identity(earlier) == config.identity(whole)
-    changed = f"method.{later}=local" if later else "method.personalise=5"
-    assert identity(f"method={name}", changed) != config.identity(whole)
+    assert identity(earlier) == identity(whole)
+    changed = f"method.{later}=local" if later else {"fedselect": "method.personalise=5"}.get(name, "method.rho=5")
+    assert key_of(f"method={name}", changed) != identity(whole)
+
+
+FORMERLY = {
+    ("fedobp_adaptive",): ("3c6dd9a670", "fedobp"),
+    ("fedobp_adaptive", "method.q=[0.3,0.8]", "score=gradient", "method.ema=0.3"): ("91c1af7c21", "fedobp"),
+    ("floco_plus", "method.pers_epochs=2", "method.endpoints=3", "method.tau=1"): ("277183bd02", "floco"),
+}
+"""What was a setting of another method, and the identity of runs that were made while it was one."""
+EARLIER = ["rounds=2", "clients=4", "participation=0.5", "local.epochs=1", "model=mlp", "validation=0.1", "engine=loop"]
+
+
+@pytest.mark.parametrize(("words", "earlier"), FORMERLY.items(), ids=lambda value: value[0])
+def test_a_method_that_was_a_setting_of_another_keeps_its_identity_and_place(words, earlier) -> None:
+    key, former = earlier
+    whole = resolved(f"method={words[0]}", *words[1:], *EARLIER)
+    assert run_subdir(whole, None) == f"digits/{former}/{key}/seed42"
+    assert identity({**whole, "method": {**whole["method"], "name": former}}) == key
+    assert present({**whole["method"], "name": former}) == whole["method"]
+    assert present({"name": former}) == {"name": former}
 
 
 def test_a_run_belongs_below_its_data_set_or_experiment() -> None:
-    whole = resolve("method=fedper", "seed=3")
-    key = config.identity(whole)
-    assert config.run_subdir(whole, None) == f"digits/fedper/{key}/seed3"
-    assert config.run_subdir(whole, "demo") == f"demo/fedper/{key}/seed3"
+    whole = resolved("method=fedper", "seed=3")
+    key = identity(whole)
+    assert run_subdir(whole, None) == f"digits/fedper/{key}/seed3"
+    assert run_subdir(whole, "demo") == f"demo/fedper/{key}/seed3"
 
 
 # Types
 
 
 @dataclass(frozen=True)
-class Schema:
+class Schema(Checked):
     count: int = 1
     share: float = 0.5
     fast: bool = False
@@ -248,10 +279,11 @@ class Schema:
     values: Sequence[float] = ()
     pair: tuple[int, ...] = ()
     where: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ValueError(f"count must be 0 or more, got {self.count}")
+    part: Annotated[float, Between(0, 1)] = 0.5
+    rate: Annotated[float, Above(0), AtMost(1)] | Literal["auto"] = "auto"
+    tries: Annotated[int, AtLeast(1)] | None = None
+    levels: Annotated[float, AtLeast(0), Below(1)] | tuple[Annotated[float, AtLeast(0), Below(1)], ...] = ()
+    ends: tuple[Annotated[float, Above(0)], float] = (1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -268,10 +300,19 @@ class Schema:
         ("pair", [1, 2], (1, 2)),
         ("kind", "b", "b"),
         ("where", "there", Path("there")),
+        ("part", 0, 0.0),
+        ("part", 1, 1.0),
+        ("rate", 1, 1.0),
+        ("rate", "auto", "auto"),
+        ("tries", 1, 1),
+        ("tries", None, None),
+        ("levels", 0, 0.0),
+        ("levels", [0, 0.99], (0.0, 0.99)),
+        ("ends", [0.1, -3], (0.1, -3.0)),
     ],
 )
 def test_a_value_that_fits_is_taken(key: str, value: Any, becomes: Any) -> None:
-    taken = getattr(config.typed(Schema, {key: value}, "group"), key)
+    taken = getattr(typed(Schema, {key: value}, "group"), key)
     assert taken == becomes
     assert type(taken) is type(becomes)
 
@@ -290,19 +331,34 @@ def test_a_value_that_fits_is_taken(key: str, value: Any, becomes: Any) -> None:
         ("kind", "c", "one of a, b"),
         ("kind", ["a"], "one of a, b"),
         ("limit", 0.5, "a whole number or null"),
-        ("values", [0.5, "abc"], "a number"),
+        ("values", [0.5, "abc"], "a list of numbers"),
         ("values", 0.5, "a list of numbers"),
-        ("pair", [1, 0.5], "a whole number"),
+        ("pair", [1, 0.5], "a list of whole numbers"),
         ("where", 3, "a path or null"),
-        ("count", -1, "0 or more"),
+        ("part", -0.1, "between 0 and 1"),
+        ("part", 1.1, "between 0 and 1"),
+        ("part", "abc", "a number"),
+        ("rate", 0, "above 0 and at most 1, or auto"),
+        ("rate", 1.1, "above 0 and at most 1, or auto"),
+        ("rate", "aut", "a number or auto"),
+        ("tries", 0, "1 or more, or null"),
+        ("tries", 1.5, "a whole number or null"),
+        ("levels", 1, "at least 0 and below 1"),
+        ("levels", [0.5, 1], "at least 0 and below 1"),
+        ("levels", "abc", "a number or a list of numbers"),
+        ("ends", [0, 1], "a positive number"),
+        ("ends", [1], "a list of 2 numbers"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(key: str, value: Any, allowed: str) -> None:
     with pytest.raises(FedpflError) as caught:
-        config.typed(Schema, {key: value}, "group")
+        typed(Schema, {key: value}, "group")
     message = str(caught.value)
     assert message.startswith(f"group.{key} must be {allowed}, got ")
     assert "\n" not in message
+    with pytest.raises(ValueError, match="must be") as caught:  # also where Python makes it
+        Schema(**{key: value})
+    assert str(caught.value) == message.removeprefix("group.")
 
 
 @pytest.mark.parametrize(
@@ -325,15 +381,13 @@ def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(key: str, value
 )
 def test_what_cannot_be_computed_with_or_written_down_is_refused(key: str, value: Any, reason: str) -> None:
     with pytest.raises(FedpflError) as caught:
-        config.typed(Schema, {key: value}, "group")
+        typed(Schema, {key: value}, "group")
     assert str(caught.value) == f"group.{key} must be {reason}"
 
 
 def test_an_unknown_key_is_named_with_the_known_ones() -> None:
-    with pytest.raises(
-        FedpflError, match=r"^group\.cuont is not a key here; known keys: count, share, .*group\.count\?$"
-    ):
-        config.typed(Schema, {"cuont": 1}, "group")
+    with pytest.raises(FedpflError, match=r"^group\.cuont is not a key here; did you mean group\.count\?$"):
+        typed(Schema, {"cuont": 1}, "group")
 
 
 ODD = (None, [], {}, "", "x", -1, 0, 3, 2.5, True, math.inf, math.nan, 10**30, 1e300, 1e-300, [1], [[1]], {"a": 1})
@@ -352,7 +406,7 @@ def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
         if chance.random() < 0.1:
             del place[key]
         try:
-            config.check(OmegaConf.create(config_))
+            check(OmegaConf.create(config_))
         except FedpflError as error:
             refused.append(str(error))
     assert 150 < len(refused) < 250
@@ -363,7 +417,7 @@ def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
     ("overrides", "message"),
     [
         ("quantile.table=3", "quantile.table must map data sets to alphas to q, got 3"),
-        ("dataset=mnist quantile.table.mnist={0.1:x}", "quantile.table must hold numbers between 0 and 1, got 'x'"),
+        ("dataset=mnist quantile.table.mnist={0.1:x}", "quantile.q must be a number, got 'x'"),
         ("~quantile.table", "quantile.table must map data sets to alphas to q, got None"),
         (
             "~quantile.otherwise dataset=digits partition.alpha=0.3",
@@ -374,18 +428,18 @@ def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
 )
 def test_a_configuration_that_cannot_be_resolved_is_one_line(overrides: str, message: str) -> None:
     with pytest.raises(FedpflError) as caught:
-        config.check(compose(*overrides.split()))
+        check(compose(*overrides.split()))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_key_and_a_missing_group_are_named() -> None:
     with pytest.raises(FedpflError, match=r"^local\.epochs has no value; set it with local\.epochs="):
-        config.typed(config.Local, {"lr": 0.1, "batch_size": 2}, "local")
+        typed(Local, {"lr": 0.1, "batch_size": 2}, "local")
     with pytest.raises(FedpflError, match=r"^local must be a group of keys, got None"):
-        config.typed(config.Local, None, "local")
+        typed(Local, None, "local")
     with pytest.raises(FedpflError, match=r"^dataset\.path has no value; set it with dataset\.path="):
-        resolve("dataset=npz")
+        resolved("dataset=npz")
 
 
 @pytest.mark.parametrize(
@@ -393,7 +447,7 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
     [
         ("local.steps=20", "local.steps must be null beside local.epochs=5; set local.epochs=null, got 20"),
         ("local.optimizer=adan", "local.optimizer must be one of sgd, adam, adamw, got 'adan'"),
-        ("local.decay=linear", "local.decay must be a number or one of cosine, got 'linear'"),
+        ("local.decay=linear", "local.decay must be a number or cosine, got 'linear'"),
         (
             "method=pfedme local.optimizer=adam",
             "local.optimizer=adam has no part in method=pfedme, which makes its own steps; leave it at sgd",
@@ -405,7 +459,7 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
         ("dataset=pacs dataset.size=big", "dataset.size must be a whole number, got 'big'"),
         ("dataset=cifar10_c dataset.corruptions=fog", "dataset.corruptions must be a list of texts or null, got 'fog'"),
         ("dataset.name=foo", "dataset.name must be one of ag_news, cifar10, "),
-        ("partition.seed=-1", "partition.seed must be from 0 to 4294967295, or null, got -1"),
+        ("partition.seed=-1", "partition.seed must be between 0 and 4294967295, or null, got -1"),
         ("partition=file", "partition.path has no value; set it with partition.path=..."),
         ("partition=file partition.path=mine.json", "partition.path: there is no file mine.json; check the path"),
         ("validation=1", "validation must be at least 0 and below 1, got 1"),
@@ -417,7 +471,7 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
 )
 def test_data_that_cannot_be_had_is_one_line(overrides: str, message: str) -> None:
     with pytest.raises(FedpflError) as caught:
-        config.build(config.check(compose(*overrides.split())))
+        build(check(compose(*overrides.split())))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -426,17 +480,17 @@ def test_data_that_cannot_be_had_is_one_line(overrides: str, message: str) -> No
 
 
 def test_build_gives_checked_objects() -> None:
-    run = config.build(config.check(compose(*TINY, "method=fedobp", "quantile.q=0.9", "local.lr=1")))
+    run = build(check(compose(*TINY, "method=fedobp", "quantile.q=0.9", "local.lr=1")))
     assert run.method == FedOBP(q=0.9)
     assert (run.settings.rounds, run.local.lr, run.eval.every) == (2, 1.0, 1)
     assert run.federation.clients == 4
     assert run.federation.shape == (1, 28, 28)
     assert (run.federation.mean, run.federation.std) == ((0.3053,), (0.3247,))
-    assert run.identity == config.identity(run.config)
+    assert run.identity == identity(run.config)
 
 
 def test_a_share_is_held_out_for_validation() -> None:
-    plain, held = (config.build(config.check(compose(*TINY, f"validation={share}"))) for share in (0, 0.25))
+    plain, held = (build(check(compose(*TINY, f"validation={share}"))) for share in (0, 0.25))
     assert plain.federation.validation == ()
     for client in range(4):
         parts = held.federation.train[client], held.federation.validation[client]
@@ -449,19 +503,17 @@ def test_own_arrays_with_groups_and_a_test_part(tmp_path: Path) -> None:
     x = np.zeros((60, 9, 128), np.float32)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3, groups=np.repeat(["a", "b", "c"], 20), test_from=30)
     own = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "model=har_cnn"]
-    run = config.build(config.check(compose(*own, "partition=groups", "clients=6")))
+    run = build(check(compose(*own, "partition=groups", "clients=6")))
     assert run.federation.shape == (9, 128)
     assert run.federation.train_sizes.tolist() == [8] * 6
-    run = config.build(
-        config.check(compose(*own, "partition=shuffled_shards", "partition.classes_per_client=1", "clients=3"))
-    )
+    run = build(check(compose(*own, "partition=shuffled_shards", "partition.classes_per_client=1", "clients=3")))
     assert run.federation.train_sizes.tolist() == [10] * 3
     assert run.federation.test_sizes.tolist() == [10] * 3
 
 
 def test_a_partitions_own_seed_decides_it_alone() -> None:
     runs = [
-        config.build(config.check(compose(*TINY, "validation=0.2", f"seed={seed}", f"partition.seed={own}")))
+        build(check(compose(*TINY, "validation=0.2", f"seed={seed}", f"partition.seed={own}")))
         for seed, own in ((3, "null"), (1, 3), (2, 3))
     ]
     splits = [[list(getattr(run.federation, split)) for split in ("train", "test", "validation")] for run in runs]
@@ -472,7 +524,7 @@ def test_a_partitions_own_seed_decides_it_alone() -> None:
 
 
 def test_the_seed_decides_partition_and_model() -> None:
-    runs = [config.build(config.check(compose(*TINY, f"seed={seed}"))) for seed in (1, 1, 2)]
+    runs = [build(check(compose(*TINY, f"seed={seed}"))) for seed in (1, 1, 2)]
     first, again, other = (torch.cat(run.federation.train) for run in runs)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.config import plan as config
+from fedpfl.config.plan import build, check
 from fedpfl.data import Augment
 from fedpfl.engine import Tuning, make
 from fedpfl.engine.backend import TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.sgd import steps
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import identity
 from fedpfl.methods import Ditto, FedAvg, FedRep, Phase
 from tests.config.test_config import TINY, compose
 from tests.conftest import (
@@ -210,27 +211,27 @@ def test_runs_that_see_otherwise_do_not_share_steps(federation, net):
 
 def test_the_groups_and_their_identity():
     names = "none", "crop_flip", "flip_rotate_crop"
-    plain, cut, paper = (config.build(config.check(compose(*TINY, f"augment={name}"))) for name in names)
+    plain, cut, paper = (build(check(compose(*TINY, f"augment={name}"))) for name in names)
     assert plain.federation.augment is None
     assert cut.federation.augment == Augment(flip=True, crop=4)
     assert paper.federation.augment == Augment(True, 15.0, 4, "mean")
     assert len({run.identity for run in (plain, cut, paper)}) == 3
     before = {key: value for key, value in plain.config.items() if key != "augment"}
-    assert config.identity(before) == plain.identity
+    assert identity(before) == plain.identity
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("augment.rotate=-1", "augment.rotate must be from 0 to 180 degrees, got -1"),
-        ("augment.crop=-2", "augment.crop must be 0 or more pixels, got -2"),
+        ("augment.rotate=-1", "augment.rotate must be between 0 and 180, got -1"),
+        ("augment.crop=-2", "augment.crop must be 0 or more, got -2"),
         ("augment.fill=white", "augment.fill must be one of black, mean, got 'white'"),
         ("+augment.colour=1", "augment.colour is not a key here"),
     ],
 )
 def test_settings_out_of_range_are_named(override, message):
     with pytest.raises(FedpflError) as caught:
-        config.build(config.check(compose(*TINY, override)))
+        build(check(compose(*TINY, override)))
     assert message in str(caught.value)
 
 
@@ -239,4 +240,4 @@ def test_what_are_no_images_cannot_be_augmented(tmp_path):
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3)
     own = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "model=har_cnn", "partition=iid", "clients=2"]
     with pytest.raises(FedpflError, match="augment is for images, but data set npz has none; set augment=none"):
-        config.build(config.check(compose(*own, "augment=crop_flip")))
+        build(check(compose(*own, "augment=crop_flip")))

@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 from scipy.ndimage import gaussian_filter, zoom
 
-from fedpfl.data.datasets import cifar10c, corruptions, load, source
-from fedpfl.data.datasets.corruptions import APPROXIMATE, EXACT, RECIPES, corrupted
+from fedpfl.data.datasets import cifar10_c, load
+from fedpfl.data.datasets.shared import corruptions, source, vision
+from fedpfl.data.datasets.shared.corruptions import APPROXIMATE, EXACT, RECIPES, corrupted
 from fedpfl.ground.errors import FedpflError
 
 RNG = np.random.default_rng(0)
@@ -37,8 +38,8 @@ def rng() -> np.random.Generator:
 
 
 def test_which_of_the_fifteen_are_offered():
-    assert set(cifar10c.MAIN) - set(RECIPES) == {"frost"}
-    assert set(RECIPES) < set(cifar10c.MAIN)
+    assert set(cifar10_c.MAIN) - set(RECIPES) == {"frost"}
+    assert set(RECIPES) < set(cifar10_c.MAIN)
     assert set(APPROXIMATE) == {"motion_blur", "snow", "elastic_transform"}
     assert not set(APPROXIMATE) & set(EXACT)
     assert all(len(numbers) == 5 for _, numbers in RECIPES.values())
@@ -216,20 +217,20 @@ def test_snow_brightens():
 @pytest.fixture
 def published(tmp_path, monkeypatch):
     """Seven images at five severities, some corruptions; the sums are those of these files."""
-    monkeypatch.setattr(cifar10c, "COUNT", 7)
+    monkeypatch.setattr(cifar10_c, "COUNT", 7)
     root = tmp_path / "CIFAR-10-C"
     root.mkdir()
     labels = np.tile(np.arange(7, dtype=np.uint8), 5)
     arrays = {"labels": labels} | {
-        name: RNG.integers(0, 256, (35, 32, 32, 3), dtype=np.uint8) for name in cifar10c.MAIN
+        name: RNG.integers(0, 256, (35, 32, 32, 3), dtype=np.uint8) for name in cifar10_c.MAIN
     }
     for name, array in arrays.items():
         np.save(root / f"{name}.npy", array)
         digest = source.hashlib.md5((root / f"{name}.npy").read_bytes()).hexdigest()
         if name == "labels":
-            monkeypatch.setattr(cifar10c, "LABELS_MD5", digest)
+            monkeypatch.setattr(cifar10_c, "LABELS_MD5", digest)
         else:
-            monkeypatch.setitem(cifar10c.MD5, name, digest)
+            monkeypatch.setitem(cifar10_c.MD5, name, digest)
     return root, arrays
 
 
@@ -243,7 +244,7 @@ def test_published_files(tmp_path, published):
     assert np.array_equal(got.x[7:], arrays["snow"][7:14].transpose(0, 3, 1, 2))
     whole = load("cifar10_c", tmp_path, severity=None)
     assert len(whole.y) == 15 * 35
-    assert whole.group_names == cifar10c.MAIN
+    assert whole.group_names == cifar10_c.MAIN
     assert np.array_equal(whole.x[35:70], arrays["shot_noise"].transpose(0, 3, 1, 2))
     assert whole.groups[35:70].tolist() == [1] * 35
     assert whole.y[35:70].tolist() == [*range(7)] * 5
@@ -264,7 +265,9 @@ def test_published_archive(tmp_path, published, monkeypatch):
     root, arrays = published
     with tarfile.open(tmp_path / "CIFAR-10-C.tar", "w") as tar:
         tar.add(root, "CIFAR-10-C")
-    monkeypatch.setattr(cifar10c, "TAR_MD5", source.hashlib.md5((tmp_path / "CIFAR-10-C.tar").read_bytes()).hexdigest())
+    monkeypatch.setattr(
+        cifar10_c, "TAR_MD5", source.hashlib.md5((tmp_path / "CIFAR-10-C.tar").read_bytes()).hexdigest()
+    )
     root.rename(tmp_path / "elsewhere")
     got = load("cifar10_c", tmp_path, corruptions=("fog",), severity=5)
     assert np.array_equal(got.x, arrays["fog"][28:].transpose(0, 3, 1, 2))
@@ -298,7 +301,7 @@ def test_errors_in_files(tmp_path, published, monkeypatch):
         (lambda: np.save(path, np.array([None])), "fog.npy is corrupt: "),
     ):
         bad()
-        monkeypatch.setitem(cifar10c.MD5, "fog", source.hashlib.md5(path.read_bytes()).hexdigest())
+        monkeypatch.setitem(cifar10_c.MD5, "fog", source.hashlib.md5(path.read_bytes()).hexdigest())
         assert message in one_line(read)
     path.unlink()
     assert "CIFAR-10-C is corrupt: fog.npy is missing" in one_line(read)
@@ -314,7 +317,7 @@ def clean(folder, **more) -> np.ndarray:
 
 
 def test_made_from_cifar10(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10c, "COUNT", 2)  # so that the training images are the first 10
+    monkeypatch.setattr(cifar10_c, "COUNT", 2)  # so that the training images are the first 10
     x = clean(tmp_path)
     got = load("cifar10_c", tmp_path, corruptions=("contrast", "fog"), severity=None, made=True, classes=10)
     assert got.group_names == ("contrast", "fog")
@@ -323,7 +326,7 @@ def test_made_from_cifar10(tmp_path, monkeypatch):
     for place, name in enumerate(got.group_names):
         for severity in range(1, 6):
             start = 10 * place + 2 * (severity - 1)
-            expected = corrupted(images, name, severity, cifar10c.SEED).transpose(0, 3, 1, 2)
+            expected = corrupted(images, name, severity, cifar10_c.SEED).transpose(0, 3, 1, 2)
             assert np.array_equal(got.x[start : start + 2], expected)
     assert len(list((tmp_path / "cache").iterdir())) == 10
     with monkeypatch.context() as patch:
@@ -334,17 +337,17 @@ def test_made_from_cifar10(tmp_path, monkeypatch):
 
 
 def test_made_needs_the_test_images(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10c, "COUNT", 2)
+    monkeypatch.setattr(cifar10_c, "COUNT", 2)
     message = one_line(lambda: load("cifar10_c", tmp_path, made=True, download=False))
     assert "data set cifar10 is not in data_dir=" in message
-    assert "put cifar-10-python.tar.gz there" in message
+    assert "put cifar-10-python.tar.gz (or cifar-10-batches-py/, unpacked) there" in message
     clean(tmp_path, test_from=11)
     message = one_line(lambda: load("cifar10_c", tmp_path, made=True))
     assert "cifar10.npz is not as published: dataset.made needs CIFAR-10's 2 test images" in message
 
 
 def test_made_from_the_original_batches(tmp_path, monkeypatch):
-    kind = cifar10c.cifar.__globals__["torchvision"]().CIFAR10
+    kind = vision.torchvision().CIFAR10
     folder = tmp_path / kind.base_folder
     folder.mkdir()
     lists: dict[str, list] = {"train_list": [], "test_list": []}
@@ -357,6 +360,6 @@ def test_made_from_the_original_batches(tmp_path, monkeypatch):
     meta = pickle.dumps({kind.meta["key"]: list("abcdefghij")}, protocol=2)
     (folder / kind.meta["filename"]).write_bytes(meta)
     monkeypatch.setattr(kind, "meta", kind.meta | {"md5": source.hashlib.md5(meta).hexdigest()})
-    monkeypatch.setattr(cifar10c, "COUNT", 2)
+    monkeypatch.setattr(cifar10_c, "COUNT", 2)
     got = load("cifar10_c", tmp_path, corruptions=("contrast",), made=True, classes=10)
     assert got.y.tolist() == [3, 4]

@@ -16,7 +16,19 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from fedpfl.data.datasets import SETS, digit5, folders, har, load, news, source, speech
+from fedpfl.data.datasets import (
+    ag_news,
+    cinic10,
+    digit5,
+    har,
+    load,
+    mini_imagenet,
+    office_home,
+    pacs,
+    speech_commands,
+    tiny_imagenet,
+)
+from fedpfl.data.datasets.shared import source
 from fedpfl.ground.errors import FedpflError
 
 RNG = np.random.default_rng(0)
@@ -139,7 +151,7 @@ def texts(tmp_path, monkeypatch):
         text = io.StringIO()
         csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(own)
         files[f"{part}.csv"] = text.getvalue().encode()
-    monkeypatch.setattr(news, "MD5", {part: md5(files[f"{part}.csv"]) for part in rows})
+    monkeypatch.setattr(ag_news, "MD5", {part: md5(files[f"{part}.csv"]) for part in rows})
     return write(tmp_path / "ag_news_csv", files)
 
 
@@ -156,7 +168,7 @@ def test_ag_news(tmp_path, texts):
         [bears, the, the, 0, 0, 0, 0, 0],
         [1, 1, the, bears, 1, 1, 1, 1],
     ]
-    assert news.words("Short-sellers, Wall's\\band #39;") == ["short", "sellers", "wall", "s", "band", "39"]
+    assert ag_news.words("Short-sellers, Wall's\\band #39;") == ["short", "sellers", "wall", "s", "band", "39"]
     assert (got.mean, got.std) == ((), ())
 
 
@@ -165,7 +177,7 @@ def test_ag_news_is_kept_by_its_options(tmp_path, texts, monkeypatch):
     other = load("ag_news", tmp_path, vocabulary=5, length=8)
     assert int(other.x.max()) == 4
     assert len(cached(tmp_path)) == 2
-    monkeypatch.setattr(news, "_texts", None)
+    monkeypatch.setattr(ag_news, "_texts", None)
     again = load("ag_news", tmp_path, vocabulary=7, length=8)
     assert torch.equal(first.x, again.x)
     assert again.test_from == 3
@@ -178,10 +190,10 @@ def test_errors_of_ag_news(tmp_path, texts, monkeypatch):
     data = (texts / "train.csv").read_bytes()
     for bad in (data[:-20], b"no class,title,text\n", b"\n", b"\xff\xfe,1\n"):
         (texts / "train.csv").write_bytes(bad)
-        monkeypatch.setitem(news.MD5, "train", md5(data))
+        monkeypatch.setitem(ag_news.MD5, "train", md5(data))
         assert f"train.csv is corrupt: md5 is {md5(bad)}" in one_line(lambda: load("ag_news", tmp_path))
         if bad != data[:-20]:
-            monkeypatch.setitem(news.MD5, "train", md5(bad))
+            monkeypatch.setitem(ag_news.MD5, "train", md5(bad))
             assert "train.csv is corrupt: " in one_line(lambda: load("ag_news", tmp_path))
 
 
@@ -204,8 +216,8 @@ def tone(hertz: float, seconds: float = 1.0) -> np.ndarray:
 
 @pytest.fixture
 def clips(monkeypatch):
-    monkeypatch.setattr(speech, "FILES", 5)
-    monkeypatch.setattr(speech, "WORDS", 2)
+    monkeypatch.setattr(speech_commands, "FILES", 5)
+    monkeypatch.setattr(speech_commands, "WORDS", 2)
     return {
         "yes/aa_nohash_0.wav": sound(tone(440)),
         "yes/bb_nohash_0.wav": sound(tone(440, 0.5)),
@@ -229,7 +241,7 @@ def test_speech(tmp_path, clips):
     assert got.y.tolist() == [0, 1, 1, 0, 1]  # no, yes; training, validation, test
     assert [got.group_names[i] for i in got.groups] == ["aa", "aa", "bb", "cc", "bb"]
     assert got.test_from == 3
-    centres = speech.mel_filters().argmax(1) * 16_000 / 1024
+    centres = speech_commands.mel_filters().argmax(1) * 16_000 / 1024
     for clip, hertz in ((0, 880), (1, 440), (4, 3000)):
         loudest = got.x[clip, 0].mean(1).argmax()
         assert abs(centres[loudest] - hertz) < 130
@@ -240,13 +252,15 @@ def test_speech(tmp_path, clips):
 
 def test_log_mel_by_its_definition():
     clip = RNG.normal(size=16_000).astype(np.float32)
-    got = speech.log_mel(clip, speech.mel_filters())
+    got = speech_commands.log_mel(clip, speech_commands.mel_filters())
     padded = np.concatenate([clip[512:0:-1], clip, clip[-2:-514:-1]])
     window = np.hanning(1025)[:-1]
     for time in (0, 1, 17, 31):
         power = abs(np.fft.rfft(padded[512 * time : 512 * time + 1024] * window)) ** 2
-        np.testing.assert_allclose(got[:, time], np.log(speech.mel_filters() @ power + 1e-6), rtol=1e-4, atol=1e-4)
-    filters = speech.mel_filters()
+        np.testing.assert_allclose(
+            got[:, time], np.log(speech_commands.mel_filters() @ power + 1e-6), rtol=1e-4, atol=1e-4
+        )
+    filters = speech_commands.mel_filters()
     assert filters.shape == (32, 513)
     assert (filters.max(1) > 0.5).all()
     assert filters.max() <= 1
@@ -261,7 +275,7 @@ def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch
             info = tarfile.TarInfo(f"./{name}")
             info.size = len(raw)
             tar.addfile(info, io.BytesIO(raw))
-    monkeypatch.setattr(speech, "MD5", md5(data.getvalue()))
+    monkeypatch.setattr(speech_commands, "MD5", md5(data.getvalue()))
     write(tmp_path, {"speech_commands_v0.02.tar.gz": data.getvalue()})
     with monkeypatch.context() as patch:  # from a folder that cannot be written to
         patch.setattr(os, "access", lambda *_: False)
@@ -272,7 +286,7 @@ def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch
     assert torch.equal(first.x, again.x)
     assert len(cached(tmp_path)) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(speech, "_read", None)
+        patch.setattr(speech_commands, "_read", None)
         kept = load("speech_commands", tmp_path)
     assert torch.equal(kept.x, again.x)
     assert torch.equal(kept.groups, again.groups)
@@ -286,7 +300,7 @@ def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch
     half = data.getvalue()[: len(data.getvalue()) // 2]
     write(tmp_path, {"speech_commands_v0.02.tar.gz": half})
     assert "speech_commands_v0.02.tar.gz is corrupt: md5 is" in one_line(lambda: load("speech_commands", tmp_path))
-    monkeypatch.setattr(speech, "MD5", md5(half))
+    monkeypatch.setattr(speech_commands, "MD5", md5(half))
     assert "speech_commands_v0.02.tar.gz is corrupt: " in one_line(lambda: load("speech_commands", tmp_path))
 
 
@@ -333,7 +347,7 @@ def pixels(data: bytes, size: int) -> np.ndarray:
 @pytest.fixture
 def tiny(monkeypatch):
     """Two classes of two training images, three validation images; one is grey, as some are."""
-    monkeypatch.setattr(folders, "TINY_SIZES", (4, 3))
+    monkeypatch.setattr(tiny_imagenet, "SIZES", (4, 3))
     files: dict[str, bytes | str] = {"wnids.txt": "n02\nn01\n", "words.txt": "n01\tgoldfish\n"}
     for kind in ("n02", "n01"):
         for number in range(2):
@@ -362,7 +376,7 @@ def test_tiny_imagenet(tmp_path, tiny, monkeypatch):
     assert np.array_equal(small.x[0], pixels(tiny[names[0]], 16))
     assert len(cached(tmp_path)) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "_images", None)
+        patch.setattr(tiny_imagenet, "images", None)
         assert torch.equal(load("tiny_imagenet", tmp_path).x, got.x)
 
 
@@ -371,18 +385,18 @@ def test_tiny_imagenet_from_the_archive(tmp_path, tiny, monkeypatch):
     with zipfile.ZipFile(data, "w") as zipped:
         for name, content in tiny.items():
             zipped.writestr(f"tiny-imagenet-200/{name}", content)
-    monkeypatch.setattr(folders, "TINY_MD5", md5(data.getvalue()))
+    monkeypatch.setattr(tiny_imagenet, "MD5", md5(data.getvalue()))
     write(tmp_path, {"tiny-imagenet-200.zip": data.getvalue()})
     assert len(load("tiny_imagenet", tmp_path).y) == 7
     assert (tmp_path / "tiny-imagenet-200/val").is_dir()
     shutil.rmtree(tmp_path / "tiny-imagenet-200")
     write(tmp_path, {"tiny-imagenet-200.zip": b"half"})
     assert "tiny-imagenet-200.zip is corrupt: md5 is" in one_line(lambda: load("tiny_imagenet", tmp_path))
-    monkeypatch.setattr(folders, "TINY_MD5", md5(b"half"))
+    monkeypatch.setattr(tiny_imagenet, "MD5", md5(b"half"))
     assert "tiny-imagenet-200.zip is corrupt: File is not a zip" in one_line(lambda: load("tiny_imagenet", tmp_path))
     empty = io.BytesIO()
     zipfile.ZipFile(empty, "w").close()
-    monkeypatch.setattr(folders, "TINY_MD5", md5(empty.getvalue()))
+    monkeypatch.setattr(tiny_imagenet, "MD5", md5(empty.getvalue()))
     write(tmp_path, {"tiny-imagenet-200.zip": empty.getvalue()})
     assert "is corrupt: it holds no folder tiny-imagenet-200" in one_line(lambda: load("tiny_imagenet", tmp_path))
 
@@ -411,7 +425,7 @@ def test_errors_of_tiny_imagenet(tmp_path, tiny, change, message):
 @pytest.fixture
 def cinic(monkeypatch):
     """Two images of each of the ten classes in every part."""
-    monkeypatch.setattr(folders, "CINIC_SIZE", 20)
+    monkeypatch.setattr(cinic10, "SIZE", 20)
     kinds = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     names = ("cifar10-train-{}.png", "n02119789_{}.png")
     places = [f"{part}/{kind}/{name}" for part in ("train", "valid", "test") for kind in kinds for name in names]
@@ -432,7 +446,7 @@ def test_cinic10(tmp_path, cinic, monkeypatch):
             info = tarfile.TarInfo(f"./{name}")
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-    monkeypatch.setattr(folders, "CINIC_MD5", md5(data.getvalue()))
+    monkeypatch.setattr(cinic10, "MD5", md5(data.getvalue()))
     again = load("cinic10", write(tmp_path / "packed", {"CINIC-10.tar.gz": data.getvalue()}))
     assert torch.equal(again.x, got.x)
     assert (tmp_path / "packed/CINIC-10/valid").is_dir()
@@ -456,7 +470,7 @@ def test_errors_of_cinic10(tmp_path, cinic, change, message):
 
 @pytest.fixture
 def mini(monkeypatch):
-    monkeypatch.setattr(folders, "MINI_SIZE", 6)
+    monkeypatch.setattr(mini_imagenet, "SIZE", 6)
     files: dict[str, bytes | str] = {}
     for part, kinds in (("train", ["n5", "n1"]), ("val", ["n3"]), ("test", ["n2"])):
         rows = ["filename,label"]
@@ -495,16 +509,16 @@ def test_errors_of_mini_imagenet(tmp_path, mini, change, message):
 
 
 DOMAINS = {
-    "office_home": ("OfficeHomeDataset_10072016", "OFFICE_SIZES", ("Art", "Clipart", "Product", "Real World")),
-    "pacs": ("PACS", "PACS_SIZES", ("art_painting", "cartoon", "photo", "sketch")),
+    "office_home": (office_home, "OfficeHomeDataset_10072016", ("Art", "Clipart", "Product", "Real World")),
+    "pacs": (pacs, "PACS", ("art_painting", "cartoon", "photo", "sketch")),
 }
 
 
 @pytest.mark.parametrize("name", DOMAINS)
 def test_domains(tmp_path, name, monkeypatch):
-    base, sizes, domains = DOMAINS[name]
-    assert tuple(getattr(folders, sizes)) == domains
-    monkeypatch.setattr(folders, sizes, dict(zip(domains, (3, 2, 2, 2), strict=True)))
+    module, base, domains = DOMAINS[name]
+    assert tuple(module.SIZES) == domains
+    monkeypatch.setattr(module, "SIZES", dict(zip(domains, (3, 2, 2, 2), strict=True)))
     files: dict[str, bytes | str] = {"README.txt": "no image"}
     for domain in domains:
         for kind in ("Alarm_Clock", "Bike"):
@@ -530,8 +544,8 @@ def test_domains(tmp_path, name, monkeypatch):
 
 
 def test_the_published_sizes():
-    assert sum(folders.OFFICE_SIZES.values()) == 15_588
-    assert sum(folders.PACS_SIZES.values()) == 9_991
+    assert sum(office_home.SIZES.values()) == 15_588
+    assert sum(pacs.SIZES.values()) == 9_991
     assert sum(map(sum, digit5.SIZES.values())) == 272_587
     assert sum(har.SIZES.values()) == 10_299
 
@@ -618,6 +632,13 @@ def test_errors_of_digit5(tmp_path, digits, monkeypatch):
 
 
 def test_what_is_not_there_is_named_with_its_place(tmp_path):
-    for name in ("har", "office_home", "pacs", "digit5", "mini_imagenet", "cinic10", "ag_news", "speech_commands"):
-        message = one_line(lambda name=name: load(name, tmp_path))
-        assert f"put {SETS[name].place} there" in message
+    places = {
+        **{module.__name__.split(".")[-1]: module.PLACE for module in (har, office_home, pacs, digit5, mini_imagenet)},
+        "cinic10": "CINIC-10.tar.gz (or CINIC-10/, unpacked)",
+        "ag_news": ag_news.PLACE,
+        "speech_commands": "speech_commands_v0.02.tar.gz (or SpeechCommands/speech_commands_v0.02/, unpacked)",
+        "mnist": "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz",
+        "femnist": "LEAF's femnist/data/ with train/ and test/, or all_data/, of .json files (https://leaf.cmu.edu)",
+    }
+    for name, place in places.items():
+        assert f"put {place} there" in one_line(lambda name=name: load(name, tmp_path, download=False))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl.config import plan as config
-from fedpfl.data.datasets import leaf, load
+from fedpfl.config.plan import Run, build, check
+from fedpfl.data.datasets import femnist, load, shakespeare
 from tests.command import composed
 from tests.conftest import BACKENDS, assert_close, rounds
 from tests.data.test_formats import cinic, one_line, write  # noqa: F401
@@ -31,7 +31,7 @@ def texts(samples: int, seed: str) -> tuple[dict, np.ndarray]:
     starts = random.Random(seed).sample(places, samples)
     x = [line[start : start + 80] for start in starts]
     return {"x": x, "y": [line[start + 80] for start in starts]}, np.array(
-        [[*map(leaf.LETTERS.find, own)] for own in x]
+        [[*map(shakespeare.LETTERS.find, own)] for own in x]
     )
 
 
@@ -73,7 +73,7 @@ def test_both_parts(tmp_path, name):
     else:
         first = json.loads(files["shakespeare/data/train/all_data_f1_niid_0_keep_0_train_9.json"])
         letters = first["user_data"]["HAMLET_HAMLET"]["y"]
-        assert [leaf.LETTERS[place] for place in got.y[:6]] == letters
+        assert [shakespeare.LETTERS[place] for place in got.y[:6]] == letters
         assert (got.mean, got.std) == ((), ())
     again = load(name, tmp_path, classes=classes)  # from the cache
     assert torch.equal(again.x, got.x)
@@ -93,15 +93,15 @@ def test_all_data_have_no_test_part(tmp_path):
 def test_every_pixel_makes_the_round_trip():
     levels = np.resize(np.arange(256), 784)
     for decimals in (4, 6, 17):
-        found, _ = leaf._images([(levels / 255).round(decimals).tolist()], [0])
+        found, _ = femnist._images([(levels / 255).round(decimals).tolist()], [0])
         assert found.ravel().tolist() == levels.tolist()
 
 
 def test_the_alphabet():
     capitals, small = string.ascii_uppercase, string.ascii_lowercase
-    assert "\n !\"&'(),-." + string.digits + ":;>?" + capitals + "[]" + small + "}" == leaf.LETTERS
-    assert len(set(leaf.LETTERS)) == 80
-    assert [leaf.LETTERS.find(letter) for letter in "\n A}z"] == [0, 1, 25, 79, 78]
+    assert "\n !\"&'(),-." + string.digits + ":;>?" + capitals + "[]" + small + "}" == shakespeare.LETTERS
+    assert len(set(shakespeare.LETTERS)) == 80
+    assert [shakespeare.LETTERS.find(letter) for letter in "\n A}z"] == [0, 1, 25, 79, 78]
 
 
 def changed(part: str, user: str | None = None, **new: object):
@@ -182,11 +182,11 @@ def test_users_twice_and_folders_without_files(tmp_path):
 METHODS = pytest.mark.parametrize("method", [("method=fedavg",), ("method=fedobp", "quantile.q=0.9")])
 
 
-def built(*overrides: str) -> config.Run:
-    return config.build(config.check(composed("clients=3", *overrides)))
+def built(*overrides: str) -> Run:
+    return build(check(composed("clients=3", *overrides)))
 
 
-def play_on_both(run: config.Run) -> None:
+def play_on_both(run: Run) -> None:
     """Two rounds of all clients; the second one's losses are those of what the first one left."""
     ends = [rounds(run.method, run.net, run.federation, [[0, 1, 2]] * 2, engine=backend) for backend in BACKENDS]
     assert all(bool(outcome.finite.all()) for _, outcomes in ends for outcome in outcomes)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl.config import plan as config
+from fedpfl.config.plan import build, check
 from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
-from fedpfl.data.federation import build
+from fedpfl.data.federation import build as federation_of
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, call, composed, table
@@ -108,7 +108,7 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
     assert again.code == 0, again.err
     assert table(tmp_path / "first" / "rounds.csv") == table(tmp_path / "again" / "rounds.csv")
     runs = [
-        config.build(config.check(composed(*keys, "model=mlp", *own, "seed=42")))
+        build(check(composed(*keys, "model=mlp", *own, "seed=42")))
         for own in (("partition.samples_per_client=24", "validation=0.2"), ("partition=file", path, "partition.seed=7"))
     ]
     for split in ("train", "test", "validation"):
@@ -117,7 +117,7 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
     with pytest.raises(
         FedpflError, match=r"^validation must be 0, as the partition holds samples out itself, got 0\.1"
     ):
-        config.build(config.check(composed(*keys, "model=mlp", "partition=file", path, "validation=0.1")))
+        build(check(composed(*keys, "model=mlp", "partition=file", path, "validation=0.1")))
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,6 @@ def test_what_a_file_holds_out_is_trained_on_by_nobody():
         *([np.array(index, np.int64) for index in split] for split in (TRAIN, TEST)),
         validation=[np.array(index, np.int64) for index in HELD],
     )
-    federation = build(own, parts)
+    federation = federation_of(own, parts)
     assert [index.tolist() for index in federation.train] == [*TRAIN]
     assert [index.tolist() for index in federation.held_out] == [*HELD]

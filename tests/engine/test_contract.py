@@ -34,7 +34,6 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
-    differing,
     every_method,
     federate,
     flatten,
@@ -78,7 +77,7 @@ def played(method: Method, backend: str, norm: bool = False):
 def plan(method: Method, net, state, number: int):
     """The phases of a client's training in the next round."""
     client = trial(method).entered(net, state, number)
-    return method.phases(state.server, client, method.start(state.server, client), 3)
+    return method.phases(state.server, client, method._begin(state.server, client), 3)
 
 
 # Promises
@@ -225,9 +224,9 @@ def test_a_method_is_a_frozen_hashable_dataclass(name, values):
 def test_the_configuration_file_has_exactly_the_hyperparameters(name):
     values = yaml.safe_load((ROOT / f"conf/method/{name}.yaml").read_text())
     assert values.pop("name") == name
-    for key in ("defaults", "groups"):  # of configuration groups
+    for key in ("defaults", "groups", "title"):  # of configuration groups, and of tables
         values.pop(key, None)
-    fields = {f.name: f.default for f in dataclasses.fields(METHODS[name])}
+    fields = {f.name: f.default for f in dataclasses.fields(METHODS[name]) if f.name != "statistics"}  # in train.yaml
     assert list(values) == list(fields)
     for key, value in values.items():  # references are looked up elsewhere
         value = tuple(value) if isinstance(value, list) else value
@@ -241,11 +240,11 @@ def test_the_configuration_file_has_exactly_the_hyperparameters(name):
         pytest.param(name, field, get_args(hint), id=f"{name}.{field}")
         for name, method in METHODS.items()
         for field, hint in get_type_hints(method).items()
-        if get_origin(hint) is Literal
+        if get_origin(hint) is Literal and field != "statistics"
     ],
 )
 def test_a_choice_that_there_is_not_is_refused(name, field, allowed):
-    with pytest.raises(ValueError, match=f"^{field} must be .*, got 'nonsense'$") as told:
+    with pytest.raises(ValueError, match=f"^{field} must be .*, got 'nonsense'") as told:
         METHODS[name](**{**SETTINGS.get(name, [{}])[0], field: "nonsense"})
     assert all(str(choice) in str(told.value) for choice in allowed)
 
@@ -275,17 +274,18 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
     ask(method.init, net.params, net.parts)
     server, uploads, clients = state.server, [], []
     for number in COHORTS[1]:
-        client, buffers, draws = row(state.clients, number), state.buffers(number), Draws(0, "train", 2)
+        client, buffers, draws = state.client(number), state.buffers(number), Draws(0, "train", 2)
         shard = training_shard(federation, number, LOCAL.batch_size, draws)
-        found = ask(method.before_evaluation, net.bind(buffers), shard, server, client)
+        found = ask(method.before_evaluation, server, client, net.bind(buffers), shard)
         personal = ask(method.personal, server, client | found)
-        client |= ask(method.sample, draws.server(number), server)
-        client |= ask(method.before_training, net.bind(buffers, training=True), shard, server, client)
+        client |= ask(method.sample, server, draws.server(number))
+        client |= ask(method.before_training, server, client, net.bind(buffers, training=True), shard)
         client = ask(method.prepare, server, client)
-        start = ask(method.start, server, client)
-        assert flatten(count(ask(method.download, server, client)))
+        sent = ask(method.download, server, client)
+        assert flatten(count(sent))
+        start = ask(method.start, tree.received(sent), client)
         ask(method.metrics, server, client)
-        masks = ask(method.masks, server, row(state.clients, number))
+        masks = ask(method.masks, server, state.client(number))
         assert all((leaf.dtype, leaf.shape) == (torch.bool, net.params[name].shape) for name, leaf in masks.items())
         evaluated = ask(method.evaluated, server, client, start)
         assert flatten(evaluated).keys() == flatten(personal).keys()
@@ -296,18 +296,18 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
         ask(method.predict, net.bind(buffers), evaluated, shard.data.x)
         ask(method.finetuning, evaluated, net.parts, 2)
         end = tree.map(lambda leaf: leaf + 0.01 * torch.ones_like(leaf), start)
-        client |= ask(method.after_training, net.bind(buffers), shard, end, kept, server, client)
+        client |= ask(method.after_training, server, client, net.bind(buffers), end, shard, kept)
         ask(method.updated_buffers, server, client)
         upload, client = ask(method.finish, server, client, start, end)
         uploads.append(upload)
-        clients.append(client)
+        clients.append(tree.named(client, state.clients))
     weight = torch.full((4,), 0.25)
-    ask(method.aggregate, server, tree.stack(uploads), tree.stack(clients), weight)
+    ask(method.aggregate, server, tree.stack(clients), tree.stack(uploads), weight)
     assert weight.tolist() == [0.25] * 4
     for played_rounds in range(3):
         for turn in method.turns(played_rounds, COHORTS[1], len(EVERYONE), generator(0, "turns", 2)):
             if turn.survey:
-                ask(turn.survey, server, tree.stack(uploads), tree.stack(clients))
+                ask(turn.survey, server, tree.stack(clients), tree.stack(uploads))
 
 
 @cases
@@ -325,14 +325,16 @@ def test_phases_are_the_same_for_all_clients(name, values, net):
 # What travels
 
 
-def test_a_start_from_what_was_not_sent_is_found(net):
+def test_training_on_what_was_not_sent_is_found(net):
     @dataclasses.dataclass(frozen=True)
     class Leaky(FedOBP):
-        def start(self, server, client):
-            return server
+        def loss(self, server, client, net, params, batch):
+            return super().loss(server, client, net, params, batch) + 0.1 * tree.squared_distance(params, server)
 
     first, _, state = played(method := Leaky(q=0.9), "loop")[0]
     client = trial(method).entered(net, state, 0)
     other = poisoned(method, first.server, state.server, client)
     assert int(tree.flat(other).isnan().sum()) == int(tree.flat(client["mask"]).sum()) > 0
-    assert differing(method.start(other, client), method.start(state.server, client))
+    assert_same(method._begin(other, client), method._begin(state.server, client))
+    with pytest.raises(contract.Unkept, match="without what is not sent"):
+        contract.sees_what_was_sent(trial(method))

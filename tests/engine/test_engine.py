@@ -244,7 +244,7 @@ class TwoPhases(Method):
     def init(self, params, parts):
         return params, {"mask": tree.full_like(params, False), "start": params, "end": params}
 
-    def sample(self, generator, server):
+    def sample(self, server, generator):
         return {"mask": tree.map(lambda leaf: torch.rand(leaf.shape, generator=generator) < 0.3, server)}
 
     def phases(self, server, client, params, epochs):
@@ -291,7 +291,7 @@ def test_masked_phases_with_streams_of_their_own(net, federation, backend):
     states = trajectory(TwoPhases(), net, federation, COHORTS[:2], engine=backend)
     for t, cohort in enumerate(COHORTS[:2], 1):
         for client in cohort:
-            own = row(states[t].clients, client)
+            own = states[t].client(client)
             expected = masked_by_hand(net, federation, states[t - 1].server, own["mask"], client, t)
             assert_close(own["end"], expected, atol=1e-6, rtol=0)
 
@@ -321,15 +321,15 @@ class Observer(Method):
         mask = {name: "classifier" not in name for name in params} if self.frozen_head else None
         return [Phase(epochs, mask, after_gradient=self._observe)]
 
-    def _observe(self, params, grads, loss, batch, server, client):
+    def _observe(self, server, client, params, grads, loss, batch):
         begun = client["steps"] > 0
         return {
+            **client,
             "steps": client["steps"] + 1,
             "loss": client["loss"] + loss,
             "samples": client["samples"] + batch.samples.sum(),
             "gradient": tree.map(torch.add, client["gradient"], grads),
             "first": tree.where(begun, client["first"], params),
-            "moved": client["moved"],
         }
 
     def finish(self, server, client, start, end):
@@ -369,7 +369,7 @@ class Summarizer(Method):
     def init(self, params, parts):
         return params, {"mean": torch.zeros(1, 8, 8), "samples": torch.zeros(()), "logits": torch.zeros(5)}
 
-    def after_training(self, net, shard, params, kept, server, client):
+    def after_training(self, server, client, net, params, shard, kept):
         assert not net.training
         assert kept == {}
         batches = list(shard.data.chunks())
@@ -405,8 +405,8 @@ class Replying(Method):
     def init(self, params, parts):
         return params, {"gap": torch.zeros(())}
 
-    def aggregate(self, server, uploads, clients, weight):
-        server, clients = super().aggregate(server, uploads, clients, weight)
+    def aggregate(self, server, clients, uploads, weight):
+        server, clients = super().aggregate(server, clients, uploads, weight)
         gaps = [(uploads[name] - server[name]).abs().flatten(1).sum(1) for name in server]
         return server, {"gap": clients["gap"] + torch.stack(gaps).sum(0)}
 
@@ -428,10 +428,10 @@ class OwnLosses(Method):
     def phases(self, server, client, params, epochs):
         return [Phase(1, loss=self._shrink), Phase(3)]
 
-    def _shrink(self, net, params, batch, server, client):
+    def _shrink(self, server, client, net, params, batch):
         return sum(leaf.square().sum() / 2 for leaf in tree.leaves(params))
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         return sum((0.0 * leaf).sum() for leaf in tree.leaves(params))
 
 
@@ -452,9 +452,9 @@ class Weigher(FedAvg):
 
     shares: ClassVar[list] = []
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         self.shares.append(weight)
-        return super().aggregate(server, uploads, clients, weight)
+        return super().aggregate(server, clients, uploads, weight)
 
 
 def test_shares_are_training_samples_over_the_cohorts(net, federation, backend):
@@ -474,7 +474,7 @@ class Sparse(Method):
         chosen = tree.map(lambda leaf: (torch.arange(leaf.numel()) * 10 < leaf.numel()).view(leaf.shape), end)
         return Masked(end, chosen), client
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         return tree.where(tree.take(uploads.mask, 0), tree.mean(uploads.values, weight), server), clients
 
     def metrics(self, server, client):
@@ -503,8 +503,8 @@ class Prepared(Method):
     def prepare(self, server, client):
         return {"times": client["times"] + 1, "scale": client["times"] * 0}
 
-    def start(self, server, client):
-        return tree.map(lambda leaf: leaf * client["scale"], server)
+    def start(self, received, client):
+        return tree.map(lambda leaf: leaf * client["scale"], received)
 
     def finish(self, server, client, start, end):
         return start, {"times": client["times"]}
@@ -529,7 +529,7 @@ def test_bf16_differs_from_fp32_and_keeps_states_in_fp32(net, federation, backen
 
 def test_a_failing_method_fails_the_round(net, federation, backend):
     class Broken(FedAvg):
-        def loss(self, net, params, batch, server, client):
+        def loss(self, server, client, net, params, batch):
             raise RuntimeError("broken on purpose")
 
     with pytest.raises(RuntimeError, match="broken on purpose"):

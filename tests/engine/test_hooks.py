@@ -48,7 +48,7 @@ def minibatches(federation, client, draws=None, epochs=LOCAL.epochs):
 class Looking(FedAvg):
     """Reports what it saw of its data, and moves the statistics of batch normalisation without right."""
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         net(server, shard.data.x)
         first = next(shard.batches("main", 0), None)
         return {"n": torch.tensor(len(shard.data.y)), "first": first.y.sum() if first else torch.tensor(-1)}
@@ -88,7 +88,7 @@ def test_a_shard_deals_a_share_of_its_samples(federation):
 class Adapter(FedAvg):
     """Is evaluated by the global model with the client's label counts added to the head's bias."""
 
-    def before_evaluation(self, net, shard, server, client):
+    def before_evaluation(self, server, client, net, shard):
         net(server, shard.data.x)
         return {"counts": torch.bincount(shard.data.y, minlength=5).float() + 0.01 * shard.order("any", 0)[0]}
 
@@ -130,11 +130,11 @@ class Recorder(FedAvg):
     def phases(self, server, client, params, epochs):
         return [Phase(epochs, keeps=True)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         logits = net(params, batch.x)
         return batch.cross_entropy(logits), {"y": batch.y, "logits": logits}
 
-    def after_training(self, net, shard, params, kept, server, client):
+    def after_training(self, server, client, net, params, shard, kept):
         if not kept:
             return {"n": torch.tensor(0), "code": torch.tensor(0.0), "sum": torch.tensor(0.0)}
         place = torch.arange(len(kept["y"]))
@@ -148,8 +148,8 @@ class Recorder(FedAvg):
     def finish(self, server, client, start, end):
         return {"end": end, **tree.named(client, ("n", "code", "sum"))}, {}
 
-    def aggregate(self, server, uploads, clients, weight):
-        return super().aggregate(server, uploads["end"], clients, weight)
+    def aggregate(self, server, clients, uploads, weight):
+        return super().aggregate(server, clients, uploads["end"], weight)
 
 
 def test_records_are_of_all_steps_in_turn_without_padding(backend, net, federation):
@@ -185,7 +185,7 @@ class Stepper(FedAvg):
     def phases(self, server, client, params, epochs):
         return [Phase(epochs, step=self._step)]
 
-    def _step(self, net, params, batch, server, client):
+    def _step(self, server, client, net, params, batch):
         grads, loss = net.gradient(lambda n, p, b: b.cross_entropy(n(p, b.x)), params, batch)
         return tree.map(lambda p, g: p - self.lr * g, params, grads), loss
 
@@ -207,7 +207,7 @@ class Pairs(FedAvg):
     def phases(self, server, client, params, epochs):
         return [Phase(epochs, step=self._step, batches=2)]
 
-    def _step(self, net, params, batches, server, client):
+    def _step(self, server, client, net, params, batches):
         one, other = batches
         losses = []
         for part in (one, other):
@@ -246,7 +246,7 @@ class Gambler(FedAvg):
     def phases(self, server, client, params, epochs):
         return [Phase(epochs, randoms=12)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         return (params["fc.bias"] * batch.random).sum()
 
 
@@ -294,13 +294,13 @@ class Surveyor(FedAvg):
     def turns(self, played, cohort, clients, generator):
         return [*([Turn(list(range(clients)), survey=self._survey)] if played == 1 else []), Turn(cohort)]
 
-    def start(self, server, client):
-        return server["w"]
+    def start(self, received, client):
+        return received["w"]
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         return {"w": tree.mean(uploads, weight)}, clients
 
-    def _survey(self, server, uploads, clients):
+    def _survey(self, server, clients, uploads):
         assert uploads["fc.bias"].shape == (10, 12)
         assert clients["told"].shape == (10,)
         return server, {"told": uploads["fc.bias"].mean(1)}

@@ -150,7 +150,7 @@ def test_programs_keep_to_the_width(federations, net, monkeypatch):
 class Broken(FedAvg):
     """Fails at its first batch."""
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         raise ZeroDivisionError("broken")
 
 
@@ -181,7 +181,7 @@ def test_a_run_that_diverges_takes_nobody_down(backend, federations, net):
 def test_an_interrupt_is_nobodys_answer(backend, federations, net):
     @dataclass(frozen=True)
     class Interrupted(FedAvg):
-        def loss(self, net, params, batch, server, client):
+        def loss(self, server, client, net, params, batch):
             raise KeyboardInterrupt
 
     (call,) = trainings([FedAvg()], federations[:1], net)

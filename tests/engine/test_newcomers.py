@@ -10,7 +10,7 @@ import torch
 
 import fedpfl
 from fedpfl import data
-from fedpfl.config import plan as config
+from fedpfl.config.plan import build, check
 from fedpfl.engine import Engine, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
@@ -142,26 +142,26 @@ def test_the_columns_are_the_accuracies_of_the_models(method, tmp_path):
 
 
 def test_who_takes_part_has_the_same_samples_whatever_the_runs_seed():
-    plans = [config.build(config.check(composed(*SETTINGS, "partition.seed=3", f"seed={seed}"))) for seed in (1, 2)]
+    plans = [build(check(composed(*SETTINGS, "partition.seed=3", f"seed={seed}"))) for seed in (1, 2)]
     assert plans[0].unseen.numbers == plans[1].unseen.numbers
     assert_same(plans[0].federation.train, plans[1].federation.train)
     assert plans[0].identity == plans[1].identity
 
 
 def test_scaffold_counts_those_who_take_part():
-    plan = config.check(composed(*SETTINGS, "method=scaffold"))
+    plan = check(composed(*SETTINGS, "method=scaffold"))
     assert plan.method.clients == 4
     assert plan.config["method"]["clients"] == 6
 
 
 def test_it_tells_runs_apart_and_0_is_what_all_had_before():
-    plain, zero = (config.check(composed(*TINY, *more)).identity for more in ((), ("unseen=0",)))
+    plain, zero = (check(composed(*TINY, *more)).identity for more in ((), ("unseen=0",)))
     assert plain == zero
-    others = {config.check(composed(*TINY, f"unseen={share}")).identity for share in (0.25, 0.5)}
+    others = {check(composed(*TINY, f"unseen={share}")).identity for share in (0.25, 0.5)}
     assert len({plain, *others}) == 3
 
 
 @pytest.mark.parametrize("share", ["0.1", "1", "-0.1"])
 def test_a_share_that_is_nobody_or_all(share):
     with pytest.raises(FedpflError, match="unseen must be "):
-        config.check(composed(*TINY, f"unseen={share}"))
+        check(composed(*TINY, f"unseen={share}"))

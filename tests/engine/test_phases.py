@@ -28,7 +28,7 @@ class Sitting(FedAvg):
     def init(self, params, parts):
         return params, {"number": torch.zeros((), dtype=torch.int64), "seen": torch.zeros(())}
 
-    def init_clients(self, generator, clients):
+    def init_clients(self, clients, generator):
         return {"number": torch.arange(clients)}
 
     def phases(self, server, client, params, epochs):
@@ -39,10 +39,10 @@ class Sitting(FedAvg):
         second = Phase(1, {**mask, "conv.bias": False}, "other", self._doubled, after_gradient=self._observe)
         return [Phase(1, after_gradient=self._observe), second, Phase(1, after_gradient=self._observe)]
 
-    def _doubled(self, net, params, batch, server, client):
-        return 2 * self.loss(net, params, batch, server, client)
+    def _doubled(self, server, client, net, params, batch):
+        return 2 * self.loss(server, client, net, params, batch)
 
-    def _observe(self, params, grads, loss, batch, server, client):
+    def _observe(self, server, client, params, grads, loss, batch):
         return {**client, "seen": client["seen"] + loss}
 
 
@@ -89,7 +89,7 @@ class Careful(FedAvg):
     def init(self, params, parts):
         return params, {"number": torch.zeros((), dtype=torch.int64)}
 
-    def init_clients(self, generator, clients):
+    def init_clients(self, clients, generator):
         return {"number": torch.arange(clients)}
 
     def updated_buffers(self, server, client):
@@ -136,18 +136,18 @@ class Watching(FedAvg):
     def init(self, params, parts):
         return params, {"sum": torch.zeros(())}
 
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         return {"teacher": net.buffers["main"]}
 
     def phases(self, server, client, params, epochs):
         return [Phase(epochs, keeps=True)]
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         loss = batch.cross_entropy(net(params, batch.x))
         seen = net.aside(server, batch.x) if self.aside else net.still({"main": client["teacher"]})(server, batch.x)
         return loss + 0 * batch.sum(seen.sum(1)), {"seen": seen.detach()}
 
-    def after_training(self, net, shard, params, kept, server, client):
+    def after_training(self, server, client, net, params, shard, kept):
         return {"sum": kept["seen"].sum() if kept else torch.zeros(())}
 
     def finish(self, server, client, start, end):

@@ -269,7 +269,7 @@ def test_a_checkpoint_is_restored_in_every_process_and_a_finished_run_is_told_on
 
 
 KILLS = {
-    "before round 1": "wrap(train.config, 'build', 1, after)",
+    "before round 1": "wrap(train.session, 'build', 1, after)",
     "in a round": "wrap(method, 'finish', 3, after)",
     "at a checkpoint": "wrap({}, {}, 2, {})",
 }
@@ -278,9 +278,9 @@ KILLS = {
 def killed(rank: int, moment: str, cwd: Path) -> Result:
     """Two processes of which one kills itself at a moment; process 0 takes long for its second checkpoint."""
     how = KILLS[moment].format(
-        *(("torch", "'save'", "torn") if rank == 0 else ("record.Absent", "'checkpoint'", "after"))
+        *(("torch", "'save'", "torn") if rank == 0 else ("rundir.Absent", "'checkpoint'", "after"))
     )
-    slow = "import time\nrecord.Absent.checkpoint = lambda *_: None\n"
+    slow = "import time\nrundir.Absent.checkpoint = lambda *_: None\n"
     slow += "wrap(torch, 'save', 2, lambda real, *given: time.sleep(2) or real(*given))\n" if rank else ""
     method = "method = METHODS['fedobp']\n"
     script = f"{TOOLS}\n{method}{slow}if os.environ['RANK'] == '{rank}':\n    {how}\ntrain.main()"
@@ -335,7 +335,6 @@ def test_ctrl_c_ends_all_in_one_line(tmp_path):
 
 BAD = """
 import os
-from fedpfl.config import plan as config
 from fedpfl import train
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedOBP
@@ -404,7 +403,7 @@ import os
 from fedpfl import train
 from fedpfl.ground.errors import FedpflError
 def absent(*given): raise FedpflError("no data here")
-if os.environ["RANK"] == "1": train.config.build = absent
+if os.environ["RANK"] == "1": train.session.build = absent
 train.main()
 """
 OTHER = "import os, sys\nif os.environ['RANK'] == '1': sys.argv.append('{}')\nfrom fedpfl import train\ntrain.main()"

@@ -53,7 +53,7 @@ def test_a_model_that_is_not_finite_has_no_accuracy(backend):
 def test_what_the_server_makes_of_finite_uploads_is_looked_at(backend):
     @dataclass(frozen=True)
     class Exploding(FedAvg):
-        def aggregate(self, server, uploads, clients, weight):
+        def aggregate(self, server, clients, uploads, weight):
             return tree.map(lambda leaf: leaf.sum(0) * torch.inf, uploads), clients
 
     _, outcome = one_round(Exploding(), backend)
@@ -64,8 +64,8 @@ def test_what_the_server_makes_of_finite_uploads_is_looked_at(backend):
 def test_statistics_that_are_not_finite_are_found():
     @dataclass(frozen=True)
     class Scaled(FedAvg):
-        def start(self, server, client):
-            return {**server, "conv.weight": server["conv.weight"] * 1e30}
+        def start(self, received, client):
+            return {**received, "conv.weight": received["conv.weight"] * 1e30}
 
         def finish(self, server, client, start, end):
             return server, client
@@ -114,14 +114,14 @@ def test_fine_tuning_that_diverges_leaves_its_columns_empty_and_says_so(tmp_path
 class InPlace(FedAvg):
     """Changes what it is shown."""
 
-    def start(self, server, client):
-        tree.leaves(server)[0].add_(1.0)
-        return server
+    def start(self, received, client):
+        tree.leaves(received)[0].add_(1.0)
+        return received
 
 
 @dataclass(frozen=True)
 class InPlaceClient(LocalOnly):
-    def start(self, server, client):
+    def start(self, received, client):
         client["model"]["fc.bias"].mul_(0.5)
         return client["model"]
 
@@ -131,12 +131,6 @@ class InPlaceEvaluated(FedAvg):
     def personal(self, server, client):
         server["fc.bias"].zero_()
         return server
-
-
-@dataclass(frozen=True)
-class ExtraKey(LocalOnly):
-    def finish(self, server, client, start, end):
-        return {}, {"model": end, "note": torch.zeros(())}
 
 
 @dataclass(frozen=True)
@@ -153,35 +147,34 @@ class OtherType(LocalOnly):
 
 @dataclass(frozen=True)
 class ServerKey(FedAvg):
-    def aggregate(self, server, uploads, clients, weight):
-        server, clients = super().aggregate(server, uploads, clients, weight)
+    def aggregate(self, server, clients, uploads, weight):
+        server, clients = super().aggregate(server, clients, uploads, weight)
         return {**server, "extra": torch.zeros(2)}, clients
 
 
 @dataclass(frozen=True)
 class OtherShape(LocalOnly):
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         return server, tree.map(lambda leaf: leaf.unsqueeze(1), clients)
 
 
 @dataclass(frozen=True)
 class Forgetful(FedAvg):
-    def aggregate(self, server, uploads, clients, weight):
-        return tree.without(super().aggregate(server, uploads, clients, weight)[0], ["fc.bias"]), clients
+    def aggregate(self, server, clients, uploads, weight):
+        return tree.without(super().aggregate(server, clients, uploads, weight)[0], ["fc.bias"]), clients
 
 
 @dataclass(frozen=True)
 class Uneven(FedAvg):
-    def before_training(self, net, shard, server, client):
+    def before_training(self, server, client, net, shard):
         return {} if len(shard.data.y) == 33 else {"found": torch.zeros(())}
 
 
 @pytest.mark.parametrize(
     ("broken", "word"),
     [
-        (InPlace, "server.conv.weight in place"),
+        (InPlace, "received.conv.weight in place"),
         (InPlaceClient, "client.model.fc.bias in place"),
-        (ExtraKey, "note was missing"),
         (MissingKey, "is missing"),
         (OtherType, "torch.float64"),
         (ServerKey, "extra was missing"),
@@ -212,7 +205,7 @@ def test_a_broken_contract_ends_the_run_with_one_line(tmp_path, registered):
     result = call("method=fedavg", *TINY, cwd=tmp_path)
     assert result.code == 1
     assert len(result.complaints) == 1
-    assert "method=fedavg: InPlace.start changed its argument server." in result.complaints[0]
+    assert "method=fedavg: InPlace.start changed its argument received." in result.complaints[0]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from tests.conftest import (
     assert_same,
     federate,
     rounds,
-    row,
     tiny,
     trajectory,
 )
@@ -125,12 +124,12 @@ def test_a_rising_loss_stops_at_the_second_participation(backend, net, federatio
     mean = tree.mean(tree.take(state.clients["model"], torch.tensor([0, 2])), (weight / weight.sum()).float())
     assert_close(state.server["model"], mean)
     assert not torch.equal(state.server["model"]["fc.weight"], before["model"]["fc.weight"])
-    kept = copy.deepcopy(row(state.clients, 0))
+    kept = copy.deepcopy(state.client(0))
     cohort = pick(state, [0, 2], 0)
     assert len(cohort) == 2
     assert not set(cohort) & {0, 2}
     state, _ = play(runner, method, federation, state, cohort, local, 0, stopping)
-    assert_same(row(state.clients, 0), kept)
+    assert_same(state.client(0), kept)
     assert set(stopped(state)) >= {0, 2}
 
 
@@ -193,7 +192,7 @@ class Surveyor(FedAvg):
     """Asks everybody in every round, also those who have stopped."""
 
     def turns(self, played, cohort, clients, generator):
-        return [Turn(list(range(clients)), survey=lambda server, uploads, clients: (server, clients)), Turn(cohort)]
+        return [Turn(list(range(clients)), survey=lambda server, clients, uploads: (server, clients)), Turn(cohort)]
 
 
 def test_a_survey_is_no_participation_that_could_stop_a_client(net, federation):

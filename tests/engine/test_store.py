@@ -138,7 +138,7 @@ def test_what_is_not_given_of_a_row_keeps_its_value(federation):
     state = begin(Ditto(), tiny(norm=True), 4, CPU)
     state.rows.put_([2], {"client": tree.map(lambda leaf: leaf + 1, state.client([2]))})
     assert_same(row(state.client_buffers, 2), row(state.client_buffers, 1))
-    assert differing(row(state.clients, 2), row(state.clients, 1))
+    assert differing(state.client(2), state.client(1))
 
 
 def test_participants_are_counted_or_bounded():
@@ -226,13 +226,14 @@ def test_killed_with_its_states_on_disk_it_resumes_the_same(tmp_path):
     assert call(*RUN, "hydra.run.dir=here", cwd=tmp_path).code == 0
     killed = """
 import os, signal
-from fedpfl import record, train
-real = record.RunDirectory.checkpoint
+from fedpfl import train
+from fedpfl.record import rundir
+real = rundir.RunDirectory.checkpoint
 def last(self, payload):
     real(self, payload)
     if payload["round"] == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-record.RunDirectory.checkpoint = last
+rundir.RunDirectory.checkpoint = last
 train.main()
 """
     arguments = (*RUN, "hydra.run.dir=there", "state.device=disk")

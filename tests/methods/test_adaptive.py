@@ -1,4 +1,4 @@
-"""FedOBP with several q: its limits bit for bit, a choice by hand, what travels, what is refused."""
+"""FedOBP with an adaptive q: its limits bit for bit, a choice by hand, what travels, what is refused."""
 
 import dataclasses
 from typing import Any
@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedpfl.config import plan as config
+from fedpfl.config.plan import build, check
 from fedpfl.engine import Tuning, make
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
-from fedpfl.methods import Data, FedOBP, Shard
+from fedpfl.methods import Data, FedOBP, FedOBPAdaptive, Shard
 from fedpfl.methods.shared.importance import personal_count
 from fedpfl.models import Net
-from fedpfl.papers.tables import own_score
+from fedpfl.papers.fedobp.tables import own_score
 from fedpfl.report.load import begun
 from tests.command import TINY, composed, play, table
 from tests.conftest import CPU, LOCAL, as_engine, assert_same, federate, holding, rounds, tiny
@@ -55,7 +55,9 @@ def told(method, net, federation, engine) -> tuple[list[Any], list[Any], Any]:
     ids=str,
 )
 def test_a_list_of_one_is_that_value(values, backend, net, federation):
-    one, other = (told(FedOBP(q=q, **values), net, federation, backend) for q in (0.9, (0.9,)))
+    one, other = (
+        told(method, net, federation, backend) for method in (FedOBP(0.9, **values), FedOBPAdaptive((0.9,), **values))
+    )
     for a, b in zip(one[1], other[1], strict=True):
         assert (a.sent, a.metrics) == (b.sent, b.metrics)
         assert_same((a.before, a.after, a.loss), (b.before, b.after, b.loss))
@@ -65,7 +67,7 @@ def test_a_list_of_one_is_that_value(values, backend, net, federation):
 def test_a_list_that_gives_one_mask_is_that_mask(backend, net, federation):
     """It costs the bit by which a client tells its choice."""
     assert personal_count(0.9, N) == personal_count(0.9001, N)
-    one, other = (told(FedOBP(q=q), net, federation, backend) for q in (0.9, (0.9, 0.9001)))
+    one, other = (told(method, net, federation, backend) for method in (FedOBP(0.9), FedOBPAdaptive((0.9, 0.9001))))
     assert_same((one[0], one[2]), (other[0], other[2]))
     for a, b in zip(one[1], other[1], strict=True):
         assert a.sent._replace(bits_up=a.sent.bits_up + 5) == b.sent
@@ -74,7 +76,7 @@ def test_a_list_that_gives_one_mask_is_that_mask(backend, net, federation):
 
 def test_who_holds_nothing_out_takes_the_largest(backend, net, federation):
     without = dataclasses.replace(federation, validation=())
-    one, other = (told(FedOBP(q=q), net, without, backend) for q in (0.9, (0.2, 0.5, 0.9)))
+    one, other = (told(method, net, without, backend) for method in (FedOBP(0.9), FedOBPAdaptive((0.2, 0.5, 0.9))))
     assert_same((one[0], one[2]), (other[0], other[2]))
 
 
@@ -114,9 +116,9 @@ A, B = (1.0, 0.0), (0.0, 1.0)
     ],
 )
 def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
-    net, method = Net(Table()), FedOBP(q=several)
+    net, method = Net(Table()), FedOBPAdaptive(q=several)
     _, client = method.init({WEIGHT: OWN}, net.parts)
-    client = {**client, "trained": torch.tensor(True)}
+    client = {**client, "participated": torch.tensor(True)}
     assert client["q"] == several[-1]
     held = Data(torch.tensor(x).view(-1, 1, 1, 2), torch.tensor(y, dtype=torch.int64))
 
@@ -125,13 +127,13 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
 
     shard = Shard(never, 32, lambda stream, epoch: never(), lambda: held)
     for hook in (method.before_training, method.before_evaluation):
-        found = hook(net.bind({}, training=True), shard, {WEIGHT: SHARED}, client)
+        found = hook({WEIGHT: SHARED}, client, net.bind({}, training=True), shard)
         assert found.keys() == {"q"}
         assert (found["q"].item(), found["q"].dtype) == (best, torch.float64)
     entered = method.prepare({WEIGHT: SHARED}, client | found)
     diagonal = torch.tensor([[best == ALL, False], [False, best != NONE]])
     assert_same(entered["mask"][WEIGHT], diagonal)
-    assert_same(method.start({WEIGHT: SHARED}, entered)[WEIGHT], torch.where(diagonal, OWN, SHARED))
+    assert_same(method._begin({WEIGHT: SHARED}, entered)[WEIGHT], torch.where(diagonal, OWN, SHARED))
     told = method.metrics({WEIGHT: SHARED}, entered)
     assert [told[f"q_share/{q}"].item() for q in several] == [float(q == best) for q in several]
     upload, kept = method.finish({WEIGHT: SHARED}, entered, {WEIGHT: SHARED}, {WEIGHT: OWN})
@@ -142,10 +144,14 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
 def test_everybody_is_judged_by_the_best_of_the_list(backend, federation):
     """Of what the engine says of each q alone, on validation samples; with batch normalisation, in evaluation mode."""
     several, net, bests = (0.1, 0.3, 0.5, 0.7, 0.9, 0.98), tiny(norm=True), set()
-    states, runner = rounds(FedOBP(q=several), net, federation, engine=backend)[0], make(as_engine(backend), net, CPU)
+    states, runner = (
+        rounds(FedOBPAdaptive(q=several), net, federation, engine=backend)[0],
+        make(as_engine(backend), net, CPU),
+    )
     for state in states[1:]:
         chosen, *alone = (
-            runner.judge(FedOBP(q=q), federation, state, list(range(10))) for q in (several, *reversed(several))
+            runner.judge(method, federation, state, list(range(10)))
+            for method in (FedOBPAdaptive(several), *map(FedOBP, reversed(several)))
         )
         for client in range(10):
             told = [(-int(own["validation"].correct[client]), float(own["validation"].loss[client])) for own in alone]
@@ -163,7 +169,7 @@ def test_everybody_is_judged_by_the_best_of_the_list(backend, federation):
 def test_what_any_q_shares_goes_down_and_a_bit_a_q_goes_up(backend, net, federation):
     """Whatever is chosen; in round 1 all scores are zero and nothing is withheld."""
     several = (0.3, 0.7, 0.98)
-    states, outcomes = rounds(FedOBP(q=several), net, federation, engine=backend)
+    states, outcomes = rounds(FedOBPAdaptive(q=several), net, federation, engine=backend)
     withheld = personal_count(several[-1], N)
     down = [(own.sent.values_down, own.sent.bits_down) for own in outcomes]
     assert down == [(5 * N, 5 * N * 32)] + [(5 * (N - withheld), 5 * N * 32)] * 2
@@ -174,10 +180,10 @@ def test_what_any_q_shares_goes_down_and_a_bit_a_q_goes_up(backend, net, federat
 # Configuration
 
 
-def test_quantile_adaptive_is_a_list():
-    plan = config.check(composed("method=fedobp", "quantile=adaptive", "dataset=digits", "validation=0.1"))
-    assert plan.method.q == (0.5, 0.9, 0.99, 0.999, 0.9999)
-    one, other = (config.check(composed("method=fedobp", f"quantile.q={q}")) for q in ("[0.5,1]", "[0.5,0.9]"))
+def test_the_list_is_the_methods():
+    whole = ("method=fedobp_adaptive", "dataset=digits", "validation=0.1")
+    assert check(composed(*whole)).method.q == (0.5, 0.9, 0.99, 0.999, 0.9999)
+    one, other = (check(composed(*whole, f"method.q={q}")) for q in ("[0.5,1]", "[0.5,0.9]"))
     assert one.method.q == (0.5, 1.0)
     assert identity(one.config) != identity(other.config)
 
@@ -185,34 +191,36 @@ def test_quantile_adaptive_is_a_list():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ("quantile.q=[]", "quantile.q must be in ascending order, if it is a list, got ()"),
-        ("quantile.q=[0.9,0.5]", "quantile.q must be in ascending order, if it is a list, got (0.9, 0.5)"),
-        ("quantile.q=[0.5,0.5]", "quantile.q must be in ascending order"),
-        ("quantile.q=[0.5,1.5]", "quantile.q must be between 0 and 1, got (0.5, 1.5)"),
-        ("quantile.q=[0.5,x]", "quantile.q must be a number or a list of numbers, got [0.5, 'x']"),
-        ("quantile=adaptive method.ema=0.3", "method.ema must be 0 with several q and score=obp, got 0.3"),
-        ("quantile=adaptive norm=layer", "norm.name must be none or global with several q and score=obp, got 'layer'"),
+        ("method.q=[]", "method.q must be one or more, ascending, got ()"),
+        ("method.q=[0.9,0.5]", "method.q must be one or more, ascending, got (0.9, 0.5)"),
+        ("method.q=[0.5,0.5]", "method.q must be one or more, ascending"),
+        ("method.q=[0.5,1.5]", "method.q must be between 0 and 1, got [0.5, 1.5]"),
+        ("method.q=[0.5,x]", "method.q must be a list of numbers, got [0.5, 'x']"),
+        ("method.q=0.5", "method.q must be a list of numbers, got 0.5"),
+        ("method.ema=0.3", "method.ema must be 0 with several q and score=obp, got 0.3"),
+        ("norm=layer", "norm.name must be none or global with several q and score=obp, got 'layer'"),
     ],
 )
 def test_lists_that_are_refused(values, message):
     with pytest.raises(FedpflError) as caught:
-        config.check(composed("method=fedobp", "validation=0.1", *values.split()))
+        check(composed("method=fedobp_adaptive", "validation=0.1", *values.split()))
     assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("share", ["0", "0.001"])  # of the second nobody has a whole sample
 def test_without_held_out_samples_it_is_refused(share):
-    plan = config.check(composed(*TINY, "method=fedobp", "quantile=adaptive", f"validation={share}"))
+    plan = check(composed(*TINY, "method=fedobp_adaptive", f"validation={share}"))
     with pytest.raises(FedpflError) as caught:
-        config.build(plan)
-    assert str(caught.value) == "method=fedobp chooses by held-out samples, and there are none; set validation=0.1"
+        build(plan)
+    named = "method=fedobp_adaptive chooses by held-out samples, and there are none; set validation=0.1"
+    assert str(caught.value) == named
 
 
 # A run
 
 
 def test_a_run_records_what_was_chosen(tmp_path):
-    words = (*TINY, "method=fedobp", "quantile.q=[0.5,0.999]", "validation=0.25", "eval.finetune_epochs=0")
+    words = (*TINY, "method=fedobp_adaptive", "method.q=[0.5,0.999]", "validation=0.25", "eval.finetune_epochs=0")
     play(tmp_path, *words, "model=mlp", "model.hidden=[8]")
     for line in table(tmp_path / "rounds.csv"):
         shares = [float(line[f"q_share/{q}"]) for q in (0.5, 0.999)]

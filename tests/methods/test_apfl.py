@@ -172,7 +172,7 @@ def test_alpha_and_private_model_change_only_in_their_clients_rounds(method, bac
     for t, cohort in enumerate(COHORTS):
         for client in EVERYONE:
             for part in ("v", "alpha"):
-                old, new = (row(state.clients, client)[part] for state in states[t : t + 2])
+                old, new = (state.client(client)[part] for state in states[t : t + 2])
                 assert bool(differing(old, new)) == (client in cohort and TRAIN[client] > 1)
 
 
@@ -217,7 +217,7 @@ def test_fine_tuning_moves_both_models_and_leaves_alpha_still(net, federation):
     method.seen.clear()
     make(Engine("loop"), net, CPU).evaluate(method, federation, state, [0], TUNED)
     (tuned,) = method.seen
-    plain = method.personal(state.server, row(state.clients, 0))
+    plain = method.personal(state.server, state.client(0))
     assert differing(tuned, plain) == [f"/{role}/{name}" for role in ("w", "v") for name in net.params]
 
 
@@ -225,11 +225,11 @@ def test_an_unseen_client_has_the_initial_mixture_or_the_global_model(backend, n
     initial, cold = APFL(), APFL(cold_start="global")
     state = trajectory(cold, net, federation, COHORTS[:2], engine=backend)[-1]
     assert_same(state, trajectory(initial, net, federation, COHORTS[:2], engine=backend)[-1])
-    client = row(state.clients, UNSEEN)
+    client = state.client(UNSEEN)
     wanted = {"w": state.server, "v": net.params, "alpha": torch.tensor(0.5)}
     assert_same(initial.personal(state.server, client), wanted)
     assert_same(cold.personal(state.server, client), {**wanted, "alpha": torch.tensor(0.0)})
-    assert cold.personal(state.server, row(state.clients, 2))["alpha"] > 0.4
+    assert cold.personal(state.server, state.client(2))["alpha"] > 0.4
     fedavg = trajectory(FedAvg(), net, federation, COHORTS[:2], engine=backend)[-1]
     own, shared = (judged(m, net, federation, s, backend) for m, s in ((cold, state), (FedAvg(), fedavg)))
     for client in EVERYONE:
@@ -246,7 +246,7 @@ def test_the_first_round_of_a_cold_client_is_judged_like_that_too(backend, net, 
     assert_close(cold.before, shared.before)
     assert_same(cold.after, initial.after)
     assert not torch.equal(cold.before.loss, initial.before.loss)
-    assert cold.clients["trained"].tolist() == [True, False]
+    assert cold.trained.tolist() == [True, False]
 
 
 # Statistics, traffic, ranges
@@ -273,7 +273,7 @@ def test_one_model_travels_each_way(net, federation):
     state = begin(APFL(), net, 10, CPU)
     part = participate(APFL(), net, federation, state, COHORTS[0])
     assert part.down.values.tolist() == part.up.values.tolist() == [tree.size(net.params)] * 5
-    assert int(count(APFL().download(state.server, row(state.clients, 0))).values) == tree.size(net.params)
+    assert int(count(APFL().download(state.server, state.client(0))).values) == tree.size(net.params)
 
 
 @pytest.mark.parametrize(
@@ -281,10 +281,10 @@ def test_one_model_travels_each_way(net, federation):
     [
         ({"alpha": 1.1}, "alpha must be between 0 and 1"),
         ({"alpha": float("nan")}, "alpha must be between 0 and 1"),
-        ({"mixing": "both"}, "mixing must be output or param"),
+        ({"mixing": "both"}, "mixing must be one of output, param"),
         ({"alpha_lr": -1.0}, "alpha_lr must be 0 or more"),
         ({"alpha_decay": -1.0}, "alpha_decay must be 0 or more"),
-        ({"cold_start": "x"}, "cold_start must be initial or global"),
+        ({"cold_start": "x"}, "cold_start must be one of initial, global"),
     ],
 )
 def test_out_of_range(values, message):

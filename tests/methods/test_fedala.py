@@ -50,8 +50,8 @@ def learned(method, net, federation, state, client, seed=0, buffers=None):
     """A client's tree with the weights that its next round would start from."""
     shard = training_shard(federation, client, LOCAL.batch_size, Draws(seed, "train", 9))
     bound = net.bind(buffers or {"main": {}}, training=True)
-    own = row(state.clients, client)
-    return own | method.before_training(bound, shard, state.server, own)
+    own = state.client(client)
+    return own | method.before_training(state.server, own, bound, shard)
 
 
 @pytest.mark.parametrize("layers", [1, ALL])
@@ -59,13 +59,13 @@ def test_weights_of_one_that_do_not_move_are_fedavg(layers, backend, played):
     own = played(FedALA(layers=layers, eta=0.0), backend)
     for state, fedavg in zip(own, played(FedAvg(), backend), strict=True):
         assert_same(state.server, fedavg.server)
-        assert_same(FedALA(eta=0.0).personal(state.server, row(state.clients, 2)), fedavg.server)
+        assert_same(FedALA(eta=0.0).personal(state.server, state.client(2)), fedavg.server)
 
 
 def test_weights_of_zero_keep_the_top_and_share_the_rest(net, federation):
     method = FromZero(eta=0.0)
     state = trajectory(method, net, federation)[-1]
-    model = method.personal(state.server, row(state.clients, 2))
+    model = method.personal(state.server, state.client(2))
     for name in net.params:
         kept = row(state.clients["top"], 2)[name] if name in HEAD else state.server[name]
         assert torch.equal(model[name], kept), name
@@ -99,7 +99,7 @@ def test_merging_is_exact_at_both_ends():
 def test_weights_stay_between_zero_and_one_and_equal_entries_stay(net, federation):
     method = FedALA(eta=50.0)
     state = trajectory(method, net, federation)[-1]
-    client = row(state.clients, 2)
+    client = state.client(2)
     own = {name: value.clone() for name, value in client["top"].items()}
     own["classifier.weight"][0] = state.server["classifier.weight"][0]
     state = given(state, client={"top": tree.repeat(own, 10)})
@@ -119,7 +119,7 @@ def test_learning_changes_the_weights_alone(layers, played, net, federation):
     client = learned(method, net, federation, state, 2)
     assert_same({"server": state.server, "clients": state.clients}, before)
     assert_same(client["top"], row(state.clients["top"], 2))
-    start = method.start(state.server, client)
+    start = method._begin(state.server, client)
     for name in net.params:
         if name not in client["top"]:
             assert torch.equal(start[name], state.server[name])
@@ -130,7 +130,7 @@ def test_learning_on_kept_features_is_learning_by_whole_forwards(played, net, fe
 
     @dataclasses.dataclass(frozen=True)
     class Whole(FedALA):
-        def _objective(self, net, batch, server, client):
+        def _objective(self, server, client, net, batch):
             return lambda top: batch.cross_entropy(net({**server, **top}, batch.x))
 
     fast, slow = (learned(m, net, federation, state, 2)["weights"] for m in (FedALA(), Whole()))
@@ -143,8 +143,8 @@ def epochs(method, net, federation, state, client):
     count, inner = [0], method._objective
 
     class Counting(type(method)):
-        def _objective(self, net, batch, server, client):
-            objective = inner(net, batch, server, client)
+        def _objective(self, server, client, net, batch):
+            objective = inner(server, client, net, batch)
 
             def counted(top):
                 count[0] += 1
@@ -208,7 +208,7 @@ def test_it_settles_when_the_standard_deviation_of_the_last_losses_is_below_the_
     given_losses, made = iter(losses), []
 
     class Told(FedALA):
-        def _objective(self, net, batch, server, client):
+        def _objective(self, server, client, net, batch):
             made.append(len(batch.y))
             last = len(made) == 2
             return lambda top: 0 * tree.flat(top).sum() + (next(given_losses) if last else 100.0)
@@ -250,7 +250,7 @@ def test_a_client_without_a_minibatch_keeps_its_weights(played, net, federation)
     """80 % of two samples is a lone one."""
     method = FedALA()
     state = played(method)[-1]
-    assert state.clients["trained"][8]
+    assert state.client(8)["participated"]
     assert_same(learned(method, net, federation, state, 8)["weights"], row(state.clients["weights"], 8))
 
 
@@ -266,7 +266,7 @@ def test_batch_normalisation_stays(backend, federation):
     state = trajectory(method, net, federation, engine=backend)[-1]
     bound = net.bind(state.server_buffers, training=True)
     shard = training_shard(federation, 2, LOCAL.batch_size, Draws(0, "train", 9))
-    method.before_training(bound, shard, state.server, row(state.clients, 2))
+    method.before_training(state.server, state.client(2), bound, shard)
     assert_same(bound.buffers, state.server_buffers)
 
 

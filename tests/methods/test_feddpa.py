@@ -13,7 +13,7 @@ JOINT = {"rule": "quantile", "train": "joint"}
 
 
 def masks(method, state, client):
-    return method.prepare(state.server, row(state.clients, client))["mask"]
+    return method.prepare(state.server, state.client(client))["mask"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_scores_are_those_of_a_loop_over_samples(backend, federation):
 def test_the_scale_of_a_tensors_scores_does_not_matter(rule, net, federation):
     method = FedDPA(0.4, rule)
     state = trajectory(method, net, federation)[-1]
-    client = row(state.clients, 2)
+    client = state.client(2)
     scaled = {**client["score"], "fc.weight": 64 * client["score"]["fc.weight"]}
     before, after = (
         method.prepare(state.server, {**client, "score": score})["mask"] for score in (client["score"], scaled)
@@ -87,7 +87,7 @@ def test_the_scale_of_a_tensors_scores_does_not_matter(rule, net, federation):
 def test_a_tensor_of_equal_scores_is_shared(net, federation):
     method = FedDPA()
     state = trajectory(method, net, federation)[-1]
-    client = row(state.clients, 2)
+    client = state.client(2)
     equal = {**client["score"], "fc.bias": torch.full((12,), 0.3)}
     mask = method.prepare(state.server, {**client, "score": equal})["mask"]
     assert not mask["fc.bias"].any()
@@ -106,7 +106,7 @@ def test_each_of_two_phases_leaves_the_others_entries_alone(net, federation):
     mask = masks(method, state, 2)
     assert 0 < tree.size(mask) - sum(int(leaf.sum()) for leaf in tree.leaves(mask)) < tree.size(mask)
     first, both = (tree.take(participate(m, net, federation, state, [2]).uploads, 0) for m in (half, method))
-    start = method.start(state.server, method.prepare(state.server, row(state.clients, 2)))
+    start = method._begin(state.server, method.prepare(state.server, state.client(2)))
     for name in net.params:
         personal = mask[name]
         assert torch.equal(first[name][~personal], state.server[name][~personal])
@@ -126,7 +126,7 @@ def test_two_phases_with_nothing_personal_and_no_pull_are_fedavg(net, federation
 def test_a_client_that_never_trained_has_the_global_model(net, federation):
     method = FedDPA(0.0, **JOINT)
     state = trajectory(method, net, federation, COHORTS[:2])[-1]
-    assert_same(method.personal(state.server, row(state.clients, 7)), state.server)
+    assert_same(method.personal(state.server, state.client(7)), state.server)
     assert tree.leaves(masks(method, state, 2))[0].any()
 
 
@@ -146,8 +146,8 @@ def test_everything_travels(net, federation):
     ("values", "message"),
     [
         ({"threshold": 1.5}, "threshold must be between 0 and 1"),
-        ({"rule": "top"}, "rule must be value or quantile"),
-        ({"train": "both"}, "train must be two_phase or joint"),
+        ({"rule": "top"}, "rule must be one of value, quantile"),
+        ({"train": "both"}, "train must be one of two_phase, joint"),
         ({"lam1": -0.1}, "lam1 must be 0 or more"),
     ],
 )

@@ -21,7 +21,6 @@ from tests.conftest import (
     assert_same,
     participate,
     rounds,
-    row,
     tiny,
     trajectory,
 )
@@ -34,7 +33,7 @@ def draw(*shape, seed=0):
 def found_before(method, net, federation, state, client):
     shard = training_shard(federation, client, 32, Draws(0, "train", 1))
     return method.before_training(
-        net.bind(state.server_buffers, training=True), shard, state.server, row(state.clients, client)
+        state.server, state.client(client), net.bind(state.server_buffers, training=True), shard
     )
 
 
@@ -62,7 +61,7 @@ def test_alone_a_client_keeps_its_head(net, federation):
     method = FedPAC()
     state = trajectory(method, net, federation, COHORTS[:1])[-1]
     part = participate(method, net, federation, state, [2])
-    _, kept = method.aggregate(state.server, part.uploads, part.clients, torch.ones(1))
+    _, kept = method.aggregate(state.server, part.clients, part.uploads, torch.ones(1))
     assert_same(kept["head"], part.uploads["head"])
 
 
@@ -120,7 +119,7 @@ def test_statistics_are_those_of_loops_over_samples(federation):
         net, method = tiny(norm), FedPAC()
         state = trajectory(method, net, federation, COHORTS[:1])[-1]
         found = found_before(method, net, federation, state, 0)
-        model = method.personal(state.server, row(state.clients, 0))
+        model = method.personal(state.server, state.client(0))
         index = federation.train[0]
         with torch.no_grad():
             _, z = net.bind(state.server_buffers).features(model, federation.normalize(federation.x[index]))
@@ -141,7 +140,7 @@ def test_collecting_statistics_moves_no_batch_normalisation(federation):
     net, method = tiny(norm=True), FedPAC()
     state = trajectory(method, net, federation, COHORTS[:1])[-1]
     bound = net.bind(state.server_buffers, training=True)
-    method.before_training(bound, training_shard(federation, 0, 32, None), state.server, row(state.clients, 0))
+    method.before_training(state.server, state.client(0), bound, training_shard(federation, 0, 32, None))
     assert_same(bound.buffers, state.server_buffers)
 
 
@@ -226,14 +225,14 @@ def test_missing_prototypes_are_the_clients_own(net, federation):
     """With no other class seen than 0, a client without class 0 is pulled to its own means."""
     method = FedPAC()
     state = begin(method, net, 10, CPU)
-    client = row(state.clients, 0) | found_before(method, net, federation, state, 0)
+    client = state.client(0) | found_before(method, net, federation, state, 0)
     seen = torch.tensor([True] + [False] * 4)
     far = {"mean": torch.full_like(state.server["prototypes"]["mean"], 9.0), "seen": seen}
     x, y = federation.normalize(federation.x[federation.train[0]]), federation.y[federation.train[0]]
     for c in y.unique():
         batch = Batch(x[y == c], y[y == c])
-        params, bound = method.start(state.server, client), net.bind({"main": {}}, training=True)
-        loss = method.loss(bound, params, batch, {**state.server, "prototypes": far}, client)
+        params, bound = method._begin(state.server, client), net.bind({"main": {}}, training=True)
+        loss = method.loss({**state.server, "prototypes": far}, client, bound, params, batch)
         logits, z = bound.features(params, batch.x)
         target = far["mean"][0] if c == 0 else client["own"][c]
         wanted = torch.nn.functional.cross_entropy(logits, batch.y) + (z - target).square().mean()
@@ -257,14 +256,14 @@ def test_traffic_of_each_round(net, federation):
 
 def test_a_client_that_was_never_sampled_has_the_initial_head(net, federation):
     state = trajectory(FedPAC(), net, federation, COHORTS[:2])[-1]
-    model = FedPAC().personal(state.server, row(state.clients, 7))
+    model = FedPAC().personal(state.server, state.client(7))
     assert_same({name: model[name] for name in HEAD}, {name: net.params[name] for name in HEAD})
     assert_same({name: model[name] for name in state.server["body"]}, state.server["body"])
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"lam": -1.0}, "lam must be 0 or more"), ({"head_lr": 0.0}, "head_lr must be a positive number, or null")],
+    [({"lam": -1.0}, "lam must be 0 or more"), ({"head_lr": 0.0}, "head_lr must be a positive number or null")],
 )
 def test_out_of_range(values, message):
     with pytest.raises(ValueError, match=message):

@@ -69,12 +69,12 @@ def parts(method, net, federation, t=0, backend="loop", cohort=EVERYONE[0], **kw
     state = trajectory(method, net, federation, [cohort] * t, engine=backend, **kwargs)[-1]
     part = participate(method, net, federation, state, cohort, engine=backend, **kwargs)
     sizes = federation.train_sizes[cohort].double()
-    return state, part, *method.aggregate(state.server, part.uploads, part.clients, (sizes / sizes.sum()).float())
+    return state, part, *method.aggregate(state.server, part.clients, part.uploads, (sizes / sizes.sum()).float())
 
 
 def begins(method, server, client):
     """The model that a client's local training starts from."""
-    return method.start(server, method.prepare(server, client))
+    return method._begin(server, method.prepare(server, client))
 
 
 # Which entries are critical
@@ -123,7 +123,7 @@ def test_scores_are_by_hand_those_of_the_last_minibatch(score, hessian, net, fed
         def phases(self, server, client, params, epochs):
             return [Phase(epochs, after_gradient=self._note)]
 
-        def _note(self, params, grads, loss, batch, server, client):
+        def _note(self, server, client, params, grads, loss, batch):
             self.seen.append((tree.clone(params), batch))
             return client
 
@@ -187,7 +187,7 @@ def test_a_client_without_a_step_keeps_everything(backend, played, net, federati
         state = played(method, backend)[2]
         part = participate(method, net, federation, state, [9], engine=backend)
         assert tree.flat(part.clients["mask"]).all()
-        assert_same(row(part.clients["model"], 0), begins(method, state.server, row(state.clients, 9)))
+        assert_same(row(part.clients["model"], 0), begins(method, state.server, state.client(9)))
 
 
 # Overlaps and collaborators
@@ -328,7 +328,7 @@ def test_a_federation_of_one_client_is_local_training(method, backend):
 def test_a_cohort_of_one_begins_anew_from_what_is_critical(backend, net, federation):
     method = FedPURIN(judge="dense")
     state = trajectory(method, net, federation, [[2]], engine=backend)[-1]
-    client = row(state.clients, 2)
+    client = state.client(2)
     padded = tree.map(lambda leaf, own: torch.where(own, leaf, 0.0), client["model"], client["mask"])
     assert_same(begins(method, state.server, client), padded)
     assert 0.4 < float((tree.flat(padded) == 0).double().mean()) < 0.6
@@ -341,8 +341,8 @@ def test_identical_clients_agree(method, net, federation):
     for count, t in itertools.product((2, 3), (0, 500)):
         before, copies = {**state.server, "round": torch.tensor(t)}, torch.zeros(count, dtype=torch.long)
         uploads, clients = (tree.take(stacked, copies) for stacked in (part.uploads, part.clients))
-        server, replied = method.aggregate(before, uploads, clients, torch.full((count,), 1 / count))
-        end = row(uploads["model"].values if isinstance(method, FedPURIN) else uploads["model"], 0)
+        server, replied = method.aggregate(before, clients, uploads, torch.full((count,), 1 / count))
+        end = row(tree.received(uploads["model"]), 0)
         for client in range(count):
             assert_close(begins(method, server, row(replied, client)), end, atol=1e-7)
         assert replied["partners"].tolist() == [count - 1] * count
@@ -374,8 +374,7 @@ def test_after_beta_critical_entries_are_the_clients_own_and_the_others_the_mean
 def test_replies_are_plain_means_over_collaborators_and_the_mean_is_by_samples(method, net, federation):
     cohort = COHORTS[0]
     _, part, server, replied = parts(method, net, federation, 1, cohort=cohort)
-    sent = part.uploads["model"]
-    sent = sent.values if isinstance(sent, Masked) else sent
+    sent = tree.received(part.uploads["model"])
     masks = torch.cat([leaf.flatten(1) for leaf in tree.leaves(part.clients["mask"])], 1)
     table = brute(masks)
     pairs = table[~torch.eye(5, dtype=torch.bool)]
@@ -448,17 +447,17 @@ def test_a_client_is_judged_by_its_model_before_aggregation(method, backend, pla
     states = played(method, backend)
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
-        model = method.personal(states[2].server, row(states[2].clients, client))
+        model = method.personal(states[2].server, states[2].client(client))
         assert_same(model, row(part.clients["model"], k))
-    assert_same(method.personal(states[2].server, row(states[2].clients, UNSEEN)), net.params)
-    later = method.personal(states[3].server, row(states[3].clients, 2))  # who did not train in round 3
-    assert_same(later, method.personal(states[2].server, row(states[2].clients, 2)))
+    assert_same(method.personal(states[2].server, states[2].client(UNSEEN)), net.params)
+    later = method.personal(states[3].server, states[3].client(2))  # who did not train in round 3
+    assert_same(later, method.personal(states[2].server, states[2].client(2)))
 
 
 @kinds
 def test_who_comes_late_starts_from_the_latest_mean(method, played):
     state = played(method)[2]
-    assert_same(begins(method, state.server, row(state.clients, UNSEEN)), state.server["model"])
+    assert_same(begins(method, state.server, state.client(UNSEEN)), state.server["model"])
     assert state.server["round"] == 2
 
 
@@ -476,7 +475,7 @@ def test_batch_normalisation_is_the_clients_own_or_shared(backend, federation):
         assert torch.equal(mean[0], part.buffers["main"]["norm.running_mean"][0])
         assert not torch.equal(mean[0], mean[1])
         if method == FedPURIN():
-            client = row(states[3].clients, 0)
+            client = states[3].client(0)
             assert torch.equal(begins(method, states[3].server, client)["norm.weight"], client["model"]["norm.weight"])
             assert_same({k: row(states[3].clients["model"], 3)[k] for k in norms}, {  # who trained in round 1 alone
                 k: row(states[1].clients["model"], 3)[k] for k in norms
@@ -496,7 +495,7 @@ def test_critical_entries_go_up_and_what_is_not_zero_comes_down(backend, net, eq
         assert outcome.sent.bits_up == 4 * (32 * half + size)
         wanted = 0
         for client in range(4):
-            own = row(state.clients, client)
+            own = state.client(client)
             start, alone = begins(method, state.server, own), t > 0 and own["partners"] == 0
             for name, leaf in start.items():
                 wanted += int(((leaf != 0) & ~(own["mask"][name] & alone)).sum())
@@ -606,12 +605,12 @@ def test_sizes_of_table_3(network, shape, classes, dense, printed):
     ("kind", "values", "message"),
     [
         (FedCAC, {"tau": -0.1}, "tau must be between 0 and 1"),
-        (FedPURIN, {"tau": 1.5}, "tau must be between 0 and 1"),
+        (FedPURIN, {"tau": 1.5}, "tau must be above 0 and at most 1"),
         (FedPURIN, {"tau": 0.0}, "tau must be above 0"),
         (FedCAC, {"beta": 0}, "beta must be 1 or more"),
         (FedPURIN, {"cutoff": -0.5}, "cutoff must be 0 or more, or -1"),
-        (FedPURIN, {"score": "weight"}, "score must be gradient or delta"),
-        (FedPURIN, {"judge": "both"}, "judge must be sparse or dense"),
+        (FedPURIN, {"score": "weight"}, "score must be one of gradient, delta"),
+        (FedPURIN, {"judge": "both"}, "judge must be one of sparse, dense"),
     ],
 )
 def test_out_of_range(kind, values, message):

@@ -30,8 +30,8 @@ from tests.conftest import (
 
 def informed(method, federation, state, client, net):
     """A client's tree as it enters a round."""
-    own, shard = row(state.clients, client), training_shard(federation, client, 32, None)
-    return own | method.before_training(net.bind({"main": {}}), shard, state.server, own)
+    own, shard = state.client(client), training_shard(federation, client, 32, None)
+    return own | method.before_training(state.server, own, net.bind({"main": {}}), shard)
 
 
 def test_with_gamma_zero_the_generic_model_is_fedavg(backend, net, federation):
@@ -44,7 +44,7 @@ def test_with_gamma_zero_the_generic_model_is_fedavg(backend, net, federation):
 class WithoutPersonalHead(FedRoD):
     """The generic objective alone."""
 
-    def loss(self, net, params, batch, server, client):
+    def loss(self, server, client, net, params, batch):
         logits = net(params["w"], batch.x) + (client["prior"] if self.gamma else 0.0)
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none"))
 
@@ -96,12 +96,12 @@ def test_absent_classes_have_probability_zero_and_all_stays_finite(gamma, net, f
     probability = (torch.zeros(CLASSES) + client["prior"]).softmax(0)
     assert_close({"": probability}, {"": (counts**gamma / (counts**gamma).sum()).float()})
     assert not probability[counts == 0].any()
-    params = tree.map(lambda leaf: leaf.clone().requires_grad_(), method.start(state.server, client))
+    params = tree.map(lambda leaf: leaf.clone().requires_grad_(), method._begin(state.server, client))
     x = federation.normalize(federation.x[federation.train[0]])
     # With a padded sample of an absent class, as on the batched backend.
     batch = Batch(x, torch.cat([federation.y[federation.train[0]][:-1], torch.tensor([4])]), torch.ones(40))
     batch.weight[-1] = 0
-    loss = method.loss(net.bind({"main": {}}, training=True), params, batch, state.server, client)
+    loss = method.loss(state.server, client, net.bind({"main": {}}, training=True), params, batch)
     assert loss.isfinite()
     assert all(g.isfinite().all() for g in torch.autograd.grad(loss, tree.leaves(params)))
 
@@ -120,15 +120,15 @@ def test_a_personal_head_changes_only_with_training_and_counts_from_then_on(back
     states = trajectory(method, net, federation, engine=backend)
     initial = {name: net.params[name] for name in net.parts.head}
     assert_same(row(states[2].clients["q"], 7), initial)  # not sampled yet
-    judged = method.personal(states[2].server, row(states[2].clients, 7))
+    judged = method.personal(states[2].server, states[2].client(7))
     assert not any(leaf.any() for leaf in judged["q"].values())
     assert_same(judged["w"], states[2].server)
     assert_same(row(states[1].clients["q"], 0), row(states[2].clients["q"], 0))
-    after = method.personal(states[3].server, row(states[3].clients, 7))
+    after = method.personal(states[3].server, states[3].client(7))
     assert_same(after["q"], row(states[3].clients["q"], 7))
     assert not torch.equal(after["q"]["classifier.bias"], initial["classifier.bias"])
     assert_same(row(states[3].clients["q"], 9), initial)  # sampled twice, without a batch
-    assert not states[3].clients["trained"][9]
+    assert not states[3].client(9)["trained"]
 
 
 def test_the_personal_head_follows_its_own_loss_alone(net, federation):

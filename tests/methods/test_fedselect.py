@@ -38,8 +38,8 @@ UNSEEN = 7  # until round 3
 class Uniform(FedAvg):
     """FedAvg with equal weights."""
 
-    def aggregate(self, server, uploads, clients, weight):
-        return super().aggregate(server, uploads, clients, torch.full_like(weight, 1 / len(weight)))
+    def aggregate(self, server, clients, uploads, weight):
+        return super().aggregate(server, clients, uploads, torch.full_like(weight, 1 / len(weight)))
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def test_each_pass_leaves_the_others_entries_alone(backend, net, federation):
     state = begin(FedSelect(), net, 10, CPU)
     masks = [random_mask(net, 0.4, client) for client in EVERYONE]
     state = with_masks(state, net, masks)
-    starts = tree.stack([FedSelect().start(state.server, row(state.clients, client)) for client in EVERYONE])
+    starts = tree.stack([FedSelect()._begin(state.server, state.client(client)) for client in EVERYONE])
     for method, moving in ((First(), lambda mask: mask), (Second(), lambda mask: ~mask)):
         part = participate(method, net, federation, state, EVERYONE, engine=backend)
         end = part.uploads["model"].values
@@ -286,7 +286,7 @@ def test_personal_entries_move_first_and_the_passes_have_batches_and_steps_of_th
     method = FedSelect(lr_v=0.01)
     state = with_masks(begin(method, net, 10, CPU), net, [random_mask(net, 0.4, client) for client in EVERYONE])
     part = participate(method, net, federation, state, [2], local=local)
-    mask, client = row(state.clients["mask"], 2), row(state.clients, 2)
+    mask, client = row(state.clients["mask"], 2), state.client(2)
 
     @dataclass(frozen=True)
     class Pass(FedAvg):
@@ -296,7 +296,7 @@ def test_personal_entries_move_first_and_the_passes_have_batches_and_steps_of_th
             here = mask if self.stream == "personal" else tree.invert(mask)
             return [Phase(epochs, here, self.stream)]
 
-    params = method.start(state.server, client)
+    params = method._begin(state.server, client)
     for one, speed in ((Pass("personal"), slow), (Pass(), local)):
         at = dataclasses.replace(begin(one, net, 10, CPU), server=params)
         params = row(participate(one, net, federation, at, [2], local=speed).uploads, 0)
@@ -314,7 +314,7 @@ def test_all_personal_is_local_training_without_communication(backend, net, fede
     (assert_same if backend == "loop" else assert_close)(own.clients["model"], other.clients["model"])
     for count in (*own.down, *own.up):
         assert count.tolist() == [0] * 10
-    _, kept = method.aggregate(state.server, own.uploads, own.clients, torch.full((10,), 0.1))
+    _, kept = method.aggregate(state.server, own.clients, own.uploads, torch.full((10,), 0.1))
     assert_same(kept["own"], own.uploads["model"].values)
 
 
@@ -347,7 +347,7 @@ def test_the_mean_is_over_those_who_share_an_entry(net):
     shared["fc.weight"][2] = False
     shared["classifier.weight"][:] = False
     sent, weight = {"model": Agreed(uploads, shared)}, torch.tensor([0.7, 0.2, 0.1])
-    server, _ = method.aggregate(state.server, sent, state.clients, weight)
+    server, _ = method.aggregate(state.server, state.clients, sent, weight)
     assert_close(server["fc.weight"], net.params["fc.weight"] + 0.5)
     assert_close(server["fc.bias"], net.params["fc.bias"] + 8 / 3)
     assert_same(server["classifier.weight"], net.params["classifier.weight"])
@@ -359,9 +359,9 @@ def test_two_clients_with_complementary_masks_each_keep_their_own(backend, net):
     method = FedSelect(p=0.0)
     state = with_masks(begin(method, net, 2, CPU), net, [mask, tree.invert(mask)])
     part = participate(method, net, federation, state, [0, 1], engine=backend)
-    server, kept = method.aggregate(state.server, part.uploads, part.clients, torch.tensor([0.9, 0.1]))
+    server, kept = method.aggregate(state.server, part.clients, part.uploads, torch.tensor([0.9, 0.1]))
     for client in (0, 1):
-        assert_same(method.start(server, row(kept, client)), row(part.uploads["model"].values, client))
+        assert_same(method._begin(server, row(kept, client)), row(part.uploads["model"].values, client))
     assert len(differing(row(part.clients["model"], 0), row(part.clients["model"], 1))) == len(net.params)
 
 
@@ -373,19 +373,19 @@ def test_a_client_is_judged_by_its_model_before_aggregation(backend, net, federa
     states = trajectory(method, net, federation, engine=backend)
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
-        model = method.personal(states[2].server, row(states[2].clients, client))
+        model = method.personal(states[2].server, states[2].client(client))
         assert_same(model, row(part.uploads["model"].values, k))
-    assert_same(method.personal(states[2].server, row(states[2].clients, UNSEEN)), net.params)
-    later = method.personal(states[3].server, row(states[3].clients, 2))  # who did not train in round 3
-    assert_same(later, method.personal(states[2].server, row(states[2].clients, 2)))
+    assert_same(method.personal(states[2].server, states[2].client(UNSEEN)), net.params)
+    later = method.personal(states[3].server, states[3].client(2))  # who did not train in round 3
+    assert_same(later, method.personal(states[2].server, states[2].client(2)))
 
 
 def test_who_returns_takes_the_latest_shared_entries(net, federation):
     method = FedSelect()
     state = trajectory(method, net, federation, COHORTS[:2])[-1]
     for client in (0, UNSEEN):
-        kept = row(state.clients, client)
-        start = method.start(state.server, kept)
+        kept = state.client(client)
+        start = method._begin(state.server, kept)
         for name in net.params:
             mask = kept["mask"].get(name, torch.zeros_like(start[name], dtype=torch.bool))
             assert torch.equal(start[name][~mask], state.server[name][~mask])
@@ -430,9 +430,9 @@ def test_shared_entries_travel_and_a_mask_when_it_is_another(backend, net, feder
     [
         ({"p": 1.5}, "p must be between 0 and 1"),
         ({"alpha": -0.1}, "alpha must be between 0 and 1"),
-        ({"delta": "epoch"}, "delta must be round or window"),
+        ({"delta": "epoch"}, "delta must be one of round, window"),
         ({"every": 0}, "every must be 1 or more"),
-        ({"scope": "layer"}, "scope must be tensor or all"),
+        ({"scope": "layer"}, "scope must be one of tensor, all"),
         ({"lr_v": 0.0}, "lr_v must be a positive number or null"),
         ({"lr_u": -1.0}, "lr_u must be a positive number or null"),
     ],

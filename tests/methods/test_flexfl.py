@@ -44,7 +44,7 @@ class Local(FedAvg):
 class Highest(FlexFL):
     """Everyone is sent everything, and cuts it down to what its device can hold."""
 
-    def sample(self, generator, server):
+    def sample(self, server, generator):
         return {"sent": torch.tensor(len(self.levels) - 1)}
 
 
@@ -190,7 +190,7 @@ def test_a_level_of_a_trained_network_is_a_slice_of_it(backend, net, federation)
     server = states[-1].server
     masks = [neurons.entries(server["plan"], level, net.params) for level in server["levels"]]
     for client in COHORTS[-1]:
-        client = row(states[-1].clients, client)
+        client = states[-1].client(client)
         level = int(client["level"])
         whole = method.personal(server, client)
         for lower in range(level):
@@ -221,7 +221,7 @@ def test_levels_are_drawn_for_each_client_and_round(net):
     method = FlexFL()
     state = begin(method, net, 10, CPU)
     drawn = [
-        [int(method.sample(Draws(0, "train", t).server(client), state.server)["sent"]) for client in EVERYONE]
+        [int(method.sample(state.server, Draws(0, "train", t).server(client))["sent"]) for client in EVERYONE]
         for t in range(1, 31)
     ]
     assert len({tuple(own) for own in drawn}) == 30
@@ -234,7 +234,7 @@ def test_a_device_cuts_down_what_it_cannot_hold(backend, net, federation):
     size = [round(share * tree.size(net.params)) for share in shares(net)[0]]
     cut = 0
     for t, (cohort, outcome, state) in enumerate(zip(COHORTS, outcomes, states[1:], strict=True), 1):
-        sent = [int(FlexFL().sample(Draws(0, "train", t).server(client), state.server)["sent"]) for client in cohort]
+        sent = [int(FlexFL().sample(state.server, Draws(0, "train", t).server(client))["sent"]) for client in cohort]
         own = [min(level, int(states[0].clients["device"][i])) for i, level in zip(cohort, sent, strict=True)]
         assert state.clients["level"][cohort].tolist() == own
         assert outcome.sent.values_down == sum(size[level] for level in sent)
@@ -250,7 +250,7 @@ def test_a_device_cuts_down_what_it_cannot_hold(backend, net, federation):
 def test_a_client_that_never_trained_has_what_its_device_can_hold(net, federation):
     state = trajectory(FlexFL(), net, federation, [[9]])[-1]
     for client in (0, 5, 8):
-        own = FlexFL().personal(state.server, row(state.clients, client))
+        own = FlexFL().personal(state.server, state.client(client))
         level = state.server["levels"][{0: 0, 5: 1, 8: 2}[client]]
         masks = neurons.entries(state.server["plan"], level, net.params)
         assert_same(own, {name: leaf * masks[name] for name, leaf in net.params.items()})
@@ -278,9 +278,9 @@ def test_entries_beyond_the_level_hold_still(backend, federation):
 def test_the_loss_is_the_formula(level, federation):
     net, method = tiny(norm=True), FlexFL(gamma=6.0, temperature=2.0)
     state = begin(method, net, 10, CPU)
-    client = method.prepare(state.server, {**row(state.clients, 9), "sent": torch.tensor(level)})
+    client = method.prepare(state.server, {**state.client(9), "sent": torch.tensor(level)})
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
-    start = method.start(state.server, client)
+    start = method._begin(state.server, client)
     bound = net.bind({"main": net.buffers}, training=True)
 
     def by_hand(params, teaching):
@@ -295,14 +295,14 @@ def test_the_loss_is_the_formula(level, federation):
             loss = loss + 6.0 / level * 4 * apart.sum(1).mean() / 5
         return loss
 
-    loss = method.loss(bound, start, Batch(x, y), state.server, client)
+    loss = method.loss(state.server, client, bound, start, Batch(x, y))
     assert_close(loss, by_hand(start, start), atol=1e-6)
     if level:
         assert float(loss - F.cross_entropy(net.bind({"main": net.buffers}, training=True)(start, x), y)) > 1e-4
     # Teachers are given, and move no statistics.
     free = tree.map(lambda leaf: leaf.clone().requires_grad_(), start)
     own = torch.autograd.grad(
-        method.loss(net.bind({"main": net.buffers}, training=True), free, Batch(x, y), state.server, client),
+        method.loss(state.server, client, net.bind({"main": net.buffers}, training=True), free, Batch(x, y)),
         tree.leaves(free),
     )
     expected = torch.autograd.grad(by_hand(free, start), tree.leaves(free))
@@ -316,11 +316,11 @@ def test_the_loss_is_the_formula(level, federation):
 def test_padded_samples_teach_nothing(federation):
     net, method = tiny(), FlexFL()
     state = begin(method, net, 10, CPU)
-    client = method.prepare(state.server, {**row(state.clients, 9), "sent": torch.tensor(2)})
+    client = method.prepare(state.server, {**state.client(9), "sent": torch.tensor(2)})
     x, y = federation.normalize(federation.x[:6]), federation.y[:6]
     weight = torch.tensor([1.0, 1, 1, 1, 0, 0])
-    padded = method.loss(net.bind({}, True, weight), net.params, Batch(x, y, weight), state.server, client)
-    assert_close(padded, method.loss(net.bind({}, True), net.params, Batch(x[:4], y[:4]), state.server, client))
+    padded = method.loss(state.server, client, net.bind({}, True, weight), net.params, Batch(x, y, weight))
+    assert_close(padded, method.loss(state.server, client, net.bind({}, True), net.params, Batch(x[:4], y[:4])))
 
 
 def test_distillation_moves_what_is_above_the_lowest_level(backend, net, federation):
@@ -343,11 +343,11 @@ def test_distillation_moves_what_is_above_the_lowest_level(backend, net, federat
         ({"levels": (0.5, 0.7, 1.5)}, "levels must be above 0 and at most 1"),
         ({"apoz": (1.5,)}, "apoz must be between 0 and 1"),
         ({"tolerance": -0.1}, "tolerance must be at least 0 and below 1"),
-        ({"rounding": "x"}, "rounding must be floor, ceil or round"),
+        ({"rounding": "x"}, "rounding must be one of floor, ceil, round"),
         ({"devices": (1, 1)}, "devices must be as many numbers as levels"),
         ({"devices": (0, 0, 0)}, "devices must be 0 or more, and not all 0"),
-        ({"devices": (-1, 1, 1)}, "devices must be 0 or more, and not all 0"),
-        ({"assign": "x"}, "assign must be blocks or random"),
+        ({"devices": (-1, 1, 1)}, "devices must be 0 or more, got"),
+        ({"assign": "x"}, "assign must be one of blocks, random"),
         ({"gamma": -1.0}, "gamma must be 0 or more"),
         ({"temperature": 0.0}, "temperature must be a positive number"),
     ],

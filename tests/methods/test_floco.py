@@ -12,8 +12,8 @@ from fedpfl.engine import begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import Batch, Ditto, FedAvg, Floco
-from fedpfl.methods.floco import at, centres, components, onto_simplex
+from fedpfl.methods import Batch, Ditto, FedAvg, Floco, FlocoPlus
+from fedpfl.methods.shared.simplex import at, centres, components, onto_simplex
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -55,7 +55,7 @@ def test_one_endpoint_is_fedavg(backend, net, federation):
     method = Floco(endpoints=1, tau=1)
     own = trajectory(method, net, federation, engine=backend)
     for state, fedavg in zip(own, trajectory(FedAvg(), net, federation, engine=backend), strict=True):
-        assert_same(method.personal(state.server, row(state.clients, 3)), fedavg.server)
+        assert_same(method.personal(state.server, state.client(3)), fedavg.server)
 
 
 def test_of_equal_endpoints_every_point_is_the_same(net):
@@ -132,7 +132,7 @@ def test_an_endpoints_gradient_is_its_share_of_the_heads(net, federation):
     x, y = federation.normalize(federation.x[:30]), federation.y[:30]
     batch = Batch(x, y, random=torch.rand(5, generator=torch.Generator().manual_seed(3)))
     bound, alpha = net.bind({"main": {}}), method._point(batch, client)
-    slopes = grad(lambda s: method.loss(bound, s, batch, server, client))(server)["endpoints"][NAME]
+    slopes = grad(lambda s: method.loss(server, client, bound, s, batch))(server)["endpoints"][NAME]
 
     def loss_of_head(weight):
         return torch.nn.functional.cross_entropy(bound({**server["shared"], NAME: weight}, x), y)
@@ -219,7 +219,7 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
     part = runner.participate(method, federation, before, EVERYONE, LOCAL, Draws(0, "gather", 2))
     turn = method.turns(1, COHORTS[1], 10, None)[0]
     assert turn.clients == EVERYONE
-    server, client = turn.survey(before.server, part.uploads, before.clients)
+    server, client = turn.survey(before.server, before.clients, part.uploads)
     assert_same(server, before.server)
     assert_same(client["beta"], after.clients["beta"])
     assert set(client) == set(before.clients)
@@ -236,11 +236,11 @@ def test_the_projection_changes_centres_alone(backend, net, federation):
 
 def test_the_projection_leaves_private_copies_and_their_statistics_alone(backend, federation):
     """Of FLOCO+ clients that only took part in the gathering, not in the round after it."""
-    method = Floco(endpoints=3, tau=1, pers_epochs=1)
+    method = FlocoPlus(endpoints=3, tau=1, pers_epochs=1)
     before, after = trajectory(method, tiny(norm=True), federation, COHORTS[:2], engine=backend)[1:]
     for client in set(EVERYONE) - set(COHORTS[1]):
-        old, new = row(before.clients, client), row(after.clients, client)
-        for part in ("v", "trained"):
+        old, new = before.client(client), after.client(client)
+        for part in ("v", "participated", "trained"):
             assert_same({part: old[part]}, {part: new[part]})
         assert bool(new["projected"])
         assert not torch.equal(old["beta"], new["beta"])
@@ -250,9 +250,9 @@ def test_the_projection_leaves_private_copies_and_their_statistics_alone(backend
 def test_before_the_projection_clients_are_judged_at_the_centre_and_after_it_at_their_own(net, federation):
     method = Floco(endpoints=3, tau=1)
     states = trajectory(method, net, federation)
-    model = method.personal(states[1].server, row(states[1].clients, 0))
+    model = method.personal(states[1].server, states[1].client(0))
     assert_close(model[NAME], states[1].server["endpoints"][NAME].mean(0), atol=1e-7)
-    never = row(states[2].clients, 7)  # was not sampled yet, but took part in the projection
+    never = states[2].client(7)  # was not sampled yet, but took part in the projection
     model = method.personal(states[2].server, never)
     assert_close(model[NAME], torch.einsum("j,jcd->cd", never["beta"], states[2].server["endpoints"][NAME]), atol=1e-6)
 
@@ -261,11 +261,11 @@ def test_before_the_projection_clients_are_judged_at_the_centre_and_after_it_at_
 
 
 def test_with_one_endpoint_floco_plus_is_ditto(backend, net, federation):
-    method, ditto = Floco(endpoints=1, pers_epochs=2, lam=0.7), Ditto(lam=0.7)
+    method, ditto = FlocoPlus(endpoints=1, pers_epochs=2, lam=0.7), Ditto(lam=0.7)
     own = trajectory(method, net, federation, engine=backend)
     for state, other in zip(own, trajectory(ditto, net, federation, engine=backend), strict=True):
         for client in EVERYONE:
-            judged = method.personal(state.server, row(state.clients, client))
+            judged = method.personal(state.server, state.client(client))
             assert_close(judged, ditto.personal(other.server, row(other.clients, client)), atol=1e-6)
         assert_close(at(state.server, torch.ones(1)), other.server, atol=1e-6)
 
@@ -273,7 +273,7 @@ def test_with_one_endpoint_floco_plus_is_ditto(backend, net, federation):
 def test_the_private_copy_does_not_change_the_simplex(net, federation):
     plain = trajectory(Floco(endpoints=3, tau=1), net, federation)[-1]
     for epochs in (1, 2, 3):
-        method = Floco(endpoints=3, tau=1, pers_epochs=epochs)
+        method = FlocoPlus(endpoints=3, tau=1, pers_epochs=epochs)
         plus = trajectory(method, net, federation)[-1]
         assert_same(plus.server, plain.server)
         assert_same(plus.clients["beta"], plain.clients["beta"])
@@ -285,10 +285,10 @@ def test_without_a_pull_the_private_copy_is_local_training(net, federation):
     """From the initial model, at the points that a FLOCO client would draw."""
     state = begin(Floco(endpoints=3), net, 10, CPU)
     plus = participate(
-        Floco(endpoints=3, pers_epochs=2, lam=0.0),
+        FlocoPlus(endpoints=3, pers_epochs=2, lam=0.0),
         net,
         federation,
-        begin(Floco(endpoints=3, pers_epochs=2), net, 10, CPU),
+        begin(FlocoPlus(endpoints=3, pers_epochs=2), net, 10, CPU),
         [0],
     )
     plain = participate(Floco(endpoints=3), net, federation, state, [0])
@@ -296,7 +296,7 @@ def test_without_a_pull_the_private_copy_is_local_training(net, federation):
 
 
 def test_batch_normalisation_of_the_private_copy_is_its_own(backend, federation):
-    state = trajectory(Floco(endpoints=3, pers_epochs=2), tiny(norm=True), federation, engine=backend)[-1]
+    state = trajectory(FlocoPlus(endpoints=3, pers_epochs=2), tiny(norm=True), federation, engine=backend)[-1]
     assert set(state.server_buffers) == {"main"}
     assert set(state.client_buffers) == {"v"}
     assert len(state.client_buffers["v"]["norm.running_mean"][:, 0].unique()) > 5
@@ -322,7 +322,7 @@ def test_numbers_that_are_not_finite_are_one_line(net, federation):
     uploads = tree.repeat(state.server, 10)
     uploads["endpoints"][NAME][4] = math.nan
     with pytest.raises(FedpflError, match=r"not finite; lower local\.lr"):
-        method.turns(1, COHORTS[1], 10, None)[0].survey(state.server, uploads, state.clients)
+        method.turns(1, COHORTS[1], 10, None)[0].survey(state.server, state.clients, uploads)
 
 
 @pytest.mark.parametrize(
@@ -331,10 +331,11 @@ def test_numbers_that_are_not_finite_are_one_line(net, federation):
         ({"endpoints": 0}, "endpoints must be 1 or more"),
         ({"tau": -1}, "tau must be 0 or more"),
         ({"rho": -0.1}, "rho must be 0 or more"),
-        ({"pers_epochs": -1}, "pers_epochs must be 0 or more"),
-        ({"cold_start": "x"}, "cold_start must be initial or global"),
+        ({"pers_epochs": 0}, "pers_epochs must be 1 or more, or null"),
+        ({"lam": -1.0}, "lam must be 0 or more"),
+        ({"cold_start": "x"}, "cold_start must be one of initial, global"),
     ],
 )
 def test_out_of_range(values, message):
     with pytest.raises(ValueError, match=message):
-        Floco(**values)
+        FlocoPlus(**values)

@@ -10,7 +10,7 @@ from fedpfl.engine import begin
 from fedpfl.ground import tree
 from fedpfl.methods import FLUTE, FedPer, Phase
 from fedpfl.methods.flute import collapse
-from tests.conftest import CLASSES, COHORTS, CPU, HEAD, assert_close, assert_same, participate, row, tiny, trajectory
+from tests.conftest import CLASSES, COHORTS, CPU, HEAD, assert_close, assert_same, participate, tiny, trajectory
 
 PLAIN = {"l1": 0.0, "l2": 0.0, "l3": 0.0, "server_lr": 0.0}
 
@@ -97,7 +97,7 @@ def test_a_zero_weight_and_a_perfect_one_have_finite_gradients():
 
 def replied(method, state, part):
     weight = torch.full((len(part.uploads["present"]),), 1 / len(part.uploads["present"]))
-    return method.aggregate(state.server, part.uploads, part.clients, weight)[1]["head"]
+    return method.aggregate(state.server, part.clients, part.uploads, weight)[1]["head"]
 
 
 def test_the_servers_step(net, federation):
@@ -117,7 +117,7 @@ def test_the_servers_step(net, federation):
     small = replied(FLUTE(server_lr=0.01), state, part)
     assert objective(small["classifier.weight"]) < objective(heads["classifier.weight"])
     alone = tree.take(part.uploads, slice(0, 1))
-    step = FLUTE(server_lr=0.1).aggregate(state.server, alone, {}, torch.ones(1))[1]["head"]  # 0.5 / 5
+    step = FLUTE(server_lr=0.1).aggregate(state.server, {}, alone, torch.ones(1))[1]["head"]  # 0.5 / 5
     assert_close({"": step["classifier.weight"][0]}, {"": moved["classifier.weight"][0]}, atol=1e-7)
 
 
@@ -149,7 +149,7 @@ def test_each_regulariser_has_an_effect(net, federation):
 
 def test_a_client_that_was_never_sampled_has_the_initial_head(net, federation):
     state = trajectory(FLUTE(), net, federation, COHORTS[:2])[-1]
-    model = FLUTE().personal(state.server, row(state.clients, 7))
+    model = FLUTE().personal(state.server, state.client(7))
     assert_same({name: model[name] for name in HEAD}, {name: net.params[name] for name in HEAD})
 
 

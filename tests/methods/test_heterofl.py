@@ -46,8 +46,8 @@ class Equal(FedAvg):
     def buffers(self):
         return {"main": "local"}
 
-    def aggregate(self, server, uploads, clients, weight):
-        return super().aggregate(server, uploads, clients, torch.full_like(weight, 1 / len(weight)))
+    def aggregate(self, server, clients, uploads, weight):
+        return super().aggregate(server, clients, uploads, torch.full_like(weight, 1 / len(weight)))
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,8 @@ def test_windows_start_as_prefixes_and_roll_with_the_rounds(backend, net, federa
 def test_a_window_that_stands_still_is_heterofls(backend, net, federation):
     @dataclass(frozen=True)
     class Still(FedRolex):
-        def aggregate(self, server, uploads, clients, weight):
-            new, clients = super().aggregate(server, uploads, clients, weight)
+        def aggregate(self, server, clients, uploads, weight):
+            new, clients = super().aggregate(server, clients, uploads, weight)
             return {**new, "rounds": server["rounds"]}, clients
 
     own, other = (
@@ -257,14 +257,14 @@ def test_dynamic_widths_are_drawn_for_each_client_and_round(net):
     method = HeteroFL(dynamic=True)
     state = begin(method, net, 10, CPU)
     seen = [
-        float(method.sample(Draws(0, "train", t).server(client), state.server)["width"])
+        float(method.sample(state.server, Draws(0, "train", t).server(client))["width"])
         for t in range(1, 21)
         for client in EVERYONE
     ]
     assert set(seen) == set(RATES)
     assert all(20 < seen.count(rate) < 60 for rate in RATES)
     assert len({tuple(seen[10 * t : 10 * t + 10]) for t in range(20)}) == 20
-    assert HeteroFL().sample(Draws(0, "train", 1).server(0), state.server) == {}
+    assert HeteroFL().sample(state.server, Draws(0, "train", 1).server(0)) == {}
 
 
 def test_a_client_keeps_the_width_it_trained_last(backend, net, federation):
@@ -274,9 +274,9 @@ def test_a_client_keeps_the_width_it_trained_last(backend, net, federation):
         for client in EVERYONE:
             width = old.clients["width"][client]
             if client in COHORTS[t - 1]:
-                width = method.sample(Draws(0, "train", t).server(client), new.server)["width"]
+                width = method.sample(new.server, Draws(0, "train", t).server(client))["width"]
             assert new.clients["width"][client] == width
-            own = method.personal(new.server, row(new.clients, client))
+            own = method.personal(new.server, new.client(client))
             active = neurons.prefix(new.server["plan"], width, "ceil")
             assert torch.equal(own["fc.bias"] != 0, active[4:16])
 
@@ -342,7 +342,7 @@ def test_rows_that_nobody_has_a_class_for_do_not_change(backend, net, federation
 def prepared(method, net, federation, client):
     state = begin(method, net, 10, CPU)
     labels = torch.tensor([c in classes(federation, client) for c in range(5)])
-    own = {**row(state.clients, client), **({"labels": labels} if method.masked else {})}
+    own = {**state.client(client), **({"labels": labels} if method.masked else {})}
     return state.server, method.prepare(state.server, own)
 
 
@@ -351,19 +351,19 @@ def test_the_scaler_divides_what_convolutions_give_in_training_alone(norm, feder
     net = tiny(norm)
     method, plain = (HeteroFL(widths=(0.5,), masked=False, scaler=flag) for flag in (True, False))
     server, client = prepared(method, net, federation, 0)
-    start = method.start(server, client)
+    start = method._begin(server, client)
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     bound = net.bind({"main": net.buffers}, training=True)
     scaled = copy.deepcopy(net.module)
     scaled.conv.register_forward_hook(lambda module, inputs, output: output / 0.5)
     scaled.load_state_dict({**start, **net.buffers})
     expected = F.cross_entropy(scaled.train()(x), y)
-    assert_close(method.loss(bound, start, Batch(x, y), server, client), expected.detach(), atol=1e-6)
+    assert_close(method.loss(server, client, bound, start, Batch(x, y)), expected.detach(), atol=1e-6)
     still = net.bind({"main": net.buffers})
     assert_same(method.predict(still, start, x), plain.predict(still, start, x))
     assert_same(method.predict(still, start, x), net.bind({"main": net.buffers})(start, x))
     other = net.bind({"main": net.buffers}, training=True)
-    without = plain.loss(other, start, Batch(x, y), server, client)
+    without = plain.loss(server, client, other, start, Batch(x, y))
     assert_same(bound.buffers, other.buffers)  # statistics are those of the network that is judged
     assert (abs(float((without - expected).detach())) > 1e-3) is not norm
     if norm:
@@ -395,13 +395,13 @@ def test_masked_logits_are_zero_in_the_loss_and_in_judging(net, federation):
     absent = ~client["labels"]
     assert absent.any()
     assert client["labels"].any()
-    start, x = method.start(server, client), federation.normalize(federation.x[:9])
+    start, x = method._begin(server, client), federation.normalize(federation.x[:9])
     logits = net.bind({})(start, x)
     judged = method.predict(net.bind({}), method.evaluated(server, client, start), x)
     assert not judged[:, absent].any()
     assert torch.equal(judged[:, ~absent], logits[:, ~absent])
     y = federation.y[:9]
-    loss = method.loss(net.bind({}, training=True), start, Batch(x, y), server, client)
+    loss = method.loss(server, client, net.bind({}, training=True), start, Batch(x, y))
     assert_close(loss, F.cross_entropy(judged, y))
     assert abs(float(loss - F.cross_entropy(logits, y))) > 1e-3
 
@@ -413,7 +413,7 @@ def test_clients_know_their_classes_and_tuning_leaves_them_alone(kind, backend, 
     for client in EVERYONE:
         expected = [c in classes(federation, client) if client in COHORTS[0] else True for c in range(5)]
         assert state.clients["labels"][client].tolist() == expected
-    judged = method.personal(state.server, row(state.clients, 3))
+    judged = method.personal(state.server, state.client(3))
     (phase,) = method.finetuning(judged, net.parts, 2)
     assert phase.mask == {"model": True, "labels": False}
     judge = make(Engine(backend), net, CPU)
@@ -421,7 +421,7 @@ def test_clients_know_their_classes_and_tuning_leaves_them_alone(kind, backend, 
         tuned = judge.evaluate(method, federation, state, EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1), part))
         assert tuned.loss.isfinite().all()
     plain = kind(masked=False)
-    assert plain.before_training(None, None, {}, {}) == plain.before_evaluation(None, None, {}, {}) == {}
+    assert plain.before_training({}, {}, None, None) == plain.before_evaluation({}, {}, None, None) == {}
     assert "labels" not in plain.init(net.params, net.parts)[1]
 
 
@@ -433,11 +433,11 @@ def test_a_client_that_never_trained_has_its_part_of_the_initial_model(kind, bac
     method = kind(widths=(0.25, 1.0), masked=False)
     state = trajectory(method, net, federation, [[0, 6], [0, 9]], engine=backend)[-1]
     for client, width in ((3, 0.25), (8, 1.0)):
-        own = method.personal(state.server, row(state.clients, client))
+        own = method.personal(state.server, state.client(client))
         active = neurons.prefix(state.server["plan"], share(width))
         masks = neurons.entries(state.server["plan"], active, net.params)
         assert_same(own, {name: leaf * masks[name] for name, leaf in net.params.items()})
-    trained = method.personal(state.server, row(state.clients, 0))
+    trained = method.personal(state.server, state.client(0))
     assert_same(trained, row(state.clients["model"], 0))
 
 
@@ -446,7 +446,7 @@ def test_the_small_networks_values_travel(kind):
     net, method = models.build("cnn4", (1, 28, 28), 10, 0), kind()
     state = begin(method, net, 5, CPU)
     for client, rate in enumerate(RATES):
-        client = method.prepare(state.server, row(state.clients, client))
+        client = method.prepare(state.server, state.client(client))
         a, b, c = (round(rate * width) for width in (32, 64, 512))
         expected = 26 * a + (25 * a + 1) * b + (16 * b + 1) * c + 10 * c + 10
         down = count(method.download(state.server, client))
@@ -472,9 +472,9 @@ def test_statistics_of_other_channels_stay_as_they_were(backend, federation):
     [
         ({"widths": ()}, "widths must be at least one share"),
         ({"widths": (0.0,)}, "widths must be above 0 and at most 1"),
-        ({"weighting": "x"}, "weighting must be equal or samples"),
-        ({"rounding": "x"}, "rounding must be floor, ceil or round"),
-        ({"assign": "x"}, "assign must be blocks or random"),
+        ({"weighting": "x"}, "weighting must be one of equal, samples"),
+        ({"rounding": "x"}, "rounding must be one of floor, ceil, round"),
+        ({"assign": "x"}, "assign must be one of blocks, random"),
     ],
 )
 def test_out_of_range(kind, values, message):

@@ -16,6 +16,7 @@ from fedpfl import models
 from fedpfl.methods.shared import importance
 from tests.conftest import ROOT, assert_close, assert_same
 
+NORMS = ("none", "layer", "global")
 SHAPES = {  # data set: image shape, classes, parameters
     "cifar10": ((3, 32, 32), 10, 878_538),
     "cifar100": ((3, 32, 32), 100, 924_708),
@@ -181,7 +182,7 @@ def test_global_norm_gives_the_raw_mask_even_where_rounding_would_merge_scores()
         assert_same(none, whole)
 
 
-@pytest.mark.parametrize("norm", importance.NORMS)
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("factor", [2.0**-20, 3.0, 1000.0])
 def test_scaling_all_scores_changes_nothing(norm, factor):
     values = torch.randperm(400, generator=torch.Generator().manual_seed(1)).float()
@@ -193,7 +194,7 @@ def test_scaling_all_scores_changes_nothing(norm, factor):
 
 def test_mask_of_vectorised_clients_is_each_clients_mask():
     scores = {"a": torch.rand(6, 40), "b": torch.rand(6, 3, 5)}
-    for norm in importance.NORMS:
+    for norm in NORMS:
         for q in (0.3, 0.95):
             together = vmap(lambda s, q=q, norm=norm: importance.above_quantile(s, q, norm))(scores)
             for i in range(6):
@@ -207,20 +208,12 @@ def test_mask_of_vectorised_clients_is_each_clients_mask():
 def test_layer_normalisation_is_per_tensor():
     scores = {"a": torch.tensor([2.0, 4, 6]), "b": torch.tensor([[0.0, 30], [20, 40]])}
     expected = {"a": torch.tensor([0.0, 0.5, 1]), "b": torch.tensor([[0, 0.75], [0.5, 1]])}
-    assert_close(importance.normalize(scores, "layer"), expected)
+    assert_close(importance.rescaled(scores), expected)
 
 
-def test_global_normalisation_is_over_everything():
-    scores = {"a": torch.tensor([2.0, 4]), "b": torch.tensor([6.0, 10])}
-    expected = {"a": torch.tensor([0.0, 0.25]), "b": torch.tensor([0.5, 1])}
-    assert_close(importance.normalize(scores, "global"), expected)
-    assert_same(importance.normalize(scores, "none"), scores)
-
-
-@pytest.mark.parametrize("norm", ["layer", "global"])
-def test_constant_scores_are_zero_not_nan(norm):
+def test_constant_scores_are_zero_not_nan():
     scores = {"one": torch.tensor([3.0]), "many": torch.full((4,), 3.0)}
-    assert_same(importance.normalize(scores, norm), {"one": torch.zeros(1), "many": torch.zeros(4)})
+    assert_same(importance.rescaled(scores), {"one": torch.zeros(1), "many": torch.zeros(4)})
 
 
 def test_one_constant_tensor_does_not_spoil_the_layer_norm():

@@ -15,7 +15,8 @@ from fedpfl import engine
 from fedpfl.engine import masks
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
-from fedpfl.report.load import Mask, begun
+from fedpfl.report.load import begun
+from fedpfl.report.run import Mask
 from tests.command import TINY, play, summary
 from tests.conftest import federate, rounds, tiny
 from tests.report.test_report import write_run

@@ -10,6 +10,7 @@ from fedpfl import models
 from fedpfl.engine import Local, Tuning, begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
+from fedpfl.ground.traffic import count
 from fedpfl.methods import FedAvg, FedBABU, FedBN, FedPer, FedProx, FedRep, LGFedAvg, LocalOnly
 from tests.conftest import (
     COHORTS,
@@ -35,7 +36,7 @@ def played(net, federation):
 
 
 def models_of(method, state, clients=range(10)):
-    return [method.personal(state.server, row(state.clients, client)) for client in clients]
+    return [method.personal(state.server, state.client(client)) for client in clients]
 
 
 def body(params):
@@ -78,7 +79,7 @@ def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
         "fedbabu": FedBABU(),
     }.items():
         server, client = method.init(net.params, net.parts)
-        sent[name] = tree.size(method.download(server, client))
+        sent[name] = int(count(method.download(server, client)).values)
     assert sent == {"top": 5_130, "conv1": 2_432, "fedrep": 873_408, "fedbabu": 873_408}
 
 
@@ -155,9 +156,9 @@ def test_fine_tuning_moves_what_the_paper_says(base, part, played, net, federati
 
     method = Watched(**dataclasses.asdict(base))
     state = played(base)[-1]
-    kept, client = tree.clone(state.server), row(state.clients, 2)
+    kept, client = tree.clone(state.server), state.client(2)
     make(LOOP, net, CPU).evaluate(method, federation, state, [2], Tuning(LOCAL, Draws(0, "finetune", 3)))
-    moved = {path.strip("/") for path in differing(seen[-1], method.start(state.server, client))}
+    moved = {path.strip("/") for path in differing(seen[-1], method._begin(state.server, client))}
     assert moved == {"all": set(net.params), "head": set(HEAD), "body": set(net.params) - set(HEAD)}[part]
     assert_same(state.server, kept)
 
@@ -237,10 +238,10 @@ def test_with_lr_times_mu_of_one_each_step_starts_from_the_model_received(net, f
     [
         (lambda: FedProx(mu=-1.0), "mu must be 0 or more"),
         (lambda: LGFedAvg(layers=-1), "layers must be 0 or more"),
-        (lambda: LGFedAvg(variant="x"), "variant must be paper or as_published"),
+        (lambda: LGFedAvg(variant="x"), "variant must be one of paper, as_published"),
         (lambda: FedRep(body_epochs=-1), "body_epochs must be 0 or more"),
         (lambda: FedRep(head_epochs=-1), "head_epochs must be 0 or more, or null"),
-        (lambda: FedBABU(finetune="x"), "finetune must be all, head or body"),
+        (lambda: FedBABU(finetune="x"), "finetune must be one of all, head, body"),
     ],
 )
 def test_out_of_range(make_it, message):

@@ -25,7 +25,6 @@ from tests.conftest import (
     differing,
     federate,
     participate,
-    row,
     tiny,
     trajectory,
 )
@@ -128,7 +127,7 @@ def test_both_versions_are_exact_on_a_quadratic(delta):
     batches = (Batch(torch.zeros(1), torch.zeros(1)),) * 3
     for version, direction in (("fo", first_order), ("hf", second_order)):
         method = PerFedAvg(version, alpha, beta, delta)
-        end, _ = method._step(Quadratic(curvature, centre), {"w": w}, batches[: MINIBATCHES[version]], {}, {})
+        end, _ = method._step({}, {}, Quadratic(curvature, centre), {"w": w}, batches[: MINIBATCHES[version]])
         assert_close(end["w"], w - beta * direction, atol=1e-9, rtol=0)
     assert (second_order - first_order).abs().max() > 0.1
 
@@ -239,7 +238,7 @@ def test_fine_tuning_is_plain_descent_with_the_inner_step(method, backend, net, 
 
 def test_without_adaptation_the_meta_model_is_judged(backend, net, federation):
     state = played(FO, backend, LOCAL)[-1]
-    assert_same(FO.personal(state.server, row(state.clients, 0)), state.server)
+    assert_same(FO.personal(state.server, state.client(0)), state.server)
     assert_same(judged(FO, net, federation, state, backend), judged(FedAvg(), net, federation, state, backend))
 
 
@@ -299,14 +298,14 @@ def test_one_model_travels_each_way(net, federation):
     state = begin(FO, net, 10, CPU)
     part = participate(FO, net, federation, state, COHORTS[0])
     assert part.down.values.tolist() == part.up.values.tolist() == [tree.size(net.params)] * 5
-    assert int(count(FO.download(state.server, row(state.clients, 0))).values) == tree.size(net.params)
+    assert int(count(FO.download(state.server, state.client(0))).values) == tree.size(net.params)
     assert state.clients == {}
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"version": "so"}, "version must be fo or hf"),
+        ({"version": "so"}, "version must be one of fo, hf"),
         ({"inner_lr": -0.1}, "inner_lr must be 0 or more"),
         ({"outer_lr": -0.1}, "outer_lr must be 0 or more"),
         ({"delta": 0.0}, "delta must be a positive number"),

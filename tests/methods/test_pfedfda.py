@@ -11,8 +11,9 @@ from fedpfl.engine import begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
+from fedpfl.ground.traffic import count
 from fedpfl.methods import Data, FedAvg, PFedFDA, Shard
-from fedpfl.methods.pfedfda import class_means, lda, packed, unpacked
+from fedpfl.methods.shared.gaussian import class_means, frequencies, lda, packed, unpacked
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -22,7 +23,6 @@ from tests.conftest import (
     assert_close,
     assert_same,
     participate,
-    row,
     tiny,
     trajectory,
 )
@@ -145,8 +145,8 @@ def test_training_takes_a_mean_from_a_single_sample(net):
     method = Local()
     server, client = method.init(net.params, net.parts)
     z, y = draw(8, 12).float(), torch.tensor([0, 0, 0, 1, 1, 1, 1, 3])
-    client |= {"prior": method._prior(y, CLASSES)}
-    found = method.after_training(None, None, net.params, {"z": z, "y": y}, server, client)["mean"]
+    client |= {"prior": frequencies(y, CLASSES, method.eps)}
+    found = method.after_training(server, client, None, net.params, None, {"z": z, "y": y})["mean"]
     wanted = torch.stack([z[:3].mean(0), z[3:7].mean(0), server["mean"][2], z[7], server["mean"][4]])
     assert_close({"": found}, {"": wanted}, atol=1e-6)
 
@@ -159,18 +159,18 @@ def test_judging_takes_a_mean_from_more_samples_than_folds_alone(folds, net):
     y = torch.tensor([0] * folds + [1] * (folds + 1))
     data = Data(torch.rand(len(y), 1, 8, 8, generator=torch.Generator().manual_seed(0)), y)
     bound = net.bind({"main": {}})
-    head = method.before_evaluation(bound, Shard(lambda: data, 32, None), server, client)["head"]
+    head = method.before_evaluation(server, client, bound, Shard(lambda: data, 32, None))["head"]
     with torch.no_grad():
         z = bound.features({**server["body"], **server["head"]}, data.x)[1].double()
     mean = server["mean"].double()
     mean[1] = z[folds:].mean(0)
     centred = z - mean[y]
     cov = centred.T @ centred / (len(y) - 1) + torch.eye(12, dtype=torch.float64) + 1e-4
-    weight, bias = lda(mean, cov, method._prior(y, CLASSES), method.eps)
+    weight, bias = lda(mean, cov, frequencies(y, CLASSES, method.eps), method.eps)
     assert_close(head, {HEAD[0]: weight.float(), HEAD[1]: bias.float()}, atol=1e-4)
     other = mean.clone()
     other[0] = z[:folds].mean(0)
-    assert (lda(other, cov, method._prior(y, CLASSES), method.eps)[0] - weight).abs().max() > 1e-2
+    assert (lda(other, cov, frequencies(y, CLASSES, method.eps), method.eps)[0] - weight).abs().max() > 1e-2
 
 
 def test_a_covariance_without_regularisation_is_made_positive_definite():
@@ -226,7 +226,7 @@ def test_body_statistics_and_nothing_else_travel():
     net = models.build("cnn4", (3, 32, 32), 10, 0)
     method = PFedFDA()
     server, client = method.init(net.params, net.parts)
-    assert tree.size(method.download(server, client)) == 873_408 + 5_120 + 131_328
+    assert int(count(method.download(server, client)).values) == 873_408 + 5_120 + 131_328
 
 
 def test_uploads_are_of_that_size(net, federation):
@@ -241,8 +241,8 @@ def test_every_client_is_judged_by_a_head_of_its_own(net, federation):
     heads = []
     for client in (1, 4):  # never sampled
         shard = training_shard(federation, client, 32, Draws(0, "adapt", 1))
-        own = row(state.clients, client)
-        own |= method.before_evaluation(net.bind({"main": {}}), shard, state.server, own)
+        own = state.client(client)
+        own |= method.before_evaluation(state.server, own, net.bind({"main": {}}), shard)
         heads.append(method.personal(state.server, own))
     assert not torch.equal(heads[0]["classifier.weight"], heads[1]["classifier.weight"])
     assert_same(heads[0]["fc.weight"], state.server["body"]["fc.weight"])
@@ -257,11 +257,11 @@ def test_every_client_is_judged_by_a_head_of_its_own(net, federation):
 def test_features_are_judged_in_evaluation_mode(federation):
     net, method = tiny(norm=True), PFedFDA()
     state = trajectory(method, net, federation)[-1]
-    shard, client = training_shard(federation, 4, 32, Draws(0, "adapt", 1)), row(state.clients, 4)
+    shard, client = training_shard(federation, 4, 32, Draws(0, "adapt", 1)), state.client(4)
     training, judging = (net.bind(state.server_buffers, training=t) for t in (True, False))
     assert_same(
-        method.before_evaluation(training, shard, state.server, client),
-        method.before_evaluation(judging, shard, state.server, client),
+        method.before_evaluation(state.server, client, training, shard),
+        method.before_evaluation(state.server, client, judging, shard),
     )
     assert_same(training.buffers, state.server_buffers)
 
@@ -282,7 +282,7 @@ def test_as_published_it_is_fedavg_under_heads_from_statistics_that_never_move(b
         ({"eps": 0.0}, "eps must be above 0"),
         ({"folds": 1}, "folds must be 2 or more"),
         ({"cov_reg": -1.0}, "cov_reg must be 0 or more"),
-        ({"variant": "other"}, "variant must be paper or as_published"),
+        ({"variant": "other"}, "variant must be one of paper, as_published"),
     ],
 )
 def test_out_of_range(values, message):

@@ -99,7 +99,7 @@ def test_beta_is_the_length_of_the_servers_step(backend, net, federation):
     samples = [TRAIN[i] / total for i in COHORTS[0]]
     for beta, average in itertools.product((0.0, 0.5, 1.0, 2.0), ("uniform", "samples")):
         method = PFedMe(beta=beta, average=average)
-        server, _ = method.aggregate(first.server, part.uploads, part.clients, torch.tensor(samples))
+        server, _ = method.aggregate(first.server, part.clients, part.uploads, torch.tensor(samples))
         if beta == 0:
             assert_same(server, net.params)
         shares = [1 / 5] * 5 if average == "uniform" else samples
@@ -117,7 +117,7 @@ def test_inner_steps_find_the_proximal_point_of_a_quadratic():
     w, centre = ({"a": torch.randn(7, generator=g, dtype=torch.float64)} for _ in range(2))
     method = PFedMe(inner_steps=400, inner_lr=0.05, lam=3.0, mu=0.0)
     batch = Batch(torch.zeros(1), torch.zeros(1))
-    end, _ = method._step(Quadratic(centre), {"w": w, "th": w}, batch, w, {})
+    end, _ = method._step(w, {}, Quadratic(centre), {"w": w, "th": w}, batch)
     point = (centre["a"] + 3 * w["a"]) / 4
     assert_close(end["th"]["a"], point, atol=1e-12)
     assert_close(end["w"]["a"], w["a"] - method.outer_lr * 3 * (w["a"] - point), atol=1e-12)
@@ -126,7 +126,7 @@ def test_inner_steps_find_the_proximal_point_of_a_quadratic():
 def test_the_decay_is_part_of_an_inner_step():
     w, centre = ({"a": torch.tensor([value], dtype=torch.float64)} for value in (2.0, 0.5))
     method = PFedMe(inner_steps=2, inner_lr=0.1, lam=3.0, mu=0.5)
-    end, _ = method._step(Quadratic(centre), {"w": w, "th": w}, Batch(torch.zeros(1), torch.zeros(1)), w, {})
+    end, _ = method._step(w, {}, Quadratic(centre), {"w": w, "th": w}, Batch(torch.zeros(1), torch.zeros(1)))
     first = 2.0 - 0.1 * (1.5 + 0.5 * 2.0)
     second = first - 0.1 * (first - 0.5 + 3 * (first - 2.0) + 0.5 * first)
     assert_close(end["th"]["a"], torch.tensor([second], dtype=torch.float64), atol=1e-12)
@@ -137,8 +137,8 @@ def test_the_private_model_carries_on_from_minibatch_to_minibatch(batch_size, ba
     """One step of all samples is the same from both; of several, a fresh start would end elsewhere."""
 
     class Fresh(PFedMe):
-        def _step(self, net, params, batch, server, client):
-            return super()._step(net, {"w": params["w"], "th": params["w"]}, batch, server, client)
+        def _step(self, server, client, net, params, batch):
+            return super()._step(server, client, net, {"w": params["w"], "th": params["w"]}, batch)
 
     local = replace(PLAIN, batch_size=batch_size)
     warm, fresh = (
@@ -174,7 +174,7 @@ def test_clients_are_judged_by_the_stored_private_model_and_unseen_ones_by_the_g
                 assert_same(new, states[t].server)  # which no minibatch has moved
             else:
                 assert bool(differing(old, new)) == (client in cohort)
-    assert_same(method.personal(states[2].server, row(states[2].clients, UNSEEN)), states[2].server)
+    assert_same(method.personal(states[2].server, states[2].client(UNSEEN)), states[2].server)
     judge = make(Engine(backend), net, CPU)
     losses = judge.evaluate(method, federation, states[2], EVERYONE).loss
     for client in EVERYONE[:9]:
@@ -212,7 +212,7 @@ def test_one_model_travels_each_way(net, federation):
     state = begin(PFedMe(), net, 10, CPU)
     part = participate(PFedMe(), net, federation, state, COHORTS[0])
     assert part.down.values.tolist() == part.up.values.tolist() == [tree.size(net.params)] * 5
-    assert int(count(PFedMe().download(state.server, row(state.clients, 0))).values) == tree.size(net.params)
+    assert int(count(PFedMe().download(state.server, state.client(0))).values) == tree.size(net.params)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_one_model_travels_each_way(net, federation):
         ({"lam": 30.0, "outer_lr": 0.07}, r"outer_lr must be below 2 / lam = 0.06667, or it diverges; lower it or lam"),
         ({"beta": -1.0}, "beta must be 0 or more"),
         ({"mu": -1.0}, "mu must be 0 or more"),
-        ({"average": "x"}, "average must be uniform or samples"),
+        ({"average": "x"}, "average must be one of uniform, samples"),
     ],
 )
 def test_out_of_range(values, message):

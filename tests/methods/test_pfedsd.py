@@ -70,13 +70,13 @@ def test_scaling_logits_and_temperature_changes_nothing():
 def test_the_loss_is_the_formula_over_the_samples_that_are_no_padding(federation):
     """Cross-entropy + lam tau^2 times the mean divergence, without statistics."""
     net, method = tiny(), PFedSD(lam=0.7, tau=2.0)
-    client = {"teacher": tiny(seed=2).params, "teacher_buffers": {}, "trained": torch.tensor(True)}
+    client = {"teacher": tiny(seed=2).params, "teacher_buffers": {}, "participated": torch.tensor(True)}
     x, y = federation.normalize(federation.x[:6]), federation.y[:6]
     weight = torch.tensor([1.0, 1, 1, 1, 0, 0])
 
     def loss(count, weight=None):
         batch = Batch(x[:count], y[:count], weight)
-        return method.loss(net.bind({}, True, weight), net.params, batch, net.params, client)
+        return method.loss(net.params, client, net.bind({}, True, weight), net.params, batch)
 
     student, teacher = (net.bind({})(params, x) for params in (net.params, client["teacher"]))
     apart = F.kl_div(F.log_softmax(student / 2, 1), F.softmax(teacher / 2, 1), reduction="none").sum(1)
@@ -126,10 +126,10 @@ def test_a_teacher_equal_to_the_student_has_no_pull(net, federation):
     """One client, no change: divergence 0, and the gradient that of cross-entropy; further on there is one."""
     method, bound = PFedSD(), net.bind({"main": {}}, training=True)
     batch = Batch(torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 5)
-    client = {"teacher": net.params, "teacher_buffers": {}, "trained": torch.tensor(True)}
+    client = {"teacher": net.params, "teacher_buffers": {}, "participated": torch.tensor(True)}
 
     def loss(params):
-        return method.loss(bound, params, batch, net.params, client)
+        return method.loss(net.params, client, bound, params, batch)
 
     def plain(params):
         return F.cross_entropy(bound(params, batch.x), batch.y)
@@ -161,11 +161,11 @@ def test_the_teacher_is_the_clients_last_model_and_stays_that_of_its_last_traini
     method, states = PFedSD(), played(backend)
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
-        model = method.personal(states[2].server, row(states[2].clients, client))
+        model = method.personal(states[2].server, states[2].client(client))
         assert_same(model, row(part.uploads, k))
-    assert_same(row(states[3].clients, 2), row(states[2].clients, 2))  # who did not train in round 3
-    assert_same(method.personal(states[2].server, row(states[2].clients, UNSEEN)), net.params)
-    assert states[2].clients["trained"].tolist() == [client != UNSEEN for client in range(10)]
+    assert_same(states[3].client(2), states[2].client(2))  # who did not train in round 3
+    assert_same(method.personal(states[2].server, states[2].client(UNSEEN)), net.params)
+    assert states[2].client(range(10))["participated"].tolist() == [client != UNSEEN for client in range(10)]
 
 
 def test_a_teacher_judges_by_its_own_statistics_or_by_the_minibatchs(backend, federation):
@@ -206,7 +206,7 @@ def test_a_model_travels_each_way(net, federation):
     [
         ({"lam": -1.0}, "lam must be 0 or more"),
         ({"tau": 0.0}, "tau must be a positive number"),
-        ({"teacher": "both"}, "teacher must be eval or train"),
+        ({"teacher": "both"}, "teacher must be one of eval, train"),
     ],
 )
 def test_out_of_range(values, message):

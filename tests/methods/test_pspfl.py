@@ -38,7 +38,7 @@ def played(net, federation):
 
 
 def masks(method, state, client):
-    return method.prepare(state.server, row(state.clients, client))["mask"]
+    return method.prepare(state.server, state.client(client))["mask"]
 
 
 class Straight(nn.Module):
@@ -73,9 +73,9 @@ def test_with_q_zero_all_but_the_least_moved_is_personal(played):
     method = PSPFL(0.0)
     state = played(method)[0][2]
     for client in (0, 2, 8):
-        own = row(state.clients, client)
+        own = state.client(client)
         least = tree.flat(own["score"]).amin()
-        start = method.start(state.server, method.prepare(state.server, own))
+        start = method._begin(state.server, method.prepare(state.server, own))
         shared = tree.map(lambda score, least=least: score == least, own["score"])
         assert 1 <= int(tree.flat(shared).sum()) < 10
         assert_same(start, tree.where(shared, state.server, own["model"]))
@@ -131,7 +131,7 @@ def test_entries_that_did_not_move_are_shared(net, federation):
     method = PSPFL(0.0)
     state = trajectory(method, net, federation, [[2, 9]])[-1]
     assert not tree.flat(masks(method, state, 9)).any()
-    client = row(state.clients, 2)
+    client = state.client(2)
     dead = {**client["score"], "fc.weight": torch.zeros(12, 36)}
     mask = method.prepare(state.server, {**client, "score": dead})["mask"]
     assert not mask["fc.weight"].any()
@@ -160,11 +160,11 @@ def test_who_is_judged_by_what(backend, played, net, federation):
     states, _ = played(method, backend)
     part = participate(method, net, federation, states[1], COHORTS[1], engine=backend)
     for k, client in enumerate(COHORTS[1]):
-        own = method.personal(states[2].server, row(states[2].clients, client))
+        own = method.personal(states[2].server, states[2].client(client))
         assert_same(own, row(part.uploads.values, k))
-    client = row(states[2].clients, UNSEEN)
+    client = states[2].client(UNSEEN)
     assert_same(method.personal(states[2].server, client), states[2].server)
-    assert_same(method.start(states[2].server, method.prepare(states[2].server, client)), states[2].server)
+    assert_same(method._begin(states[2].server, method.prepare(states[2].server, client)), states[2].server)
 
 
 @UPLOADS
@@ -195,7 +195,7 @@ def test_statistics_of_batch_normalisation_stay_with_the_client(backend, federat
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"q": 1.1}, "q must be between 0 and 1"), ({"upload": "none"}, "upload must be shared or all")],
+    [({"q": 1.1}, "q must be between 0 and 1"), ({"upload": "none"}, "upload must be one of shared, all")],
 )
 def test_out_of_range(values, message):
     with pytest.raises(ValueError, match=message):

@@ -65,7 +65,7 @@ def test_two_models_travel_each_way(net, federation):
     part = participate(METHOD, net, federation, state, COHORTS[0], local=LOCAL)
     twice = 2 * tree.size(net.params)
     assert part.down.values.tolist() == part.up.values.tolist() == [twice] * 5
-    assert int(count(METHOD.download(state.server, row(state.clients, 0))).values) == twice
+    assert int(count(METHOD.download(state.server, state.client(0))).values) == twice
 
 
 def test_a_client_without_a_step_changes_nothing(backend, federation):

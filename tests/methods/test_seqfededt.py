@@ -56,7 +56,7 @@ def order(t: int) -> list[int]:
 
 def last(state, client):
     """A client's last model, in the order of the parameters."""
-    own = row(state.clients, client)
+    own = state.client(client)
     return {name: {**own["scored"], **own["rest"]}[name] for name in state.server}
 
 
@@ -75,8 +75,8 @@ def test_with_q_one_it_is_plain_sequential_learning(backend, federation):
 def test_with_q_zero_only_the_least_scores_are_taken_from_the_travelling_model(score, net, federation):
     method = SeqFedEDT(score, 0.0)
     state = trajectory(method, net, federation, COHORTS[:2])[-1]
-    client = method.prepare(state.server, row(state.clients, 0))
-    start = method.start(state.server, client)
+    client = method.prepare(state.server, state.client(0))
+    start = method._begin(state.server, client)
     own = client["scored"]
     by = {
         "difference": lambda w, own: (w - own).abs(),
@@ -120,34 +120,34 @@ def test_the_model_goes_round_in_a_drawn_order_and_the_last_clients_begins_the_n
 def test_a_first_participation_compares_with_the_initial_model(net, federation):
     method = SeqFedEDT(q=0.9)
     state = trajectory(method, net, federation, COHORTS[:2])[-1]
-    client = method.prepare(state.server, row(state.clients, UNSEEN))
+    client = method.prepare(state.server, state.client(UNSEEN))
     assert_same(client["scored"], net.params)
     moved = tree.flat(tree.map(lambda w, old: (w - old).abs(), state.server, net.params))
     count = importance.personal_count(0.9, moved.numel())
     chosen = tree.flat(client["mask"])
     assert int(chosen.sum()) == count
     assert moved[chosen].min() > moved[~chosen].max()
-    start = tree.flat(method.start(state.server, client))
+    start = tree.flat(method._begin(state.server, client))
     assert torch.equal(start[chosen], tree.flat(net.params)[chosen])
     first = begin(method, net, 10, CPU)  # where all models are equal, and nothing is personal
-    assert not tree.flat(method.prepare(first.server, row(first.clients, 0))["mask"]).any()
+    assert not tree.flat(method.prepare(first.server, first.client(0))["mask"]).any()
 
 
 def test_neither_squares_nor_rescaling_change_the_selection(played):
     state = played(SeqFedEDT(q=0.5))[0][-1]
     for q, client in itertools.product((0.0, 0.3, 0.9), (0, 2, 6)):
-        own = row(state.clients, client)
+        own = state.client(client)
         difference, squared = (SeqFedEDT(s, q).prepare(state.server, own)["mask"] for s in ("difference", "squared"))
         assert_same(difference, squared)
         scores = importance.gradient(state.server, own["scored"])
-        scaled = importance.normalize(scores, "global")
+        scaled = tree.unflat(importance.rescaled(tree.flat(scores)), scores)
         assert_same(importance.above_quantile(scaled, q), difference)
         assert 0 < int(tree.flat(difference).sum()) == importance.personal_count(q, 549)
 
 
 def test_scores_differ(played):
     state = played(SeqFedEDT(q=0.5))[0][-1]
-    masks = [SeqFedEDT(s, 0.5).prepare(state.server, row(state.clients, 0))["mask"] for s in ("squared", "importance")]
+    masks = [SeqFedEDT(s, 0.5).prepare(state.server, state.client(0))["mask"] for s in ("squared", "importance")]
     assert differing(*masks)
 
 
@@ -157,9 +157,9 @@ def test_with_the_classifier_alone_the_quantile_counts_over_it(backend, played):
     assert set(states[0].clients["scored"]) == set(HEAD)
     assert set(outcomes[0].metrics) == {"personal_share", *(f"personal/{name}" for name in HEAD)}
     assert outcomes[2].metrics["personal_share"] == pytest.approx(importance.personal_count(0.5, 65) / 549)
-    client = method.prepare(states[-1].server, row(states[-1].clients, 2))
+    client = method.prepare(states[-1].server, states[-1].client(2))
     assert int(tree.flat(client["mask"]).sum()) == importance.personal_count(0.5, 65)
-    start = method.start(states[-1].server, client)
+    start = method._begin(states[-1].server, client)
     body = {name: value for name, value in states[-1].server.items() if name not in HEAD}
     assert_same({name: start[name] for name in body}, body)
     assert differing({name: start[name] for name in HEAD}, {name: states[-1].server[name] for name in HEAD})
@@ -169,11 +169,11 @@ def test_with_the_classifier_alone_the_quantile_counts_over_it(backend, played):
 def test_who_is_judged_by_what(backend, played, net):
     for method in (SeqFedEDT(q=0.5), SeqFedEDT(q=0.5, classifier_only=True)):
         states, _ = played(method, backend)
-        unseen = method.personal(states[2].server, row(states[2].clients, UNSEEN))
+        unseen = method.personal(states[2].server, states[2].client(UNSEEN))
         assert_same(unseen, states[2].server)
         assert list(unseen) == list(net.params)
         for state in states[1:]:
-            assert_same(method.personal(state.server, row(state.clients, 3)), last(state, 3))
+            assert_same(method.personal(state.server, state.client(3)), last(state, 3))
         assert_same(last(states[3], 3), last(states[1], 3))  # who trained in round 1 alone
         assert differing(last(states[3], 3), states[3].server)
 
@@ -199,7 +199,7 @@ def test_statistics_of_batch_normalisation_stay_with_the_client(backend, federat
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"score": "fisher"}, "score must be difference, squared or importance"),
+        ({"score": "fisher"}, "score must be one of difference, squared, importance"),
         ({"q": -0.1}, "q must be between 0 and 1"),
     ],
 )

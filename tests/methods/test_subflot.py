@@ -43,7 +43,8 @@ GENTLE = dataclasses.replace(LOCAL, lr=0.01)
 
 def received(method, server, client):
     """The client's state as it enters a round, in which the server looks at no data."""
-    return method.prepare(server, client | method.before_training(None, None, server, client))
+    client = {"participated": torch.tensor(False), **client}
+    return method.prepare(server, client | method.before_training(server, client, None, None))
 
 
 @cache
@@ -160,8 +161,8 @@ def test_a_model_aligned_with_itself_is_itself(mode, world):
 def test_a_history_that_is_the_global_model_is_sent_for_every_alpha(mode, alpha, world):
     method = SubFLOT(rates=(0.0,), mode=mode, alpha=alpha)
     server, client = method.init(world.net.params, world.net.parts)
-    ready = received(method, server, {**client, "joined": torch.tensor(True)})
-    assert_same(method.start(server, ready), world.net.params)
+    ready = received(method, server, {**client, "participated": torch.tensor(True)})
+    assert_same(method._begin(server, ready), world.net.params)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
@@ -183,10 +184,15 @@ def test_a_history_of_the_global_models_neurons_is_sent(turned, world):
     server, client = method.init(world.net.params, world.net.parts)
     own = world.active(0.5)
     history = transport.grown(world.cut(world.net.params, own), neurons.entries(world.plan, own, world.net.params))
-    client |= {"model": history, "own": own[:-1], "joined": torch.tensor(True), "rate": torch.tensor(0.5).double()}
+    client |= {
+        "model": history,
+        "own": own[:-1],
+        "participated": torch.tensor(True),
+        "rate": torch.tensor(0.5).double(),
+    }
     if turned:
         server["model"] = permuted(world.net.params, orders(GROUPS, 1))
-    assert_same(method.start(server, received(method, server, client)), history)
+    assert_same(method._begin(server, received(method, server, client)), history)
 
 
 @modes
@@ -394,8 +400,8 @@ def test_without_the_global_model_a_client_starts_from_its_last(backend, net, fe
     state = trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1]
     other = strange(state)
     for client in COHORTS[0]:
-        client = row(state.clients, client) | method.sample(torch.Generator(), state.server)
-        assert_same(method.start(other.server, received(method, other.server, client)), client["model"])
+        client = state.client(client) | method.sample(state.server, torch.Generator())
+        assert_same(method._begin(other.server, received(method, other.server, client)), client["model"])
     once, twice = (participate(method, net, federation, s, COHORTS[0], engine=backend) for s in (state, other))
     assert_same(once.uploads, twice.uploads)
 
@@ -406,13 +412,13 @@ def test_the_loss_pulls_to_what_was_received(net, federation):
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     for client, rate in ((0, 0.25), (9, 0.75)):
         server = states[-1].server
-        client = received(method, server, row(states[-1].clients, client) | method.sample(torch.Generator(), server))
+        client = received(method, server, states[-1].client(client) | method.sample(server, torch.Generator()))
         here = tree.map(lambda leaf, mask: leaf + 0.1 * mask, client["received"], client["mask"])
-        loss = method.loss(net.bind({}), here, Batch(x, y), server, client)
+        loss = method.loss(server, client, net.bind({}), here, Batch(x, y))
         active = sum(int(mask.sum()) for mask in tree.leaves(client["mask"]))
         expected = float(F.cross_entropy(net.bind({})(here, x), y)) + 0.3 * rate * 0.01 * active
         assert float(loss) == pytest.approx(expected, rel=1e-5)
-        plain = dataclasses.replace(method, sar=False).loss(net.bind({}), here, Batch(x, y), server, client)
+        plain = dataclasses.replace(method, sar=False).loss(server, client, net.bind({}), here, Batch(x, y))
         assert float(plain) == pytest.approx(float(F.cross_entropy(net.bind({})(here, x), y)), rel=1e-6)
 
 
@@ -424,9 +430,9 @@ def test_the_first_time_a_client_gets_the_global_models_entries(backend, net, fe
     method, states = SubFLOT(rates=(0.5,)), played(backend)
     for t, client in ((1, 0), (2, 4), (3, 7)):
         before, after = states[t - 1], states[t]
-        assert not before.clients["joined"][client]
+        assert not before.client(client)["participated"]
         assert_same(row(before.clients["model"], client), net.params)  # and by this it is judged
-        assert after.clients["joined"][client]
+        assert after.client(client)["participated"]
         own = torch.cat([after.clients["own"][client], torch.tensor([True])])
         assert [int(own[:4].sum()), int(own[4:16].sum())] == [2, 6]
         part = participate(method, net, federation, before, [client], engine=backend, local=still())
@@ -449,7 +455,7 @@ def still():
 def test_a_client_keeps_its_neurons(backend, net, federation):
     states = played(backend)
     assert_same(states[1].clients["own"][2], states[2].clients["own"][2])
-    choices = {tuple(own.tolist()) for own in states[-1].clients["own"][states[-1].clients["joined"]]}
+    choices = {tuple(own.tolist()) for own in states[-1].clients["own"][states[-1].client(range(10))["participated"]]}
     assert len(choices) > 5
     first = trajectory(SubFLOT(rates=(0.5,), initial="prefix"), net, federation, engine=backend)[-1].clients["own"]
     for client in (0, 7):
@@ -459,7 +465,7 @@ def test_a_client_keeps_its_neurons(backend, net, federation):
 def test_starts_are_mixtures_and_networks_stay_small(backend, net, federation):
     method = SubFLOT(rates=(0.5,), alpha=0.25)
     state = strange(trajectory(method, net, federation, COHORTS[:1], engine=backend)[-1])
-    server, client = state.server, row(state.clients, 2)
+    server, client = state.server, state.client(2)
     world = World(net)
     active = torch.cat([client["own"], torch.tensor([True])])
     history = world.cut(client["model"], active)
@@ -512,7 +518,7 @@ def test_a_part_left_out_is_taken_by_position(part, backend, net, federation):
         assert differing(ends, here.uploads["model"].values)
     else:
         assert_same(ends, here.uploads["model"].values)
-        merged, moved = (m.aggregate(state.server, away.uploads, away.clients, weight)[0] for m in (method, SubFLOT()))
+        merged, moved = (m.aggregate(state.server, away.clients, away.uploads, weight)[0] for m in (method, SubFLOT()))
         assert_same(merged["model"], tree.masked_mean(state.server["model"], ends, mask, weight))
         assert differing(merged["model"], moved["model"])
 
@@ -573,7 +579,7 @@ def test_sizes_of_the_four_layer_network(rate, size):
     assert size == 76 * a + (25 * a + 1) * b + (25 * b + 1) * c + 10 * c + 10
     method, net = SubFLOT(rates=(rate,)), models.build("cnn4", (3, 32, 32), 10, 0)
     state = begin(method, net, 1, CPU)
-    client = row(state.clients, 0) | method.sample(torch.Generator(), state.server)
+    client = state.client(0) | method.sample(state.server, torch.Generator())
     client = received(method, state.server, client)
     assert int(count(method.download(state.server, client)).values) == size
     upload, _ = method.finish(state.server, client, client["received"], client["received"])
@@ -589,7 +595,7 @@ def test_a_client_begins_with_the_share_of_each_layer_that_is_not_pruned(rate, c
     """(1 - rho) M neurons of M, rounded to the nearest, halves up, and at least one: of 4 and 12 these."""
     method = SubFLOT(rates=(rate,), initial=initial)
     state = begin(method, net, 1, CPU)
-    client = row(state.clients, 0) | method.sample(torch.Generator().manual_seed(3), state.server)
+    client = state.client(0) | method.sample(state.server, torch.Generator().manual_seed(3))
     own = received(method, state.server, client)["own"]
     assert [int(own[:4].sum()), int(own[4:].sum())] == [channels, units]
     if initial == "prefix":

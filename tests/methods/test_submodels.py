@@ -81,11 +81,11 @@ def test_entries_that_are_not_active_do_not_move(method, backend, federation):
     untouched = 0
     any_active = tree.full_like(net.params, False)
     for client in cohort:
-        own = row(old.clients, client) | method.sample(Draws(0, "train", 2).server(client), old.server)
+        own = old.client(client) | method.sample(old.server, Draws(0, "train", 2).server(client))
         if isinstance(method, Hermes):
-            own |= {"own": new.clients["own"][client], "new": ~old.clients["ranked"][client]}
+            own |= {"own": new.clients["own"][client]}
         own = method.prepare(old.server, own)
-        start, end = method.start(old.server, own), row(new.clients["model"], client)
+        start, end = method._begin(old.server, own), row(new.clients["model"], client)
         for name, mask in own["mask"].items():
             assert torch.equal(start[name][~mask], end[name][~mask])
             if not isinstance(method, FedSPU):
@@ -142,7 +142,7 @@ def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
     net, method = models.build(name, shape, classes, 0), kind()
     state = begin(method, net, 5, CPU)
     for client, expected in enumerate(values):
-        own = row(state.clients, client) | method.sample(Draws(0, "train", 1).server(client), state.server)
+        own = state.client(client) | method.sample(state.server, Draws(0, "train", 1).server(client))
         own = method.prepare(state.server, own)
         down = count(method.download(state.server, own))
         up = count(method.finish(state.server, own, net.params, net.params)[0])
@@ -171,7 +171,7 @@ def test_random_neurons_are_new_every_round_and_for_every_client(net, federation
     seen = set()
     for t in (1, 2, 3):
         for client in (0, 1, 2):
-            own = row(state.clients, client) | method.sample(Draws(0, "train", t).server(client), state.server)
+            own = state.client(client) | method.sample(state.server, Draws(0, "train", t).server(client))
             active = method.prepare(state.server, own)["active"]
             assert int(active[:4].sum()) == 2
             assert int(active[4:16].sum()) == 6
@@ -187,7 +187,7 @@ def test_neurons_are_ranked_once(kind, backend, net, federation):
     assert torch.equal(own[1][1], own[3][1])
     assert own[1][2].all()
     assert not own[2][2].all()
-    assert [int(state.clients["ranked"].sum()) for state in states] == [0, 2, 3, 3]
+    assert [int(state.client(range(10))["participated"].sum()) for state in states] == [0, 2, 3, 3]
     assert not torch.equal(own[3][0], own[3][1]) or kind is not PruneFL
 
 
@@ -287,7 +287,7 @@ def test_ordered_dropout_draws_among_the_widths_a_client_can_hold(backend, net, 
 def test_distillation_is_the_formula(net, federation):
     method = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25)
     state = begin(method, net, 2, CPU)
-    server, client = state.server, method.prepare(state.server, row(state.clients, 1))
+    server, client = state.server, method.prepare(state.server, state.client(1))
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     bound = net.bind({})
     half = entries(server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params)
@@ -295,9 +295,9 @@ def test_distillation_is_the_formula(net, federation):
     teacher = wide.softmax(1)
     expected = F.cross_entropy(wide, y) + 0.75 * F.cross_entropy(narrow, y)
     expected += 0.25 * (teacher * (teacher.log() - narrow.log_softmax(1))).sum(1).mean()
-    drawn = method.loss(bound, net.params, Batch(x, y, random=torch.tensor([0.49])), server, client)
+    drawn = method.loss(server, client, bound, net.params, Batch(x, y, random=torch.tensor([0.49])))
     assert float(drawn) == pytest.approx(float(expected), abs=1e-5)
-    whole = method.loss(bound, net.params, Batch(x, y, random=torch.tensor([0.51])), server, client)
+    whole = method.loss(server, client, bound, net.params, Batch(x, y, random=torch.tensor([0.51])))
     assert float(whole) == pytest.approx(1.75 * float(F.cross_entropy(wide, y)), abs=1e-5)
 
 
@@ -307,12 +307,12 @@ def test_distillation_does_not_differentiate_the_teacher(net, federation):
     """
     method = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25)
     state = begin(method, net, 2, CPU)
-    server, client = state.server, method.prepare(state.server, row(state.clients, 1))
+    server, client = state.server, method.prepare(state.server, state.client(1))
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     bound = net.bind({})
     half = entries(server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params)
     batch = Batch(x, y, random=torch.tensor([0.49]))
-    got = torch.func.grad(lambda params: method.loss(bound, params, batch, server, client))(net.params)
+    got = torch.func.grad(lambda params: method.loss(server, client, bound, params, batch))(net.params)
     teacher = bound(net.params, x).detach().softmax(1)
 
     def apart(params):
@@ -346,15 +346,15 @@ def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries
     [
         (FedSPU, {"widths": ()}, "widths must be at least one share"),
         (FedSPU, {"widths": (0.5, 1.5)}, "widths must be above 0 and at most 1"),
-        (FedSPU, {"assign": "x"}, "assign must be blocks or random"),
-        (FedSPU, {"rounding": "x"}, "rounding must be floor, ceil or round"),
-        (RandomDropout, {"judge": "x"}, "judge must be global or own"),
+        (FedSPU, {"assign": "x"}, "assign must be one of blocks, random"),
+        (FedSPU, {"rounding": "x"}, "rounding must be one of floor, ceil, round"),
+        (RandomDropout, {"judge": "x"}, "judge must be one of global, own"),
         (FjORD, {"distill": 0.5}, "distill must be 0 unless ordered"),
         (FjORD, {"distill": -1.0, "ordered": True}, "distill must be between 0 and 1"),
         (Hermes, {"ranking_epochs": -1}, "ranking_epochs must be 0 or more"),
         (Hermes, {"ranking_lr": 0.0}, "ranking_lr must be a positive number"),
-        (Hermes, {"first": "x"}, "first must be initial or current"),
-        (PruneFL, {"ranking_epochs": 0}, "ranking_epochs must be 1 or more to have gradients"),
+        (Hermes, {"first": "x"}, "first must be one of initial, current"),
+        (PruneFL, {"ranking_epochs": 0}, "ranking_epochs must be 1 or more"),
     ],
 )
 def test_out_of_range(kind, values, message):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import models
-from fedpfl.data.datasets import pixels
+from fedpfl.data.datasets.shared import vision
 from fedpfl.engine import Engine, Local, begin, make, play
 from fedpfl.methods import FedAvg, FedPer
 from tests.command import TINY, call
@@ -61,7 +61,7 @@ def test_as_many_parameters_as_the_formula_says(name, stages, depth, stem, kerne
 
 @pytest.mark.parametrize(("name", "depth", "norm", "seed"), [("resnet10", 1, "group", 42), ("resnet18", 2, "batch", 0)])
 def test_a_seed_gives_torchvisions_initial_values_bit_for_bit(name, depth, norm, seed):
-    pixels.torchvision()  # where its import is mended
+    vision.torchvision()  # where its import is mended
     from torchvision.models.resnet import BasicBlock, ResNet
 
     layer = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(32, channels)}[norm]

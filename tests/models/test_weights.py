@@ -7,7 +7,7 @@ import torch
 
 from fedpfl import models
 from fedpfl.config.plan import identity
-from fedpfl.data.datasets import pixels
+from fedpfl.data.datasets.shared import vision
 from fedpfl.data.state_dict import read
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, call
@@ -44,7 +44,7 @@ def test_the_classifier_is_drawn_where_the_classes_differ(tmp_path):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_torchvisions_names(depth, tmp_path):
-    pixels.torchvision()  # where its import is mended
+    vision.torchvision()  # where its import is mended
     from torchvision.models.resnet import BasicBlock, ResNet
 
     theirs = ResNet(BasicBlock, [depth] * 4, num_classes=1000).eval()

@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -13,24 +14,33 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from fedpfl.config import plan as config
+from fedpfl.config.checks import arguments, typed
+from fedpfl.config.choices import choices, moved
+from fedpfl.config.plan import _partition, register, resolve, run_subdir
+from fedpfl.config.schema import SETTINGS, Eval, Settings, Start
 from fedpfl.data import datasets, partition
 from fedpfl.engine import Local
+from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
 from tests.command import call, table
 from tests.conftest import ROOT, sampled
 
-EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf/experiment").glob("*.yaml"))
-QUICK = [name for name in EXPERIMENTS if name.endswith("_quick")]
+EXPERIMENTS = choices("experiment")
+PAPERS = sorted(path.name for path in (ROOT / "conf/experiment").iterdir() if path.is_dir())
 MOST = 8  # jobs of a sweep that are all composed; of larger ones each value once
 
 
 def composed(*overrides: str) -> DictConfig:
     """The whole configuration, Hydra's own with it."""
-    config.register()
+    register()
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
         return compose("train", overrides=list(overrides), return_hydra_config=True)
+
+
+def resolved(*overrides: str) -> dict[str, Any]:
+    """The plain values of a configuration."""
+    return resolve(composed(*overrides))
 
 
 def swept(cfg: DictConfig) -> dict[str, list[str]]:
@@ -49,24 +59,30 @@ def swept(cfg: DictConfig) -> dict[str, list[str]]:
 def jobs(name: str) -> list[list[str]]:
     """Overrides of the jobs of an experiment's own sweep: all, or so many that each value occurs; of twins one."""
     values = swept(composed(f"experiment={name}"))
-    choices = [[f"{key}={value}" for value in own] for key, own in values.items()]
-    if math.prod(map(len, choices)) <= MOST:
-        return [[f"experiment={name}", *job] for job in itertools.product(*choices)]
-    turns = 1 if name.startswith("figure") or name in QUICK else max(map(len, choices))
-    return [[f"experiment={name}", *(values[turn % len(values)] for values in choices)] for turn in range(turns)]
+    words = [[f"{key}={value}" for value in own] for key, own in values.items()]
+    if math.prod(map(len, words)) <= MOST:
+        return [[f"experiment={name}", *job] for job in itertools.product(*words)]
+    turns = 1 if "/figure" in name else max(map(len, words))
+    return [[f"experiment={name}", *(own[turn % len(own)] for own in words)] for turn in range(turns)]
+
+
+def ends(name: str) -> list[list[str]]:
+    """Overrides of the first and of the last job of an experiment's sweep."""
+    values = swept(composed(f"experiment={name}"))
+    return [[f"experiment={name}", *(f"{key}={own[at]}" for key, own in values.items())] for at in (0, -1)]
 
 
 def assert_fits(composed: DictConfig) -> None:
     """What was composed is what its method, network, data set and partition take."""
-    cfg = config.resolve(composed)
+    cfg = resolve(composed)
     rest = {group: {k: v for k, v in cfg[group].items() if k != "name"} for group in ("method", "model")}
-    config.typed(METHODS[cfg["method"]["name"]], rest["method"], "method")
-    config.typed(Local, cfg["local"], "local")
-    config.typed(config.Eval, cfg["eval"], "eval")
-    config.typed(config.Settings, {key: cfg[key] for key in config.SETTINGS}, "")
-    network = (MODELS[cfg["model"]["name"]], config.Start)
-    config._checked(network, rest["model"], "model", given=("shape", "classes"))
-    config._partition(cfg)
+    typed(METHODS[cfg["method"]["name"]], rest["method"], "method")
+    typed(Local, cfg["local"], "local")
+    typed(Eval, cfg["eval"], "eval")
+    typed(Settings, {key: cfg[key] for key in SETTINGS}, "")
+    network = (MODELS[cfg["model"]["name"]], Start)
+    arguments(network, rest["model"], "model", given=("shape", "classes"))
+    _partition(cfg)
     assert cfg["dataset"]["name"] in datasets.SETS
 
 
@@ -84,7 +100,7 @@ def test_all_of_an_experiment_composes(name):
 
 def assert_compose(chosen: list[list[str]]) -> None:
     """Each of these jobs fits."""
-    config.register()
+    register()
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
         for overrides in chosen:
             assert_fits(compose("train", overrides=overrides))
@@ -96,12 +112,14 @@ def test_an_experiment_says_how_to_run_it_and_is_listed(name):
     assert text.startswith("# @package _global_\n# ")
     head = "\n".join(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()))
     assert re.search(rf"# Run: .*(experiment={name}\b|make \w+)", head)
-    assert f"`{name}`" in (ROOT / "docs/experiments.md").read_text()
+    assert f"`{name.partition('/')[2] or name}`" in (ROOT / "docs/experiments.md").read_text()
 
 
 def test_every_paper_has_its_experiments_and_every_own_setting_its_method():
     texts = [
-        path.read_text() for folder in ("experiment", "paper") for path in (ROOT / f"conf/{folder}").glob("*.yaml")
+        path.read_text()
+        for name in ("experiment", "paper", "debug")
+        for path in (ROOT / f"conf/{name}").rglob("*.yaml")
     ]
     used = {name for text in texts for name in re.findall(r"^  - override /paper: (\w+)$", text, re.MULTILINE)}
     used |= {
@@ -126,8 +144,8 @@ def test_what_sweeps_needs_no_option(name: str):
     assert cfg.hydra.mode == (RunMode.MULTIRUN if several else None)
 
 
-SEEDS = {"table3": 4, "table4": 4, "figure2": 4, "figure3": 4, "fedpurin_cifar100": 3, "fedpurin_cifar10_ablation": 3}
-SEEDS |= {"fedspu_speech": 3, "fedspu_emnist_stopping": 3} | dict.fromkeys(QUICK, 1)
+SEEDS = {f"fedobp/{name}": 4 for name in ("table3", "table4", "figure2", "figure3")}
+SEEDS |= dict.fromkeys(("fedpurin/cifar100", "fedpurin/cifar10_ablation", "fedspu/speech", "fedspu/emnist_stopping"), 3)
 
 
 @pytest.mark.parametrize("name", sampled(SEEDS, 3))
@@ -135,30 +153,32 @@ def test_full_experiments_run_as_many_seeds_as_the_paper_averages(name: str):
     seeds = swept(composed(f"experiment={name}")).get("seed", ["42"])
     assert len(set(seeds)) == len(seeds) == SEEDS[name]
     job = jobs(name)[0]
-    assert len({config.identity(config.resolve(composed(*job, f"seed={seed}"))) for seed in seeds}) == 1
+    assert len({identity(resolve(composed(*job, f"seed={seed}"))) for seed in seeds}) == 1
 
 
-@pytest.mark.parametrize("name", ["smoke", "all_methods"])
-def test_every_method_takes_part(name: str):
-    assert swept(composed(f"experiment={name}"))["method"] == sorted(METHODS)
+@pytest.mark.parametrize(("name", "without"), [("smoke", set()), ("fedobp/all_methods", {"fedobp_adaptive"})])
+def test_every_method_takes_part(name: str, without: set[str]):
+    """But for the one that needs held-out samples, where all train on all."""
+    assert swept(composed(f"experiment={name}"))["method"] == sorted(METHODS.keys() - without)
 
 
-FEDOBP = ("table2", "table3", "table5", "figure2", "figure4", "figure6", "figure7", "q_sweep", "all_methods")
-
-
-@pytest.mark.parametrize("name", FEDOBP)
-def test_the_paper_runs_without_multirun_and_in_one_place(name):
-    cfg = composed(f"experiment={name}")
-    assert cfg.hydra.mode == RunMode.MULTIRUN
-    assert OmegaConf.to_container(cfg.hydra.sweep, resolve=False)["subdir"] == "${fedpfl.run_subdir:fedobp}"
+def test_experiments_of_a_paper_run_in_one_place() -> None:
+    base = resolved("experiment=fedobp/table3", "dataset=fmnist", "method=fedavg")
+    assert run_subdir(base, "fedobp/table3").startswith("fedobp/fedavg/")
+    assert run_subdir(base, "fedobp/table3", "quick").startswith("fedobp_quick/fedavg/")
+    assert run_subdir(base, "demo").startswith("demo/fedavg/")
+    assert OmegaConf.to_container(composed("experiment=fedobp/table3").hydra.sweep, resolve=False) == {
+        "dir": "outputs",
+        "subdir": "${fedpfl.run_subdir:}",
+    }
 
 
 def test_what_two_tables_share_is_one_run():
     base = ("dataset=fmnist", "partition.alpha=0.1", "method=fedobp")
     keys = {
-        config.identity(config.resolve(composed(f"experiment={name}", *base, *more)))
+        identity(resolved(f"experiment=fedobp/{name}", *base, *more))
         for name, *more in (
-            ("fedobp_paper",),
+            ("paper",),
             ("table2",),
             ("table4",),
             ("table5", "norm=global"),
@@ -173,7 +193,7 @@ def test_what_two_tables_share_is_one_run():
 
 def test_classifier_only_quantiles_personalise_as_many_entries():
     """As Table II's q does among all entries: N - 1 - floor(q (N - 1)) of the paper's model sizes."""
-    all_entries, classifier = composed("quantile=paper").quantile.table, composed("quantile=paper_cls").quantile.table
+    all_entries, classifier = composed("quantile=auto").quantile.table, composed("quantile=paper_cls").quantile.table
     classes = {"cifar100": 100, "emnist": 62, "organamnist": 11, "organcmnist": 11}
     for name, row in all_entries.items():
         head = 513 * classes.get(name, 10)
@@ -185,13 +205,111 @@ def test_classifier_only_quantiles_personalise_as_many_entries():
             assert count == own, (name, alpha)
 
 
-@pytest.mark.parametrize("name", sampled(QUICK, 2))
-def test_a_quick_twin_runs(name, tmp_path: Path):
-    """A round of its first method."""
-    first = jobs(name)[0]
-    small = ["rounds=1", "clients=4", "participation=0.5", "local.epochs=1", "eval.every=1", "hydra.run.dir=run"]
-    small += ["eval.finetune_every=1", "eval.finetune_epochs=1"]
-    if "samples_per_client" in composed(*first).partition:
-        small.append("partition.samples_per_client=24")
-    assert call(*first, "hydra.mode=RUN", *small, cwd=tmp_path).code == 0
+# In small
+
+
+@pytest.mark.parametrize("name", sampled(EXPERIMENTS, 3))
+def test_in_small_every_experiment_is_one_of_digits(name: str) -> None:
+    """Those of networks and splits that digits cannot have, too."""
+    values = swept(composed(f"experiment={name}", "debug=quick"))
+    assert (values["dataset"], values["seed"]) == (["digits"], ["42"])
+    for at in (0, -1):
+        cfg = composed(f"experiment={name}", "debug=quick", *(f"{key}={own[at]}" for key, own in values.items()))
+        assert_fits(cfg)
+        assert (cfg.rounds, cfg.clients) <= (40, 20)
+        assert cfg.dataset.mean == [0.3053]
+
+
+@pytest.mark.parametrize("name", [f"{paper}/" for paper in PAPERS])
+def test_a_paper_in_small_runs(name: str, tmp_path: Path) -> None:
+    """A round of the first method of its last experiment."""
+    name = [one for one in EXPERIMENTS if one.startswith(name)][-1]
+    words = [f"experiment={name}", "debug=quick"]
+    words += [f"{key}={values[0]}" for key, values in swept(composed(*words)).items()]
+    small = ["rounds=1", "clients=4", "local.epochs=1", "eval.every=1", "hydra.run.dir=run", "hydra.mode=RUN"]
+    assert call(*words, *small, "eval.finetune_every=1", cwd=tmp_path).code == 0
     assert table(tmp_path / "run/rounds.csv")[0]["accuracy"]
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        ("table3", "fedobp/table3"),
+        ("fedobp_paper", "fedobp/paper"),
+        ("all_methods", "fedobp/all_methods"),
+        ("fedspu_emnist_stopping", "fedspu/emnist_stopping"),
+        ("table3_quick", "fedobp/table3 debug=quick"),
+        ("subflot_quick", "subflot/... debug=quick, one of ablation, ablation_digit5, ag_news, cifar10, cifar100, "),
+    ],
+)
+def test_former_names_are_refused_with_the_new_one(former: str, now: str, tmp_path: Path) -> None:
+    result = call(f"experiment={former}", cwd=tmp_path)
+    assert result.code == 2
+    assert result.err.startswith(f"fedpfl: experiment={former} is now experiment={now}")
+    assert result.err.count("\n") == 1
+    assert moved("experiment", "cifar10") == ""  # of several papers
+
+
+# Runs of earlier versions are found again
+
+IDENTITIES = {
+    "fedobp/all_methods": ("e65c640542", "63479c9fcb"),
+    "fedobp/alpha_sweep": ("477561db51", "ad150eaccb"),
+    "fedobp/figure2": ("7ed05ecdc2", "b701d102ad"),
+    "fedobp/figure3": ("3636c25aa8", "8524c2d81b"),
+    "fedobp/figure4": ("d929b8e628", "b937b6ae6a"),
+    "fedobp/figure4_as_published": ("3a6c9aabda", "2587785893"),
+    "fedobp/figure5": ("de7f259349", "746950ae18"),
+    "fedobp/figure6": ("166b4f56b0", "29dcac68f2"),
+    "fedobp/figure7": ("d929b8e628", "17e8e601be"),
+    "fedobp/fmnist_as_published": ("5a627f105f", "5a627f105f"),
+    "fedobp/fmnist_dir01": ("44f56df280", "501a5019a5"),
+    "fedobp/paper": ("44f56df280", "44f56df280"),
+    "fedobp/q_sweep": ("9b4f8f5684", "842d855402"),
+    "fedobp/table2": ("aaf11dcb84", "8524c2d81b"),
+    "fedobp/table3": ("7ed05ecdc2", "952b4ab5ac"),
+    "fedobp/table4": ("98564341ed", "8524c2d81b"),
+    "fedobp/table4_as_published": ("251e4cd5ea", "806ec376d1"),
+    "fedobp/table5": ("de7f259349", "b701d102ad"),
+    "fedobp/table5_cls": ("71dadd2d4b", "746950ae18"),
+    "fedpurin/cifar10": ("34c709670f", "c4fea56e43"),
+    "fedpurin/cifar100": ("ca9992c4e0", "bd903db8d4"),
+    "fedpurin/cifar100_ablation": ("ca9992c4e0", "aa3f2a307e"),
+    "fedpurin/cifar10_ablation": ("34c709670f", "ed646d4388"),
+    "fedpurin/fmnist": ("beade8c444", "5455487c2c"),
+    "fedpurin/fmnist_ablation": ("beade8c444", "5ef5699cbd"),
+    "fedselect/ablation": ("a9a5062dfe", "46af53bb58"),
+    "fedselect/alpha": ("9033c04895", "f76f20dee1"),
+    "fedselect/cifar10": ("ebcb2f5cc3", "ea2e5f853b"),
+    "fedselect/cifar10c": ("8d9da46fe2", "f7acc18376"),
+    "fedselect/mini_imagenet": ("203b2b4ef9", "6d150ee5b3"),
+    "fedselect/office_home": ("2bb1d71c46", "61713bc5df"),
+    "fedspu/cifar10": ("37f20555a3", "484a424c9f"),
+    "fedspu/cifar10_stopping": ("90c289e509", "b0e56fcf86"),
+    "fedspu/emnist": ("4dd9d134ed", "1aec77ffdb"),
+    "fedspu/emnist_stopping": ("e83ba6a6ec", "9a69a4b44d"),
+    "fedspu/speech": ("b7832075d5", "50e1f47ad3"),
+    "fedspu/speech_stopping": ("26a4e695b1", "deac1ef344"),
+    "subflot/ablation": ("4a90e32503", "cf2e3142bd"),
+    "subflot/ablation_digit5": ("b00e34270d", "8f5dfcc8b4"),
+    "subflot/ag_news": ("f213d4d279", "ad4473a234"),
+    "subflot/cifar10": ("66d2661a20", "0c1bb2208f"),
+    "subflot/cifar100": ("16b16ee4bf", "8ea7d28ee9"),
+    "subflot/digit5": ("e055f66fd3", "562327b5c5"),
+    "subflot/har": ("ac57bcd3eb", "17ce53b1bc"),
+    "subflot/pacs": ("723891aae6", "f4946d1cdc"),
+    "subflot/tiny_imagenet": ("0faf94daa8", "2509fa66b5"),
+}
+"""Of the first and the last job of an experiment's sweep, as they were when experiments lay in one folder."""
+
+
+@pytest.mark.parametrize("name", sampled([*IDENTITIES], 6))
+def test_the_jobs_of_an_experiment_are_the_same_as_ever(name: str) -> None:
+    assert tuple(identity(resolved(*words)) for words in ends(name)) == IDENTITIES[name]
+
+
+def test_no_experiment_of_a_paper_is_without_identities() -> None:
+    assert set(IDENTITIES) == {name for name in EXPERIMENTS if "/" in name}

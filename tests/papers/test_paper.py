@@ -19,21 +19,25 @@ import yaml
 from hydra.types import RunMode
 from matplotlib.figure import Figure as MatplotlibFigure
 
-from fedpfl.config import plan as config
+from fedpfl.config.plan import resolve
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers import figures as paper_figures
 from fedpfl.papers import published
-from fedpfl.papers.figures import FIGURES, layer_shares
+from fedpfl.papers.fedobp.figures import layer_shares
+from fedpfl.papers.fedobp.tables import COMPARED
 from fedpfl.papers.filling import fill
-from fedpfl.papers.tables import COMPARED, FEDOBP_PLANS, PLANS, Rule
+from fedpfl.papers.plan import Plan, Rule
+from fedpfl.papers.registry import FIGURES, TABLES
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
-from fedpfl.report.load import DATASETS, begun
-from fedpfl.report.table import render
+from fedpfl.report.load import begun
+from fedpfl.report.names import DATASETS
+from fedpfl.report.render import render
 from tests.conftest import sampled
 from tests.papers.test_experiments import composed, swept
 from tests.report.test_report import write_run
 
+PLANS = {name: table for name, table in TABLES.items() if isinstance(table, Plan)}
+FEDOBP = [name for name in PLANS if name.startswith("fedobp/")]
 OBP = {"name": "fedobp", "q": 0.99993, "score": "obp", "norm": "global", "scope": "all", "classifier_only": False}
 FMNIST = {"name": "published", "alpha": 0.1}
 
@@ -53,7 +57,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def cell(root: Path, row: str, table: str = "table4", dataset: str = "fmnist", alpha: float = 0.1, **options: Any):
+def cell(
+    root: Path, row: str, table: str = "fedobp/table4", dataset: str = "fmnist", alpha: float = 0.1, **options: Any
+):
     """A cell's own values' mean, seeds, and what else is known of it."""
     shown = fill(table, groups(runs(root)), **options)
     places = [(place.dataset, place.alphas[0]) for place in PLANS[table].places]
@@ -104,7 +110,7 @@ def test_ablations_and_other_quantiles_are_no_row_of_the_main_table(root: Path) 
         add(root, name, 99.0, OBP | changes, seed=1)
     add(root, "q", 99.5, OBP | {"q": 0.9}, seed=1)
     assert cell(root, "FedOBP").mean == 96.5
-    assert any("Several configurations fit FedOBP" in note for note in fill("table4", groups(runs(root))).notes)
+    assert any("Several configurations fit FedOBP" in note for note in fill("fedobp/table4", groups(runs(root))).notes)
 
 
 def test_the_run_nearest_to_the_papers_settings_is_shown(root: Path) -> None:
@@ -118,7 +124,7 @@ def test_unfinished_runs_are_marked(root: Path) -> None:
     add(root, "e", 90.0, {"name": "ditto"}, seed=1)  # no row of the table
     write_run(root / "f", {2: 91.0}, "running", 3, method={"name": "apfl"}, partition=FMNIST)
     assert cell(root, "APFL").unfinished == "running 3/4"
-    text = render(fill("table4", groups(runs(root))))
+    text = render(fill("fedobp/table4", groups(runs(root))))
     assert "91.00°" in text
     assert "° not all planned rounds: the last evaluation that there is (running 3/4)" in text
     assert "Ditto" not in text
@@ -129,7 +135,7 @@ def test_faulty_normalisation_has_a_table_of_its_own(root: Path) -> None:
     add(root, "sound", 95.0, {"name": "fedper"}, dataset={"name": "organamnist", "mean": [0.46], "std": [0.24]})
     add(root, "faulty", 67.0, {"name": "fedper"}, dataset=faulty)
     assert cell(root, "FedPer", dataset="organamnist").mean == 95.0
-    shown = cell(root, "FedPer", "table4_as_published", "organamnist")
+    shown = cell(root, "FedPer", "fedobp/table4_as_published", "organamnist")
     assert (shown.mean, shown.published) == (67.0, 67.44)
 
 
@@ -138,24 +144,24 @@ def test_table_2_counts_entries(root: Path) -> None:
         rows = pd.read_csv(root / name / "rounds.csv")
         rows["personal/conv1.weight"], rows["personal/fc.bias"] = [0, 30, 20, 11], [0, 11, 21, 30]
         rows.to_csv(root / name / "rounds.csv", index=False)
-    assert cell(root, "q", "table2").own == 0.99993
-    entries = cell(root, "personal entries", "table2")
+    assert cell(root, "q", "fedobp/table2").own == 0.99993
+    entries = cell(root, "personal entries", "fedobp/table2")
     assert (entries.own, entries.seeds, entries.published) == (41.0, "1 2", 41)
-    assert "41 0" in render(fill("table2", groups(runs(root))))
+    assert "41 0" in render(fill("fedobp/table2", groups(runs(root))))
 
 
 def test_table_5_tells_normalisations_apart(root: Path) -> None:
     add(root, "layer", 90.0, OBP | {"norm": "layer"}, seed=1)
     add(root, "cls", 91.0, OBP | {"classifier_only": True, "q": 0.9921}, seed=1)
-    own = {row: cell(root, row, "table5").mean for row in ("none", "layer", "global", "global, CLS")}
+    own = {row: cell(root, row, "fedobp/table5").mean for row in ("none", "layer", "global", "global, CLS")}
     assert own == {"none": None, "layer": 90.0, "global": 96.5, "global, CLS": 91.0}
-    assert cell(root, "layer", "table5").published == 96.31
-    assert cell(root, "global, CLS", "table5").published == 96.81
+    assert cell(root, "layer", "fedobp/table5").published == 96.31
+    assert cell(root, "global, CLS", "fedobp/table5").published == 96.81
 
 
 def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_path: Path) -> None:
     add(tmp_path, "a", 95.0, {"name": "fedavg"}, dataset={"name": "digits"})
-    grid = fill("table3", groups(runs(tmp_path)))
+    grid = fill("fedobp/table3", groups(runs(tmp_path)))
     assert [(one.group, one.heading) for one in grid.columns[1:]] == [("Digits", f"Dir({a})") for a in (0.1, 0.5)]
     assert grid.rows[1][1].value == 95.0
     assert all("dataset=digits" in command.split() for command in grid.commands)
@@ -164,7 +170,7 @@ def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_
         write_run(
             tmp_path / f"s{alpha}", {4: 90 + alpha}, dataset={"name": "digits"}, partition={"alpha": alpha}, **spu
         )
-    assert fill("fedspu1", groups(runs(tmp_path))).frame["own"].tolist()[-1] == pytest.approx(90 + 1.6 / 3)
+    assert fill("fedspu/table1", groups(runs(tmp_path))).frame["own"].tolist()[-1] == pytest.approx(90 + 1.6 / 3)
 
 
 # What is missing
@@ -190,7 +196,7 @@ def filled(commands: tuple[str, ...], plan: str) -> set[tuple[str, str, float]]:
     return jobs
 
 
-@pytest.mark.parametrize("plan", ["table3", "table4", "table4_as_published"])
+@pytest.mark.parametrize("plan", ["fedobp/table3", "fedobp/table4", "fedobp/table4_as_published"])
 def test_commands_fill_exactly_what_is_missing(plan: str, root: Path) -> None:
     grid = fill(plan, groups(runs(root)))
     lines, columns = PLANS[plan].lines, PLANS[plan].places
@@ -205,14 +211,14 @@ def test_commands_fill_exactly_what_is_missing(plan: str, root: Path) -> None:
 
 
 def test_an_empty_table_is_one_command() -> None:
-    assert fill("table3", []).commands == ("python -m fedpfl.train experiment=table3",)
-    assert fill("table5", []).commands == (
-        "python -m fedpfl.train experiment=table5",
-        "python -m fedpfl.train experiment=table5_cls",
+    assert fill("fedobp/table3", []).commands == ("python -m fedpfl.train experiment=fedobp/table3",)
+    assert fill("fedobp/table5", []).commands == (
+        "python -m fedpfl.train experiment=fedobp/table5",
+        "python -m fedpfl.train experiment=fedobp/table5_cls",
     )
 
 
-@pytest.mark.parametrize("name", FEDOBP_PLANS)
+@pytest.mark.parametrize("name", FEDOBP)
 def test_plans_are_what_the_experiments_run(name: str) -> None:
     plan = PLANS[name]
     for i, line in enumerate(plan.lines):
@@ -222,10 +228,10 @@ def test_plans_are_what_the_experiments_run(name: str) -> None:
             own = list(dict.fromkeys(each[key] for each in words))
             known = params.get(key, ["0.1"])
             assert own == known if key in ("dataset", "partition.alpha") else own[0] in known
-    assert {line.method for line in PLANS["table3"].lines} == set(COMPARED)
+    assert {line.method for line in PLANS["fedobp/table3"].lines} == set(COMPARED)
 
 
-@pytest.mark.parametrize("name", ["fedselect2", "fedpurin2"])
+@pytest.mark.parametrize("name", ["fedselect/table2", "fedpurin/table2"])
 def test_the_whole_of_a_table_is_its_experiments(name: str) -> None:
     """Nothing more, nothing less, but for seeds."""
     plan, wanted = PLANS[name], Counter[Any]()
@@ -252,7 +258,7 @@ def test_a_command_needs_no_multirun() -> None:
         assert composed(f"experiment={experiment}").hydra.mode == RunMode.MULTIRUN, experiment
 
 
-@pytest.mark.parametrize("name", sampled(sorted(PLANS.keys() - FEDOBP_PLANS.keys()), 3))
+@pytest.mark.parametrize("name", sampled(sorted(PLANS.keys() - set(FEDOBP)), 3))
 def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
     """Every line in one column, every column in one line."""
     plan = PLANS[name]
@@ -264,17 +270,23 @@ def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
         words = plan.words(i, j, alpha)
         path = tmp_path / f"{i}_{j}"
         path.mkdir()
-        own = config.resolve(composed(*(f"{key}={value}" for key, value in words.items())))
+        own = resolve(composed(*(f"{key}={value}" for key, value in words.items())))
         (path / "config.yaml").write_text(yaml.safe_dump(own))
         (path / "summary.json").write_text("{}")
         assert plan.fits(begun(path), i, j, alpha), words
+
+
+def read_rows(path: Path) -> list[tuple[str, ...]]:
+    """Source, metric, method, data set and setting of a paper's numbers."""
+    with open(path, encoding="utf-8") as file:
+        return [tuple(row.values())[:5] for row in csv.DictReader(file)]
 
 
 def test_every_published_number_has_one_cell() -> None:
     """The MedMNIST numbers of Table IV stand once more beside runs with the faulty normalisation."""
     shown: Counter[Any] = Counter()
     for name, plan in PLANS.items():
-        if name == "table4_as_published":
+        if name == "fedobp/table4_as_published":
             continue
         printed = iter(fill(name, []).frame["published"])
         for i in range(len(plan.lines)):
@@ -285,8 +297,7 @@ def test_every_published_number_has_one_cell() -> None:
                 if not math.isnan(value):
                     shown[key] += 1
                     assert value == published.numbers()[key].value
-    with open(Path(published.__file__).parent / "published.csv") as file:
-        rows = [tuple(row.values())[:5] for row in csv.DictReader(file)]
+    rows = [row for path in sorted(Path(published.__file__).parent.glob("*/published.csv")) for row in read_rows(path)]
     assert shown == Counter((row[0], row[1], published.bare(row[2]), *row[3:]) for row in rows)
     assert len(rows) == 641
 
@@ -314,7 +325,7 @@ def both(root: Path, table: str, row: str, dataset: str, setting: str) -> tuple[
 def test_fedobp_by_the_best_of_its_checkpoints_pooled(tmp_path: Path) -> None:
     accuracy = {100: 90.0, 150: 99.0, 200: 80.0}
     write_run(tmp_path / "a", accuracy, reached=200, method={"name": "fedper"}, partition=FMNIST, rounds=200)
-    assert both(tmp_path, "table4", "FedPer", "FMNIST", "Dir(0.1)") == (80.0, 91.0, 96.24)
+    assert both(tmp_path, "fedobp/table4", "FedPer", "FMNIST", "Dir(0.1)") == (80.0, 91.0, 96.24)
 
 
 def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
@@ -330,13 +341,13 @@ def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
     ):
         add(tmp_path, name, accuracy, method, dataset={"name": "cifar10"}, partition=dealt, clients=10)
     setting = "CIFAR10", "10 clients, 2 classes each"
-    assert both(tmp_path, "fedselect1", "FedSelect", *setting) == (80.0, 64.0, 82.25)
-    assert both(tmp_path, "fedselect1", "FedAvg", *setting) == (30.0, 30.0, 27.70)
-    assert both(tmp_path, "fedselect1", "FedAvg+FT", *setting) == (32.0, 32.0, 75.30)
-    assert both(tmp_path, "fedselect1", "FedBABU", *setting) == (42.0, 42.0, 75.45)
-    assert both(tmp_path, "fedselect2", "FedSelect (alpha=0.50)", *setting) == (81.0, 64.0, 82.20)
-    assert both(tmp_path, "fedselect3", "Personalize Least", *setting) == (82.0, 64.0, 79.87)
-    table = fill("fedselect3", groups(runs(tmp_path)))
+    assert both(tmp_path, "fedselect/table1", "FedSelect", *setting) == (80.0, 64.0, 82.25)
+    assert both(tmp_path, "fedselect/table1", "FedAvg", *setting) == (30.0, 30.0, 27.70)
+    assert both(tmp_path, "fedselect/table1", "FedAvg+FT", *setting) == (32.0, 32.0, 75.30)
+    assert both(tmp_path, "fedselect/table1", "FedBABU", *setting) == (42.0, 42.0, 75.45)
+    assert both(tmp_path, "fedselect/table2", "FedSelect (alpha=0.50)", *setting) == (81.0, 64.0, 82.20)
+    assert both(tmp_path, "fedselect/table3", "Personalize Least", *setting) == (82.0, 64.0, 79.87)
+    table = fill("fedselect/table3", groups(runs(tmp_path)))
     assert any(note.startswith("Without own values: Layer A, Layer B, Layer C, Layer D; ") for note in table.notes)
     assert not any("ayer" in command for command in table.commands)
 
@@ -364,36 +375,36 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     for accuracy, alpha in ((50.0, 0.1), (52.0, 0.5)):
         spu(tmp_path, f"a{alpha}", accuracy, alpha)
     mean = "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)"
-    half = fill("fedspu1", groups(runs(tmp_path)))
+    half = fill("fedspu/table1", groups(runs(tmp_path)))
     assert math.isnan(half.rows[-1][2].value)
-    told = "python -m fedpfl.train experiment=fedspu_cifar10 method=prunefl,fjord,hermes,fedmp"
+    told = "python -m fedpfl.train experiment=fedspu/cifar10 method=prunefl,fjord,hermes,fedmp"
     assert f"{told} stopping.early=false partition.alpha=0.1,0.5" in half.commands
     assert f"{told},fedspu stopping.early=false partition.alpha=1" in half.commands
     spu(tmp_path, "a1", 57.0, 1.0)
     spu(tmp_path, "early", 10.0, 1.0, early=True)
-    assert both(tmp_path, "fedspu1", "FedSPU", *mean) == (53.0, 53.0, 51.81)
-    assert fill("fedspu3", groups(runs(tmp_path))).frame["own"].notna().sum() == 1
+    assert both(tmp_path, "fedspu/table1", "FedSPU", *mean) == (53.0, 53.0, 51.81)
+    assert fill("fedspu/table3", groups(runs(tmp_path))).frame["own"].notna().sum() == 1
     # Down 10,000 values and three times 6,000, up four times 10,000: 68,000.
-    volume = both(tmp_path, "fedspu3", "FedSPU (volume)", "CIFAR10", "500 rounds")
+    volume = both(tmp_path, "fedspu/table3", "FedSPU (volume)", "CIFAR10", "500 rounds")
     assert volume == (pytest.approx(68_000 * 4 / 1e9), pytest.approx(68_000 * 32 / 1e9), 18.04)
-    assert fill("fedspu3", []).notes[0] == (
+    assert fill("fedspu/table3", []).notes[0] == (
         "Hours are reckoned (docs/report.md), for clients of 1e+09 operations and 1e+07 bits a second, ours, not the "
         "paper's."
     )
-    assert fill("fedspu1", []).notes == ("Without own values: FedSelect; " + GROWN,)
+    assert fill("fedspu/table1", []).notes == ("Without own values: FedSelect; " + GROWN,)
 
 
 def test_fedspu_with_early_stopping(tmp_path: Path) -> None:
     for alpha in (0.1, 0.5, 1.0):
         path = spu(tmp_path, f"a{alpha}", 40.0 + 10 * alpha, alpha, early=True)
         change(path, participants=[10, 10, 7, 3])
-    shown = both(tmp_path, "fedspu2", "FedSPU", "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)")
+    shown = both(tmp_path, "fedspu/table2", "FedSPU", "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)")
     assert shown == (pytest.approx(40 + 16 / 3), pytest.approx(40 + 16 / 3), 42.66)
-    assert both(tmp_path, "fedspu4", "FedSPU+ES", "CIFAR10", "Dir(0.5)") == (3.0, 3.0, 216.0)
+    assert both(tmp_path, "fedspu/table4", "FedSPU+ES", "CIFAR10", "Dir(0.5)") == (3.0, 3.0, 216.0)
     spu(tmp_path, "whole", 40.0, 0.5)
-    assert both(tmp_path, "fedspu4", "FedSPU", "CIFAR10", "Dir(0.5)") == (4.0, 4.0, 500.0)
+    assert both(tmp_path, "fedspu/table4", "FedSPU", "CIFAR10", "Dir(0.5)") == (4.0, 4.0, 500.0)
     # In all rounds 68,000 values; before the third, where the published count ends, 36,000.
-    volume = both(tmp_path, "fedspu3", "FedSPU+ES (volume)", "CIFAR10", "500 rounds")
+    volume = both(tmp_path, "fedspu/table3", "FedSPU+ES (volume)", "CIFAR10", "500 rounds")
     assert volume == (pytest.approx(68_000 * 4 / 1e9), pytest.approx(36_000 * 32 / 1e9), 6.37)
 
 
@@ -401,7 +412,7 @@ def test_where_the_last_ten_stop_at_once_the_round_after_has_fewer(tmp_path: Pat
     path = spu(tmp_path, "a", 40.0, 0.5, early=True)
     text = (path / "config.yaml").read_text()
     (path / "config.yaml").write_text(text.replace("rounds: 4", "rounds: 9"))
-    assert both(tmp_path, "fedspu4", "FedSPU+ES", "CIFAR10", "Dir(0.5)") == (5.0, 5.0, 216.0)
+    assert both(tmp_path, "fedspu/table4", "FedSPU+ES", "CIFAR10", "Dir(0.5)") == (5.0, 5.0, 216.0)
 
 
 def test_hours_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -414,14 +425,14 @@ def test_hours_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         told = json.loads((path / "summary.json").read_text()) | {"devices": [made], "cohort": 2}
         (path / "summary.json").write_text(json.dumps(told))
     training, transfer = 4 * 5 * 30 * 3 * 4000 / 3600, 4 * 2 * 32 * 100 / 3600
-    hours = both(tmp_path, "fedspu3", "FedSPU+ES (hours)", "CIFAR10", "500 rounds")
+    hours = both(tmp_path, "fedspu/table3", "FedSPU+ES (hours)", "CIFAR10", "500 rounds")
     assert hours == (pytest.approx(training / 1e9 + transfer / 1e7), pytest.approx(training / 2 / 1e9), 8.9)
-    assert main(["paper", "fedspu3", str(tmp_path), "--device", "1e6,1e4", "--format", "csv"]) == 0
+    assert main(["paper", "fedspu/table3", str(tmp_path), "--device", "1e6,1e4", "--format", "csv"]) == 0
     (own,) = pd.read_csv(io.StringIO(capsys.readouterr().out)).query("row == 'FedSPU+ES (hours)'")["own"].dropna()
     assert own == pytest.approx(training / 1e6 + transfer / 1e4)
     for wrong in ("1e9", "0,1", "1,inf", "a,b"):
         with pytest.raises(SystemExit):
-            main(["paper", "fedspu3", str(tmp_path), "--device", wrong])
+            main(["paper", "fedspu/table3", str(tmp_path), "--device", wrong])
         assert f"{wrong!r} is not two positive numbers, such as 1e9,1e7" in capsys.readouterr().err
 
 
@@ -434,18 +445,18 @@ def test_fedpurin_by_the_best_round_before_averaging(tmp_path: Path) -> None:
     add(tmp_path, "delta", 91.0, method | {"score": "delta", "hessian": True}, **fixed)
     add(tmp_path, "avg", 92.0, {"name": "fedavg"}, **fixed)
     fmnist = "FMNIST", "Dir(0.1)"
-    assert both(tmp_path, "fedpurin1", "FedPURIN", *fmnist) == (90.0, 75.0, 96.55)
-    assert both(tmp_path, "fedpurin1", "FedAvg", *fmnist) == (92.0, 64.0, 97.05)
-    assert both(tmp_path, "fedpurin2", "FedPURIN (delta theta, Hessian)", *fmnist) == (91.0, 64.0, 96.48)
+    assert both(tmp_path, "fedpurin/table1", "FedPURIN", *fmnist) == (90.0, 75.0, 96.55)
+    assert both(tmp_path, "fedpurin/table1", "FedAvg", *fmnist) == (92.0, 64.0, 97.05)
+    assert both(tmp_path, "fedpurin/table2", "FedPURIN (delta theta, Hessian)", *fmnist) == (91.0, 64.0, 96.48)
     mebi = 8 * 2**20
-    up = both(tmp_path, "fedpurin3", "FedPURIN, up, before beta", *fmnist)
+    up = both(tmp_path, "fedpurin/table3", "FedPURIN, up, before beta", *fmnist)
     assert up == (pytest.approx(32_000 / mebi), pytest.approx(32_000 / mebi), 2.38)
-    down = both(tmp_path, "fedpurin3", "FedPURIN, down, before beta", *fmnist)
+    down = both(tmp_path, "fedpurin/table3", "FedPURIN, down, before beta", *fmnist)
     assert down == (pytest.approx(26_600 / mebi), pytest.approx(16_000 * 32 / 20 / mebi), 4.34)
-    late = both(tmp_path, "fedpurin3", "FedPURIN, down, after beta", *fmnist)
+    late = both(tmp_path, "fedpurin/table3", "FedPURIN, down, after beta", *fmnist)
     assert late == (pytest.approx(20_200 / mebi), pytest.approx(600 * 32 / mebi), 0.69)
     # FedAvg has no beta: all rounds, 28,000 values of 40 clients.
-    whole = both(tmp_path, "fedpurin3", "FedAvg, down, after beta", *fmnist)
+    whole = both(tmp_path, "fedpurin/table3", "FedAvg, down, after beta", *fmnist)
     assert whole == (pytest.approx(700 * 32 / mebi), pytest.approx(700 * 32 / mebi), 4.69)
 
 
@@ -460,18 +471,25 @@ def test_subflot_after_training_and_by_domain(tmp_path: Path) -> None:
     pacs = add(tmp_path, "pacs", 40.0, whole, dataset={"name": "pacs"}, clients=20, partition={"name": "groups"})
     rows = pd.DataFrame({"client": range(20), "accuracy": [float(client) for client in range(20)]})
     rows.to_csv(pacs / "clients.csv", index=False)
-    assert both(tmp_path, "subflot1", "SubFLOT", "CIFAR100", "practical") == (45.0, 64.0, 44.88)
-    assert both(tmp_path, "subflot1", "SubFLOT", "CIFAR100", "pathological") == (55.0, 64.0, 58.37)
-    assert both(tmp_path, "subflot2", "SubFLOT", "CIFAR100", "label skew or real world") == (55.0, 64.0, 58.37)
-    assert both(tmp_path, "subflot4", "SubFLOT w/o OTA", "CIFAR10", "Dir(0.1)") == (80.0, 64.0, 81.41)
+    assert both(tmp_path, "subflot/main", "SubFLOT", "CIFAR100", "practical") == (45.0, 64.0, 44.88)
+    assert both(tmp_path, "subflot/main", "SubFLOT", "CIFAR100", "pathological") == (55.0, 64.0, 58.37)
+    assert both(tmp_path, "subflot/label_skew", "SubFLOT", "CIFAR100", "label skew or real world") == (
+        55.0,
+        64.0,
+        58.37,
+    )
+    assert both(tmp_path, "subflot/ablation", "SubFLOT w/o OTA", "CIFAR10", "Dir(0.1)") == (80.0, 64.0, 81.41)
     # Clients 0 to 4 hold art paintings, 5 to 9 cartoons, then photos and sketches.
-    assert both(tmp_path, "subflot3", "SubFLOT", "PACS", "Photo") == (12.0, 12.0, 48.23)
-    assert both(tmp_path, "subflot3", "SubFLOT", "PACS", "Art") == (2.0, 2.0, 28.73)
-    assert both(tmp_path, "subflot3", "SubFLOT", "PACS", "Avg") == (40.0, 40.0, 41.58)
-    assert "Without own values: 10 clients, 100 clients; the data set is not stated." in fill("subflot5", []).notes
+    assert both(tmp_path, "subflot/pacs", "SubFLOT", "PACS", "Photo") == (12.0, 12.0, 48.23)
+    assert both(tmp_path, "subflot/pacs", "SubFLOT", "PACS", "Art") == (2.0, 2.0, 28.73)
+    assert both(tmp_path, "subflot/pacs", "SubFLOT", "PACS", "Avg") == (40.0, 40.0, 41.58)
+    assert (
+        "Without own values: 10 clients, 100 clients; the data set is not stated."
+        in fill("subflot/scalability", []).notes
+    )
     few = twenty | {"clients": 10}
     add(tmp_path, "few", 47.0, whole, dataset={"name": "cifar100"}, **few)
-    shown = fill("subflot5", groups(runs(tmp_path))).frame
+    shown = fill("subflot/scalability", groups(runs(tmp_path))).frame
     assert shown[["dataset", "setting", "own"]].dropna().to_numpy().tolist() == [
         ["CIFAR100", "10 clients", 47.0],
         ["CIFAR100", "100 clients", 99.0],
@@ -483,9 +501,9 @@ def test_subflot_after_training_and_by_domain(tmp_path: Path) -> None:
 def test_the_papers_own_rule_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add(tmp_path, "avg", 92.0, {"name": "fedavg"}, partition={"name": "fixed_dirichlet", "alpha": 0.1})
     for words, own in (([], 92.0), (["--select", "as-published"], 64.0)):
-        assert main(["paper", "fedpurin1", str(tmp_path), "--format", "csv", *words]) == 0
+        assert main(["paper", "fedpurin/table1", str(tmp_path), "--format", "csv", *words]) == 0
         assert set(pd.read_csv(io.StringIO(capsys.readouterr().out))["own"].dropna()) == {own}
-    assert main(["paper", "fedpurin1", str(tmp_path), "--select", "as-published", "--every", "50"]) == 2
+    assert main(["paper", "fedpurin/table1", str(tmp_path), "--select", "as-published", "--every", "50"]) == 2
     assert "--select as-published has rounds and accuracy of its own" in capsys.readouterr().err
 
 
@@ -500,13 +518,13 @@ def test_paired_tests_mark_what_differs(tmp_path: Path) -> None:
     assert cell(tmp_path, "FedAvg", test="t").flag == "†"
     assert not cell(tmp_path, "FedPer", test="t").flag
     assert not cell(tmp_path, "FedAvg", test="wilcoxon").flag  # four pairs cannot
-    grid = fill("table4", groups(runs(tmp_path)), test="wilcoxon")
+    grid = fill("fedobp/table4", groups(runs(tmp_path)), test="wilcoxon")
     assert "Wilcoxon signed-rank test over 4 seeds, p < 0.05 (never met with fewer than 6)" in grid.notes[-1]
-    assert "81.62(1.11)†" in render(fill("table4", groups(runs(tmp_path)), test="t"))
+    assert "81.62(1.11)†" in render(fill("fedobp/table4", groups(runs(tmp_path)), test="t"))
 
 
 def test_without_common_seeds_there_is_no_test(root: Path) -> None:
-    assert fill("table4", groups(runs(root)), test="t").notes[-1].startswith("No paired test against FedOBP")
+    assert fill("fedobp/table4", groups(runs(root)), test="t").notes[-1].startswith("No paired test against FedOBP")
 
 
 # Forms
@@ -514,7 +532,7 @@ def test_without_common_seeds_there_is_no_test(root: Path) -> None:
 
 def test_what_the_forms_show(root: Path) -> None:
     add(root, "per", 96.0, {"name": "fedrep"}, seed=1)
-    grid = fill("table4", groups(runs(root)))
+    grid = fill("fedobp/table4", groups(runs(root)))
     for width in (60, 100, 200):
         table = render(grid, "terminal", width).split("Missing cells")[0]
         assert max(map(len, table.splitlines())) <= width
@@ -532,7 +550,7 @@ def test_what_the_forms_show(root: Path) -> None:
 
 
 def test_csv_is_unrounded_and_long(root: Path) -> None:
-    frame = pd.read_csv(io.StringIO(render(fill("table4", groups(runs(root))), "csv")))
+    frame = pd.read_csv(io.StringIO(render(fill("fedobp/table4", groups(runs(root))), "csv")))
     assert len(frame) == 14 * 8
     row = frame[(frame["row"] == "FedOBP") & (frame["dataset"] == "FMNIST") & (frame["setting"] == "Dir(0.1)")].iloc[0]
     assert (row["own"], row["published"], row["rank"], row["seeds"]) == (96.5, 96.89, 1, "1 2")
@@ -584,8 +602,8 @@ def drawn(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
             found[heading] = {label: list(line.get_ydata()) for label, line in lines.items() if len(line.get_ydata())}
         return []
 
-    monkeypatch.setattr(paper_figures, "panels", panels)
-    FIGURES[name].draw(groups(runs(root)), root / name, Rule())
+    monkeypatch.setattr(f"fedpfl.papers.{name.partition('/')[0]}.figures.panels", panels)
+    FIGURES[name].draw(name, groups(runs(root)), root, Rule())
     return found
 
 
@@ -596,7 +614,7 @@ def test_overlap_of_masks_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """
     for seed in (1, 2):
         masked(tmp_path, "fedselect", seed, alpha=0.3)
-    [lines] = drawn("fedselect_figure4", tmp_path, monkeypatch).values()
+    [lines] = drawn("fedselect/figure4", tmp_path, monkeypatch).values()
     [label] = [label for label in lines if not label.startswith("_")]
     assert label.startswith("FedSelect")
     assert lines[label] == [1, pytest.approx(1 / 9)]
@@ -610,16 +628,16 @@ def test_sizes_and_frequencies_of_masks_by_hand(tmp_path: Path, monkeypatch: pyt
         masked(tmp_path, "fedpurin", seed)
     masked(tmp_path, "fedselect", alpha=0.3)
     masked(tmp_path, "fedselect", alpha=0.8)
-    [lines] = drawn("fedselect_figure3", tmp_path, monkeypatch).values()
+    [lines] = drawn("fedselect/figure3", tmp_path, monkeypatch).values()
     assert list(lines.values()) == [[0, 0.25, 0.4375, 0.4375]] * 2
-    [lines] = drawn("fedpurin_masks", tmp_path, monkeypatch).values()
+    [lines] = drawn("fedpurin/masks", tmp_path, monkeypatch).values()
     assert lines == {"conv.weight": [50, 0, 0, 50], "fc.weight": [60, 30, 10, 0]}
 
 
 def test_a_figure_of_masks_says_which_experiment_records_them(tmp_path: Path) -> None:
     add(tmp_path, "old", 70.0, {"name": "fedselect", "alpha": 0.3})
-    with pytest.raises(FedpflError, match=r"no runs for fedselect_figure4; run .* experiment=fedselect_alpha`"):
-        FIGURES["fedselect_figure4"].draw(groups(runs(tmp_path)), tmp_path / "fedselect_figure4", Rule())
+    with pytest.raises(FedpflError, match=r"no runs for fedselect/figure4; run .* experiment=fedselect/alpha`"):
+        FIGURES["fedselect/figure4"].draw("fedselect/figure4", groups(runs(tmp_path)), tmp_path, Rule())
 
 
 def test_figures_of_masks_are_among_all_there_are_runs_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -638,8 +656,9 @@ def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.T
     made = {"width": 1.0, "entries": 100, "values": 5, "operations": 4000}
     told = {"status": "finished", "devices": [made | {"width": 0.5, "entries": 40}, made]}
     (spu(root, "spu", 50.0, 0.1, widths=[0.5, 1.0]) / "summary.json").write_text(json.dumps(told))
-    written = FIGURES[name].draw(groups(runs(sweep(root))), out / name, Rule())
-    assert [path.name for path in written] == [f"{name}.png", f"{name}.pdf"]
+    written = FIGURES[name].draw(name, groups(runs(sweep(root))), out, Rule())
+    stem = name.replace("/", "_")
+    assert [path.name for path in written] == [f"{stem}.png", f"{stem}.pdf"]
     assert written[0].read_bytes().startswith(b"\x89PNG")
     assert written[1].read_bytes().startswith(b"%PDF")
 
@@ -647,22 +666,29 @@ def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.T
 def test_figures_take_the_runs_they_are_about(root: Path) -> None:
     every = groups(runs(sweep(root)))
     methods = {name: sorted(group.method for group in figure.of(every)) for name, figure in FIGURES.items()}
-    assert methods["figure2"] == ["FedAvg", "FedOBP (q=0.99993, norm=global)", "FedPer"]
-    assert methods["figure3"] == ["FedAvg"]
-    assert {group.runs[0].q for group in FIGURES["figure4"].of(every)} == {0.0, 0.9, 0.99993, 1.0}
-    assert {group.runs[0].config["method"]["score"] for group in FIGURES["q_sweep"].of(every)} == {"obp"}
-    assert {group.runs[0].config["method"]["norm"] for group in FIGURES["figure5"].of(every)} == {"global", "layer"}
+    assert methods["fedobp/figure2"] == ["FedAvg", "FedOBP (q=0.99993, norm=global)", "FedPer"]
+    assert methods["fedobp/figure3"] == ["FedAvg"]
+    assert {group.runs[0].q for group in FIGURES["fedobp/figure4"].of(every)} == {0.0, 0.9, 0.99993, 1.0}
+    assert {group.runs[0].config["method"]["score"] for group in FIGURES["fedobp/q_sweep"].of(every)} == {"obp"}
+    assert {group.runs[0].config["method"]["norm"] for group in FIGURES["fedobp/figure5"].of(every)} == {
+        "global",
+        "layer",
+    }
     add(root, "cls", 91.0, OBP | {"classifier_only": True, "q": 0.9921}, seed=1)
-    assert len(FIGURES["figure5"].of(groups(runs(root)))) == 3
-    [longest] = FIGURES["figure6"].of(every)
+    assert len(FIGURES["fedobp/figure5"].of(groups(runs(root)))) == 3
+    [longest] = FIGURES["fedobp/figure6"].of(every)
     assert longest.runs[0].q == 0.99993
     add(root, "long", 91.0, OBP | {"q": 0.99995}, seed=1, rounds=450)
     rows = pd.read_csv(root / "long/rounds.csv")
     rows["personal/fc.weight"] = [0, 30, 30, 30]
     rows.to_csv(root / "long/rounds.csv", index=False)
-    [longest] = FIGURES["figure6"].of(groups(runs(root)))
+    [longest] = FIGURES["fedobp/figure6"].of(groups(runs(root)))
     assert longest.runs[0].q == 0.99995
-    assert {group.runs[0].config["partition"]["alpha"] for group in FIGURES["alpha_sweep"].of(every)} == {0.1, 0.3, 0.5}
+    assert {group.runs[0].config["partition"]["alpha"] for group in FIGURES["fedobp/alpha_sweep"].of(every)} == {
+        0.1,
+        0.3,
+        0.5,
+    }
 
 
 def test_shares_of_layers_by_hand(root: Path) -> None:
@@ -674,8 +700,10 @@ def test_shares_of_layers_by_hand(root: Path) -> None:
 
 
 def test_a_figure_without_runs_says_how_to_make_them(root: Path) -> None:
-    with pytest.raises(FedpflError, match=r"no runs for figure4; run `python -m fedpfl\.train experiment=figure4`"):
-        FIGURES["figure4"].draw(groups(runs(root)), root / "figure4", Rule())
+    with pytest.raises(
+        FedpflError, match=r"no runs for fedobp/figure4; run `python -m fedpfl\.train experiment=fedobp/figure4`"
+    ):
+        FIGURES["fedobp/figure4"].draw("fedobp/figure4", groups(runs(root)), root, Rule())
 
 
 # The command
@@ -685,16 +713,25 @@ def test_without_names_all_there_are_runs_of(root: Path, capsys: pytest.CaptureF
     assert main(["paper", str(sweep(root)), "--out", str(root / "out")]) == 0
     written = {path.name for path in (root / "out").iterdir()}
     tables = ("table2", "table4", "table5", "all_methods")
-    figures = ("figure2", "figure3", "figure4", "figure5", "figure6", "figure7", "q_sweep", "alpha_sweep")
-    expected = {f"{name}{suffix}" for name in tables for suffix in (".md", ".csv", ".tex")}
-    assert written == expected | {f"{name}{suffix}" for name in figures for suffix in (".png", ".pdf")}
+    figures = (
+        "figure2",
+        "figure3",
+        "figure4",
+        "figure5",
+        "figure6",
+        "figure7",
+        "q_sweep",
+        "alpha_sweep",
+    )
+    expected = {f"fedobp_{name}{suffix}" for name in tables for suffix in (".md", ".csv", ".tex")}
+    assert written == expected | {f"fedobp_{name}{suffix}" for name in figures for suffix in (".png", ".pdf")}
 
 
 def test_names_and_folders_in_any_order(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "table4", str(root), "--dataset", "fmnist", "--format", "csv"]) == 0
+    assert main(["paper", "fedobp/table4", str(root), "--dataset", "fmnist", "--format", "csv"]) == 0
     frame = pd.read_csv(io.StringIO(capsys.readouterr().out))
     assert set(frame["dataset"]) == {"FMNIST"}
-    assert main(["paper", str(root), "all_methods"]) == 0
+    assert main(["paper", str(root), "fedobp/all_methods"]) == 0
     shown = capsys.readouterr().out
     assert [name in shown for name in ("FedOBP", "FedPer", "worst 10%", "bits")] == [True] * 4
 
@@ -711,18 +748,27 @@ def test_tables_of_runs_and_of_the_paper_at_once(root: Path, options, capsys: py
 def test_tables_and_figures_at_once(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main([str(root), "--paper", "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} >= {"accuracy.csv", "table4.csv", "all_methods.csv", "figure2.png"}
+    assert {path.name for path in out.iterdir()} >= {
+        "accuracy.csv",
+        "fedobp_table4.csv",
+        "fedobp_all_methods.csv",
+        "fedobp_figure2.png",
+    }
     assert main(["figures", str(root), "--paper", "--out", str(tmp_path / "f")]) == 0
     assert {path.suffix for path in (tmp_path / "f").iterdir()} == {".png", ".pdf"}
 
 
 def test_mistakes_are_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["paper", "table9", str(root)]) == 2
-    assert (
-        "error: table9 is neither a folder nor a table or figure; there are table2, table3" in capsys.readouterr().err
-    )
-    assert main(["paper", "figure4", str(root)]) == 2
-    assert capsys.readouterr().err == "error: no runs for figure4; run `python -m fedpfl.train experiment=figure4`\n"
+    for name, told in {
+        "table9": "table9 is neither a folder nor a table or figure; there are fedobp/table2, fedobp/table3",
+        "table3": "table3 is in several papers; name one of fedobp/table3, fedpurin/table3, fedselect/table3, fedspu",
+        "fedobp/figure4": "no runs for fedobp/figure4; run `python -m fedpfl.train experiment=fedobp/figure4`\n",
+        "q_sweep": "no runs for fedobp/q_sweep; run `python -m fedpfl.train experiment=fedobp/q_sweep`\n",
+    }.items():
+        assert main(["paper", name, str(root)]) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith(f"error: {told}")
+        assert shown.count("\n") == 1
 
 
 def test_nothing_of_the_papers_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,12 +18,14 @@ import pytest
 
 from fedpfl import export
 from fedpfl.ground import lock
+from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record import RunDirectory, check_logger, mirrors, open_sinks, partition_picture
-from fedpfl.record.mirror import flat
+from fedpfl.record.loggers import check_logger, mirrors, opened
+from fedpfl.record.picture import partition_picture
+from fedpfl.record.rundir import RunDirectory
 from tests.command import TINY, call, rewrite_summary
 from tests.record import test_wandb
-from tests.record.test_wandb import finished_records, history, info, items, row, summary_of, without_login
+from tests.record.test_wandb import done, finished_records, history, info, items, row, summary_of, without_login
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="the package tensorboard is not installed"
@@ -188,12 +190,10 @@ def expected(*numbers: int) -> dict[str, list[tuple[int, float]]]:
 def play(logger: dict, path: Path, numbers=(1, 2, 3, 4), start: int = 0, status: str = "finished", **summary) -> str:
     """Log rounds as a run does; returns run.log."""
     run = info(path, start_round=start, facts={"cohort": 2, "identity": "abc-seed1"})
-    with open_sinks(logger, run, quiet=True) as sinks:
-        if (path / "partition.png").exists():
-            sinks.picture("partition", path / "partition.png")
+    with opened(logger, run, quiet=True) as callbacks:
         for number in numbers:
-            sinks.row(row(number))
-        sinks.end(status, summary)
+            callbacks.on_round(done(row(number)))
+        callbacks.on_end(status, summary)
     return (path / "run.log").read_text()
 
 
@@ -284,9 +284,9 @@ def test_many_columns_and_strange_names_reach_mlflow(tmp_path, mlflow):
     path = tmp_path / "run"
     wide = {"round": 1, **{f"personal/layer{number}.weight": 1.0 * number for number in range(1200)}, "acc@5": 3.0}
     run = info(path, config={f"key{number}": number for number in range(150)} | {"name": "", "none": None})
-    with open_sinks({"mlflow": {}}, run, quiet=True) as sinks:
-        sinks.row({**wide, "accuracy": math.nan})
-        sinks.end("finished", {})
+    with opened({"mlflow": {}}, run, quiet=True) as callbacks:
+        callbacks.on_round(done({**wide, "accuracy": math.nan}))
+        callbacks.on_end("finished", {})
     client = mlflow()
     (found,) = mlflow_runs(client)
     assert len(found.data.params) == 151
@@ -470,7 +470,7 @@ def test_what_cannot_be_logged_is_told_and_the_others_are(logged, tmp_path, pret
     assert "no config.yaml" in absent
     monkeypatch.setattr(Client, "log_batch", lambda *given, **named: 1 / 0)
     assert export.main([str(logged), "logger=mlflow"]) == 2
-    assert capsys.readouterr().err == f"fedpfl: {logged} is not logged, MlflowSink failed: division by zero\n"
+    assert capsys.readouterr().err == f"fedpfl: {logged} is not logged, MlflowLogger failed: division by zero\n"
     lock.release(lock.take(logged), logged.resolve())
 
 

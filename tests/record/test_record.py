@@ -1,4 +1,4 @@
-"""Run directories and sinks: what is on the disk after a kill, and what the user is told."""
+"""Run directories and callbacks: what is on the disk after a kill, and what the user is told."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,23 +22,25 @@ import torch
 
 import fedpfl
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record import (
-    Console,
-    LogFile,
-    RunDirectory,
-    RunInfo,
-    Sinks,
-    check_logger,
-    describe,
-    open_sinks,
-    partition_picture,
-)
+from fedpfl.record import loggers
+from fedpfl.record.callbacks import Callback, Callbacks, RunInfo
+from fedpfl.record.console import Console
+from fedpfl.record.environment import describe
+from fedpfl.record.logfile import LogFile
+from fedpfl.record.loggers import check_logger
+from fedpfl.record.picture import partition_picture
+from fedpfl.record.rundir import RunDirectory
 
 COLUMNS = ("round", "seconds", "cohort_before", "cohort_after", "accuracy", "values_down")
 
 
 def opened(path: Path, identity: str = "abc", config: str = "seed: 1\n") -> RunDirectory:
     return RunDirectory.open(path, config, identity)
+
+
+def done(row: dict) -> SimpleNamespace:
+    """A round, as far as loggers look at it."""
+    return SimpleNamespace(row=row)
 
 
 def row(number: int, accuracy: float | None = None) -> dict:
@@ -140,7 +143,7 @@ def test_a_finished_run_keeps_its_config(tmp_path):
 
 def test_lock_held_by_another_process(tmp_path):
     code = (
-        "import sys\nfrom fedpfl.record import RunDirectory\n"
+        "import sys\nfrom fedpfl.record.rundir import RunDirectory\n"
         "directory = RunDirectory.open(sys.argv[1], 'a: 1', 'abc')\nprint('held', flush=True)\nsys.stdin.read()"
     )
     holder = python(code, tmp_path, stdin=subprocess.PIPE)
@@ -162,7 +165,7 @@ def test_lock_held_by_this_process(tmp_path):
         with pytest.raises(FedpflError, match=f"in use by process {os.getpid()}"):
             opened(tmp_path)
         # The refusal must not have lost the lock, as closing a second file would with POSIX locks.
-        code = "import sys\nfrom fedpfl.record import RunDirectory\nRunDirectory.open(sys.argv[1], '', 'abc')"
+        code = "import sys\nfrom fedpfl.record.rundir import RunDirectory\nRunDirectory.open(sys.argv[1], '', 'abc')"
         other = python(code, tmp_path)
         assert "in use by process" in other.communicate()[1]
     opened(tmp_path).close()
@@ -409,7 +412,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
 
 KILLED = """
 import sys, torch
-from fedpfl.record import RunDirectory
+from fedpfl.record.rundir import RunDirectory
 with RunDirectory.open(sys.argv[1], "a: 1", "abc") as directory:
     state = directory.restore() or {"round": 0, "w": torch.zeros(50_000)}
     directory.write_summary(status="running")
@@ -544,7 +547,7 @@ def test_import_stays_light():
     assert not [name for name in eval(out[1]) if not name.startswith(("fedpfl.record", "fedpfl.ground"))]
 
 
-# ---- sinks
+# ---- callbacks
 
 
 def info(path: Path, **changes) -> RunInfo:
@@ -574,12 +577,14 @@ class Clock:
 def test_console_plain_lines(tmp_path):
     stream, clock = io.StringIO(), Clock()
     console = Console(stream=stream, clock=clock)
-    console.begin(info(tmp_path))
+    console.on_begin(info(tmp_path))
     for number in range(1, 21):
         clock.now += 2.0
-        console.row({**row(number, 90.0 if number == 10 else None), "ft_accuracy": 91.5 if number == 10 else None})
-    console.note("a [bold]note[/bold]")
-    console.end("finished", {})
+        console.on_round(
+            done({**row(number, 90.0 if number == 10 else None), "ft_accuracy": 91.5 if number == 10 else None})
+        )
+    console.on_note("a [bold]note[/bold]")
+    console.on_end("finished", {})
     lines = stream.getvalue().splitlines()
     # First, then each 5 s or later (rounds of 2 s: every third), evaluated ones (10), and the last.
     assert [line.split("/")[0] for line in lines if line.startswith("round")] == [
@@ -597,9 +602,9 @@ def test_console_plain_lines(tmp_path):
 def test_console_resumed_counts_only_what_is_left(tmp_path):
     stream, clock = io.StringIO(), Clock()
     console = Console(stream=stream, clock=clock)
-    console.begin(info(tmp_path, start_round=10))
+    console.on_begin(info(tmp_path, start_round=10))
     clock.now += 3.0
-    console.row(row(11))
+    console.on_round(done(row(11)))
     assert "resumed     after round 10 of 20\nround 11/20" in stream.getvalue()
     assert stream.getvalue().endswith("ETA 0:00:27\n")
 
@@ -614,11 +619,11 @@ def test_console_bar_on_a_terminal(tmp_path, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     stream = Terminal()
     console = Console(stream=stream)
-    console.begin(info(tmp_path))
-    console.row(row(1, 90.0))
-    console.row(row(2))
-    console.note("[in brackets] stays")
-    console.end("finished", {})
+    console.on_begin(info(tmp_path))
+    console.on_round(done(row(1, 90.0)))
+    console.on_round(done(row(2)))
+    console.on_note("[in brackets] stays")
+    console.on_end("finished", {})
     text = stream.getvalue()
     assert "\x1b[" in text
     assert "round 2/20" in text
@@ -629,19 +634,19 @@ def test_console_bar_on_a_terminal(tmp_path, monkeypatch):
 
 def test_console_quiet(tmp_path, capsys):
     console = Console(quiet=True)
-    console.begin(info(tmp_path))
-    console.row(row(1, 90.0))
-    console.end("finished", {})
+    console.on_begin(info(tmp_path))
+    console.on_round(done(row(1, 90.0)))
+    console.on_end("finished", {})
     assert capsys.readouterr() == ("", "")
 
 
 def test_log_file_appends_over_resumes(tmp_path):
     for start in (0, 1):
         log = LogFile()
-        log.begin(info(tmp_path, start_round=start))
-        log.row(row(start + 1, 50.0))
-        log.note("two\nlines")
-        log.end("diverged" if start else "interrupted", {"error": "boom"} if start else {})
+        log.on_begin(info(tmp_path, start_round=start))
+        log.on_round(done(row(start + 1, 50.0)))
+        log.on_note("two\nlines")
+        log.on_end("diverged" if start else "interrupted", {"error": "boom"} if start else {})
         if not start:
             with (tmp_path / "run.log").open("a") as file:
                 file.write("torn")
@@ -661,8 +666,8 @@ def test_log_file_appends_over_resumes(tmp_path):
     ]
 
 
-class Probe:
-    """A sink that writes down its calls and fails where told."""
+class Probe(Callback):
+    """A callback that writes down its calls and fails where told."""
 
     def __init__(self, fails: str = "", error: BaseException | None = None):
         self.calls: list[str] = []
@@ -674,67 +679,63 @@ class Probe:
         if name.split()[0] == self._fails:
             raise self._error
 
-    def begin(self, run):
+    def on_begin(self, run):
         self._call("begin")
 
-    def row(self, row):
-        self._call(f"row {row['round']}")
+    def on_round(self, round):
+        self._call(f"round {round.row['round']}")
 
-    def note(self, text):
+    def on_note(self, text):
         self.notes.append(text)
         self._call("note")
 
-    def picture(self, name, path):
-        self._call(f"picture {name}")
-
-    def end(self, status, summary):
+    def on_end(self, status, summary):
         self._call(f"end {status}")
 
 
-@pytest.mark.parametrize("fails", ["begin", "row", "picture", "end"])
+@pytest.mark.parametrize("fails", ["begin", "round", "end"])
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_failing_sink_is_dropped_and_ended_once(tmp_path, fails, place):
+def test_a_failing_callback_is_dropped_and_ended_once(tmp_path, fails, place):
     good, bad = Probe(), Probe(fails)
-    with Sinks([bad, good] if place == 0 else [good, bad]) as sinks:
-        sinks.begin(info(tmp_path))
-        sinks.row(row(1))
-        sinks.picture("partition", tmp_path)
-        sinks.row(row(2))
-        sinks.end("finished", {})
-        sinks.end("finished", {})
+    with Callbacks([bad, good] if place == 0 else [good, bad]) as callbacks:
+        callbacks.on_begin(info(tmp_path))
+        callbacks.on_round(done(row(1)))
+        callbacks.on_round(done(row(2)))
+        callbacks.on_end("finished", {})
+        callbacks.on_end("finished", {})
     events = [call for call in good.calls if call != "note"]
-    assert events == ["begin", "row 1", "picture partition", "row 2", "end finished"]
+    assert events == ["begin", "round 1", "round 2", "end finished"]
     assert len([call for call in bad.calls if call.startswith("end")]) == 1
-    if fails == "row":
-        assert bad.calls == ["begin", "row 1", "end failed"]
+    if fails == "round":
+        assert bad.calls == ["begin", "round 1", "end failed"]
     if not (fails == "end" and place == 0):  # then the good one had ended
         assert good.notes == ["Probe failed and is left out, the run goes on: no network"]
 
 
 def test_what_the_package_logs_while_a_run_goes_on_is_a_note():
     probe, log = Probe(), logging.getLogger("fedpfl.engine.program")
-    with Sinks([probe]) as sinks:
+    with Callbacks([probe]) as callbacks:
         log.debug("of no interest")
         log.info("loop is taken")
         log.warning("a step could not be %s", "captured")
-        sinks.end("finished", {})
+        callbacks.on_end("finished", {})
     log.warning("nobody's run")
     assert probe.notes == ["loop is taken", "a step could not be captured"]
 
 
-def test_all_sinks_may_fail(tmp_path):
-    with Sinks([Probe("note"), Probe("note"), Probe("row")]) as sinks:
-        sinks.begin(info(tmp_path))
-        sinks.row(row(1))
-        sinks.row(row(2))
+def test_all_callbacks_may_fail(tmp_path):
+    with Callbacks([Probe("note"), Probe("note"), Probe("round")]) as callbacks:
+        callbacks.on_begin(info(tmp_path))
+        callbacks.on_round(done(row(1)))
+        callbacks.on_round(done(row(2)))
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError(), "failed"), (KeyboardInterrupt(), "interrupted")])
-def test_sinks_end_when_the_run_did_not(error, status):
+def test_callbacks_end_when_the_run_did_not(error, status):
     probe = Probe()
 
     def work() -> None:
-        with Sinks([probe]):
+        with Callbacks([probe]):
             raise error
 
     with pytest.raises(type(error)):
@@ -746,8 +747,8 @@ def test_the_log_says_how_a_run_failed(tmp_path):
     log = LogFile()
 
     def work() -> None:
-        with Sinks([log]) as sinks:
-            sinks.begin(info(tmp_path))
+        with Callbacks([log]) as callbacks:
+            callbacks.on_begin(info(tmp_path))
             raise ValueError("two\nlines")
 
     with pytest.raises(ValueError, match="two"):
@@ -760,17 +761,17 @@ def test_the_log_says_how_a_run_failed(tmp_path):
 def test_an_interrupt_while_ending_still_ends_the_others():
     first, second = Probe(), Probe("end", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        Sinks([first, second]).end("finished", {})
+        Callbacks([first, second]).on_end("finished", {})
     assert first.calls == second.calls == ["end finished"]
 
 
-def test_open_sinks_writes_the_log(tmp_path, capsys):
-    with open_sinks({"name": "none"}, info(tmp_path)) as sinks:
-        sinks.row(row(1, 50.0))
-        sinks.end("finished", {})
+def test_opened_callbacks_write_the_log(tmp_path, capsys):
+    with loggers.opened({"name": "none"}, info(tmp_path)) as callbacks:
+        callbacks.on_round(done(row(1, 50.0)))
+        callbacks.on_end("finished", {})
     assert "round 1/20" in capsys.readouterr().err
     assert "round 1/20" in (tmp_path / "run.log").read_text()
-    with open_sinks({"name": "none"}, info(tmp_path), quiet=True):
+    with loggers.opened({"name": "none"}, info(tmp_path), quiet=True):
         pass
     assert capsys.readouterr() == ("", "")
 

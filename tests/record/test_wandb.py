@@ -10,16 +10,21 @@ import struct
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record import RunDirectory, RunInfo, Sinks, check_logger, open_sinks, partition_picture, wandb_sink
+from fedpfl.record import wandb_logger
+from fedpfl.record.callbacks import Callbacks, RunInfo
+from fedpfl.record.loggers import check_logger, opened
 from fedpfl.record.mirror import run_id
 from fedpfl.record.overview import Overview
-from fedpfl.record.wandb_sink import CLOUD, Options, WandbSink, choose_mode, logged_in
+from fedpfl.record.picture import partition_picture
+from fedpfl.record.rundir import RunDirectory
+from fedpfl.record.wandb_logger import CLOUD, Options, WandbLogger, choose_mode, logged_in
 from tests.command import TINY, call
 
 wandb = pytest.importorskip("wandb")
@@ -39,6 +44,11 @@ def without_login(patch: pytest.MonkeyPatch, folder: Path) -> None:
 @pytest.fixture(autouse=True)
 def _nobody_is_logged_in(monkeypatch, tmp_path):
     without_login(monkeypatch, tmp_path)
+
+
+def done(row: dict) -> SimpleNamespace:
+    """A round, as far as loggers look at it."""
+    return SimpleNamespace(row=row)
 
 
 def info(path: Path, **changes) -> RunInfo:
@@ -142,12 +152,11 @@ def test_an_offline_run_holds_everything(tmp_path):
     notes: list[str] = []
     run = info(tmp_path / "run")
     partition_picture(np.array([[1, 2], [3, 0]]), run.path / "partition.png", "two clients")
-    sink = WandbSink(Options.of({"name": "wandb", "tags": ["mine"]}), notes.append)
-    sink.begin(run)
-    sink.picture("partition", run.path / "partition.png")
+    mirror = WandbLogger(Options.of({"name": "wandb", "tags": ["mine"]}), notes.append)
+    mirror.on_begin(run)
     for number in range(1, 5):
-        sink.row(row(number))
-    sink.end("finished", {"hours": 0.5, "last": {"accuracy": 54.0}, "status": "finished", "error": None})
+        mirror.on_round(done(row(number)))
+    mirror.on_end("finished", {"hours": 0.5, "last": {"accuracy": 54.0}, "status": "finished", "error": None})
 
     file = only_file(run.path)
     assert notes == [f"W&B offline; upload with: wandb sync {file.parent}"]
@@ -187,12 +196,12 @@ def test_an_offline_run_holds_everything(tmp_path):
 def test_two_runs_in_one_process_stay_apart(tmp_path):
     """What a sweep does: the basic launcher reuses its process, also after a run that failed."""
     first, second = info(tmp_path / "a"), info(tmp_path / "b", seed=2)
-    with pytest.raises(ZeroDivisionError), open_sinks({"name": "wandb"}, first, quiet=True) as sinks:
-        sinks.row({**row(1), "cohort_before": 1 / 0})
-    with open_sinks({"name": "wandb"}, second, quiet=True) as sinks:
-        sinks.row(row(1))
-        sinks.row(row(2))
-        sinks.end("finished", {})
+    with pytest.raises(ZeroDivisionError), opened({"name": "wandb"}, first, quiet=True) as callbacks:
+        callbacks.on_round(done({**row(1), "cohort_before": 1 / 0}))
+    with opened({"name": "wandb"}, second, quiet=True) as callbacks:
+        callbacks.on_round(done(row(1)))
+        callbacks.on_round(done(row(2)))
+        callbacks.on_end("finished", {})
     assert wandb.run is None
     one, two = finished_records(first.path), finished_records(second.path)
     assert [len([entry for entry in history(found) if "round" in entry]) for found in (one, two)] == [0, 2]
@@ -211,12 +220,11 @@ def test_an_offline_run_that_was_resumed_is_complete(tmp_path):
         directory.row(row(3))  # behind the checkpoint
     for run, numbers in ((fresh, (1, 2, 3)), (resumed, (3, 4))):
         options = Options(dir=str(tmp_path / f"files{run.start_round}"))
-        sink = WandbSink(options, lambda text: None)
-        sink.begin(run)
-        sink.picture("partition", run.path / "partition.png")
+        mirror = WandbLogger(options, lambda text: None)
+        mirror.on_begin(run)
         for number in numbers:
-            sink.row(row(number))
-        sink.end("interrupted" if run is fresh else "finished", {})
+            mirror.on_round(done(row(number)))
+        mirror.on_end("interrupted" if run is fresh else "finished", {})
     before, after = (finished_records(tmp_path / name) for name in ("files0", "files2"))
     ids = [{record.run.run_id for record in found if record.run.run_id} for found in (before, after)]
     assert ids == [{run_id(fresh)}] * 2
@@ -260,13 +268,13 @@ def test_an_online_run_that_was_resumed_gets_what_the_server_lacks(tmp_path, mon
         server = Server(held + 1)  # W&B's next step
         monkeypatch.setattr(wandb, "init", server.init)
         notes: list[str] = []
-        sink = WandbSink(Options(), notes.append)
-        sink.begin(info(tmp_path / "run", start_round=3, rounds=6))
-        if server.step:
-            sink.picture("partition", tmp_path / "missing.png")
+        picture = tmp_path / "run" / "partition.png"  # sent already, unless the server has nothing
+        picture.touch() if server.step else picture.unlink()
+        mirror = WandbLogger(Options(), notes.append)
+        mirror.on_begin(info(tmp_path / "run", start_round=3, rounds=6))
         for number in (4, 5, 6):
-            sink.row(row(number))
-        sink.end("finished", {})
+            mirror.on_round(done(row(number)))
+        mirror.on_end("finished", {})
         assert server.steps == sent
         assert (server.settings["resume"], server.settings["mode"]) == ("allow", "online")
         assert notes == ["W&B https://example.org/run"]
@@ -282,20 +290,20 @@ def test_the_runs_table_is_right_also_for_rounds_that_the_server_has(tmp_path, m
         for entry in past:
             directory.row(entry)
     facts = {"cohort": 5, "identity": "abc-seed1", "error": None, "environment": {"commit": "f00", "gpu": None}}
-    sink = WandbSink(Options(), lambda text: None)
-    sink.begin(info(tmp_path / "run", start_round=2, rounds=3, facts=facts))
+    mirror = WandbLogger(Options(), lambda text: None)
+    mirror.on_begin(info(tmp_path / "run", start_round=2, rounds=3, facts=facts))
     assert server.summary == {
         **{"cohort": 5, "identity": "abc-seed1", "environment": facts["environment"], "commit": "f00"},
         **{"q": 0.9998, "one_minus_q": 0.0002, "alpha": 0.1, "status": "running"},
     }
-    sink.row({"round": 3, "seconds": 2.0, "accuracy": 75.0, "bits_down": 1e9, "bits_up": 2e9})
+    mirror.on_round(done({"round": 3, "seconds": 2.0, "accuracy": 75.0, "bits_down": 1e9, "bits_up": 2e9}))
     assert server.steps == [3]
     table = {
         **{"last_accuracy": 75.0, "best_accuracy": 80.0, "best_round": 1, "seconds_per_round": 2.0},
         **{"bits_down_per_client": 0.6e9, "bits_up_per_client": 0.4e9},
     }
     assert server.summary.items() >= table.items()
-    sink.end("failed", {"error": "ValueError: x", "traceback": "long", "hours": 2.0})
+    mirror.on_end("failed", {"error": "ValueError: x", "traceback": "long", "hours": 2.0})
     assert server.summary.items() >= {**table, "status": "failed", "error": "ValueError: x", "hours": 2.0}.items()
     assert "traceback" not in server.summary
 
@@ -304,7 +312,7 @@ def test_tags_are_as_short_as_wandb_wants_them(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     server = Server()
     monkeypatch.setattr(wandb, "init", server.init)
-    WandbSink(Options(tags=("mine",)), lambda text: None).begin(info(tmp_path / "run", tags=("x" * 70, "digits")))
+    WandbLogger(Options(tags=("mine",)), lambda text: None).on_begin(info(tmp_path / "run", tags=("x" * 70, "digits")))
     assert server.settings["tags"] == ["x" * 64, "digits", "mine"]
 
 
@@ -387,23 +395,23 @@ def test_a_sweep_mirrors_its_run_directories(tmp_path):
 
 def test_disabled_writes_nothing(tmp_path):
     run = info(tmp_path / "run")
-    with Sinks([WandbSink(Options(mode="disabled"), pytest.fail)]) as sinks:
-        sinks.begin(run)
-        sinks.row(row(2))
-        sinks.end("finished", {"hours": 1})
+    with Callbacks([WandbLogger(Options(mode="disabled"), pytest.fail)]) as callbacks:
+        callbacks.on_begin(run)
+        callbacks.on_round(done(row(2)))
+        callbacks.on_end("finished", {"hours": 1})
     assert not list(run.path.glob("wandb/*run-*"))
 
 
 def test_auto_goes_offline_where_the_server_cannot_be_reached(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens at the discard port
-    monkeypatch.setattr(wandb_sink, "PATIENCE", 1.0)
+    monkeypatch.setattr(wandb_logger, "PATIENCE", 1.0)
     notes: list[str] = []
     run = info(tmp_path / "run")
-    sink = WandbSink(Options(), notes.append)
-    sink.begin(run)
-    sink.row(row(1))
-    sink.end("finished", {})
+    mirror = WandbLogger(Options(), notes.append)
+    mirror.on_begin(run)
+    mirror.on_round(done(row(1)))
+    mirror.on_end("finished", {})
     assert notes[0].startswith("W&B cannot be reached, logging offline: ")
     assert "\n" not in notes[0]
     assert notes[1].startswith("W&B offline; upload with: wandb sync ")
@@ -416,11 +424,11 @@ def test_who_asks_for_online_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setattr(wandb, "init", init)
-    with open_sinks({"name": "wandb", "mode": "online"}, info(tmp_path / "other"), quiet=True) as sinks:
-        sinks.row(row(1))
-        sinks.end("finished", {})
+    with opened({"name": "wandb", "mode": "online"}, info(tmp_path / "other"), quiet=True) as callbacks:
+        callbacks.on_round(done(row(1)))
+        callbacks.on_end("finished", {})
     log = (tmp_path / "other" / "run.log").read_text()
-    assert "WandbSink failed and is left out, the run goes on: no route to host" in log
+    assert "WandbLogger failed and is left out, the run goes on: no route to host" in log
     assert "round 1/4" in log
 
 
@@ -435,11 +443,11 @@ def test_the_run_is_finished_even_if_its_summary_fails(tmp_path):
         def finish(self, exit_code):
             self.codes.append(exit_code)
 
-    sink = WandbSink(Options(), pytest.fail)
-    sink._run = broken = Broken()
+    mirror = WandbLogger(Options(), pytest.fail)
+    mirror._run = broken = Broken()
     with pytest.raises(OSError, match="disk full"):
-        sink.end("finished", {})
-    sink.end("failed", {})
+        mirror.on_end("finished", {})
+    mirror.on_end("failed", {})
     assert broken.codes == [0]
 
 

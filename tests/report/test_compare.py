@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from fedpfl.report.__main__ import main
 from fedpfl.report.compare import Measure, compare, paired_test, sides
-from fedpfl.report.table import Table, render
+from fedpfl.report.render import render
+from fedpfl.report.table import Table
 from tests.report.test_report import PNG, write_run
 
 OBP = {"name": "fedobp", "q": 0.9}

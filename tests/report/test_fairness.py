@@ -183,12 +183,15 @@ def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_the_page(root: Path) -> None:
     page = Page(write([root], root / "report")[0])
-    found = page.group("FedPer")["fairness"]["FedAvg+FT"]
-    assert (found["name"], found["count"], found["harmed"]) == ("FedPer", 10, 30)
-    assert found["dots"][:2] == [[0, 5, 10, 10], [0, 6, 20, 20]]
-    assert [0, 1, 60, 40] in found["dots"]
-    assert set(page.group("FedAvg")["fairness"]) == {"Local-Only"}
-    assert page.group("FedAvg")["fairness"]["Local-Only"]["name"] == "FedAvg+FT"
+    (dots,) = page.traces("fairness", "FedPer", "FedAvg+FT")
+    clients = [*zip(dots["text"], dots["x"], dots["y"], strict=True)]
+    assert clients[:2] == [("client 5, seed 0", 10, 10), ("client 6, seed 0", 20, 20)]
+    assert ("client 1, seed 0", 60, 40) in clients
+    assert (len(clients), len(page.traces("fairness", "FedAvg", "FedAvg+FT"))) == (10, 0)
+    titles = [one["text"] for one in page.figure("fairness", "FedAvg+FT")["layout"]["annotations"]]
+    assert "FedPer: 30 % harmed" in titles
+    titles = [one["text"].split(":")[0] for one in page.figure("fairness", "Local-Only")["layout"]["annotations"]]
+    assert "FedAvg+FT" in titles
     assert page.row("fairness", "FedPer")[4:7] == ["30.00", "11.00", "-20.00"]
     (root / "fedavg/seed0/clients.csv").unlink()
     (root / "local/seed0/clients.csv").unlink()

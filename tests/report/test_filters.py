@@ -142,7 +142,7 @@ def test_one_dead_run_has_one_state_everywhere(root: Path, capsys: pytest.Captur
     shown(capsys, "html", root)
     assert ">interrupted</span>" in (root / "report" / "two.html").read_text()
     assert shown(capsys, "compare", root / "two", root / "one/fedavg")[0].count("1 interrupted left out") == 2
-    for name, reason in (("a", "no config.yaml; the run never"), ("b", "summary.json is not valid JSON")):
+    for name, reason in (("a", "no config.yaml; the run never"), ("b", "summary.json cannot be read: JSONDecodeError")):
         assert f"skipped {root / 'broken' / name}: broken: {reason}" in err
         assert f"{root / 'broken' / name}: broken: {reason}" in (root / "report" / "index.html").read_text()
     out, err = shown(capsys, "clean", root, "--status", "interrupted,broken", code=2)

@@ -20,17 +20,20 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record.columns import METRICS
 from fedpfl.report.__main__ import main
-from fedpfl.report.html import embedded, experiments, write
-from fedpfl.report.page.data import DOTS, POINTS, worst
+from fedpfl.report.html import embedded, experiments, plotly_name, write
+from fedpfl.report.page.data import POINTS
+from fedpfl.report.page.drawing import DOTS
 from tests.report.test_report import config, write_run
 
 OBP = {"name": "fedobp", "q": 0.99993, "norm": "global", "score": "obp"}
 EVIL = """</script><script>document.documentElement.dataset.owned = 1</script><b id="x">&'"""
 VOID = {"meta", "br", "input"}
+ACCURACY = METRICS["accuracy"].label
+OVER = ("GB down, all clients", "GB down and up, all clients", "hours of training")
 
 
 class Page(HTMLParser):
@@ -78,10 +81,18 @@ class Page(HTMLParser):
         assert match
         return json.loads(match[1])
 
-    def group(self, method: str) -> dict[str, Any]:
-        place = self.data["methods"].index(method)
-        (found,) = [group for group in self.data["groups"] if group["method"] == place]
-        return found
+    def figure(self, chart: str, *options: str) -> dict[str, Any]:
+        """The first figure of a chart that stands for these options, its arrays in their places."""
+        data = self.data
+        found = [one for one in data["charts"][chart] if {*options} <= {*one["choice"].values()}]
+        assert found, f"{chart} has no figure for {options}"
+        for trace in found[0]["data"]:
+            for key in {"x", "y", "z", "customdata"} & trace.keys():
+                trace[key] = data["arrays"][trace[key]] if isinstance(trace[key], int) else trace[key]
+        return found[0]
+
+    def traces(self, chart: str, method: str, *options: str) -> list[dict[str, Any]]:
+        return [one for one in self.figure(chart, *options)["data"] if one.get("name", "").startswith(method)]
 
 
 def write_clients(run: Path, accuracy: list[float], train: list[int] | None = None, ft: float = 0.0) -> None:
@@ -95,31 +106,24 @@ def write_clients(run: Path, accuracy: list[float], train: list[int] | None = No
     frame.to_csv(run / "clients.csv", index=False)
 
 
-def write_long(
-    folder: Path, rounds: int, method: dict[str, Any], seed: int, layers: int = 0, clients: int = 100, classes: int = 10
-) -> None:
+def write_long(folder: Path, rounds: int, method: dict[str, Any], seed: int, layers: int = 0, **changes: Any) -> None:
     """A run of full size: noisy curves, and a mask over `layers` tensors."""
     draw = np.random.default_rng([seed, len(str(method))])
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config(method=method, seed=seed, rounds=rounds)))
-    summary = {"status": "finished", "cohort": 10, "parameters": 582_026, "hours": 1.25}
-    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config(method=method, seed=seed, rounds=rounds, **changes)))
+    (folder / "summary.json").write_text('{"status": "finished", "cohort": 10, "parameters": 582026, "hours": 1.25}')
     number = np.arange(1, rounds + 1)
-    level = 90 - 60 * np.exp(-number / 30)
-    frame = pd.DataFrame({"round": number, "seconds": draw.random(rounds) + 1})
-    for name in ("cohort_before", "cohort_after", "train_loss"):
-        frame[name] = level + draw.normal(size=rounds)
+    noisy = 90 - 60 * np.exp(-number / 30) + draw.normal(size=rounds)
+    columns = {"round": number, "seconds": draw.random(rounds) + 1}
+    columns |= dict.fromkeys(("cohort_before", "cohort_after", "train_loss"), noisy)
     for name in ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled", "loss"):
-        frame[name] = np.where(number % 5 == 0, level + draw.normal(size=rounds), np.nan)
+        columns[name] = np.where(number % 5 == 0, noisy, np.nan)
     for name in ("values_down", "values_up", "bits_down", "bits_up"):
-        frame[name] = draw.integers(10**8, 10**9, rounds)
-    mask = pd.DataFrame(
-        draw.random((rounds, layers)) * 1000, columns=[f"personal/layer{k}.weight" for k in range(layers)]
-    )
-    pd.concat([frame, mask], axis=1).to_csv(folder / "rounds.csv", index=False)
-    labels = pd.DataFrame(draw.integers(0, 200, (clients, classes)), columns=[f"label_{k}" for k in range(classes)])
-    table = pd.DataFrame({"client": range(clients), "train": labels.sum(axis=1), "test": 10})
-    table["accuracy"] = draw.random(clients) * 100
+        columns[name] = draw.integers(10**8, 10**9, rounds)
+    columns |= {f"personal/layer{layer}.weight": draw.random(rounds) * 1000 for layer in range(layers)}
+    pd.DataFrame(columns).to_csv(folder / "rounds.csv", index=False)
+    labels = pd.DataFrame(draw.integers(0, 200, (100, 100)), columns=[f"label_{k}" for k in range(100)])
+    table = pd.DataFrame({"client": range(100), "train": labels.sum(axis=1), "test": 10, "accuracy": draw.random(100)})
     pd.concat([table, labels], axis=1).to_csv(folder / "clients.csv", index=False)
 
 
@@ -148,10 +152,13 @@ def page_of(root: Path) -> Page:
     return Page(path)
 
 
-def test_the_command_writes_one_page(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_one_page_beside_the_script(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["html", str(root)]) == 0
-    assert [path.name for path in (root / "report").iterdir()] == ["a.html"]
+    assert sorted(path.name for path in (root / "report").iterdir()) == ["a.html", plotly_name()]
     assert capsys.readouterr().err == f"wrote {root / 'report' / 'a.html'}\n"
+    page = Page(root / "report" / "a.html")
+    assert ("script", {"src": plotly_name()}) in page.elements
+    assert (root / "report" / plotly_name()).read_text(encoding="utf-8")[:99].count("plotly.js") == 1
     before = (root / "report" / "a.html").read_bytes()
     assert main(["html", str(root), "--out", str(root / "elsewhere")]) == 0
     # Only the links know where the page lies, and it lies as deep.
@@ -195,42 +202,50 @@ def test_accuracy_table_marks_best_and_second_of_the_finished(root: Path) -> Non
     page = page_of(root)
     row = page.row("accuracy", "FedOBP")
     assert row[1:6] == ["95.00(1.41)", "96.00(1.41)", "75.00(1.41)", "97.00(1.41)", "98.00(1.41)"]
-    assert row[6:9] == ["96.89(0.03)", "-1.89", "-0.89"]
     assert "<b>95.00(1.41)</b>" in page.source
     assert "<u>87.00</u>" in page.source
     assert page.row("accuracy", "FedPer")[1] == "99.00"
     assert "<b>99.00</b>" not in page.source, "a run that is not finished does not compete"
     assert "Test accuracy in percent over all clients at the last evaluation" in page.text
-    assert "Set-up that differs from the published one: rounds 4 (published 400)." in page.text
     best = Page(write([root], root / "report", "best-checkpoint", 1, warn=silent)[0])
     assert best.row("accuracy", "FedOBP")[1] == "96.00(0.00)"
     assert "chosen on test data" in best.text
 
 
-def test_curves_are_means_over_seeds(root: Path) -> None:
+def test_curves_are_means_over_seeds_with_a_band(root: Path) -> None:
     page = page_of(root)
-    curves = page.group("FedOBP")["curves"]
-    assert curves["accuracy"] == [[2, 4], [93.5, 95], [3.54, 1.41], 1]  # of 96, 91 and 94, 96
-    assert curves["ft_accuracy"][1] == [95.5, 97]
-    assert curves["cohort_before"] == [[1, 2, 3, 4], [51, 52, 53, 54], [0, 0, 0, 0], 1]
-    assert page.group("FedAvg")["curves"]["accuracy"] == [[2, 4], [80, 87], 0, 1]
-    assert set(page.data["metrics"]) == {
-        *("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled", "loss"),
-        *("cohort_before", "cohort_after"),
-    }
-    assert page.data["settings"] == ["FMNIST, Dir(0.1)"]
-    # The best has the first colour.
-    assert page.data["methods"] == ["FedPer", "FedOBP", "FedAvg"]
-    assert page.group("FedPer")["status"] == "running 3/4"
+    band, line = page.traces("curves", "FedOBP", ACCURACY, "round")
+    assert (line["x"], line["y"]) == ([2, 4], [93.5, 95])  # of 96, 91 and 94, 96
+    assert line["customdata"] == [3.536, 1.414]
+    assert (band["x"], band["fill"]) == ([2, 4, 4, 2], "toself")
+    assert band["y"] == pytest.approx([93.5 + 3.536, 95 + 1.414, 95 - 1.414, 93.5 - 3.536], abs=0.006)
+    assert line["name"] == "FedOBP  95.00"
+    (line,) = page.traces("curves", "FedAvg", ACCURACY, "round")
+    assert (line["y"], "customdata" in line) == ([80, 87], False)
+    assert page.traces("curves", "FedOBP", METRICS["cohort_before"].label)[1]["y"] == [51, 52, 53, 54]
+    # The best is named first and has the first colour; one that has not finished says so.
+    names = [one["name"] for one in page.figure("curves", ACCURACY)["data"] if "showlegend" not in one]
+    assert names == ["FedPer  99.00, running 3/4", "FedOBP  95.00", "FedAvg  87.00"]
+    assert [page.traces("curves", name)[-1]["meta"] for name in ("FedPer", "FedOBP", "FedAvg")] == [0, 1, 2]
+    losses = [one["name"] for one in page.figure("curves", METRICS["loss"].label)["data"]]
+    assert len(losses) == 4
+    assert page.row("curves", "FedOBP")[-2:] == ["93.50", "95.00"]
+
+
+def test_all_of_a_curve_is_in_the_picture(root: Path) -> None:
+    for figure in page_of(root).data["charts"]["curves"]:
+        assert not {"range", "autorange"} & {*figure["layout"]["xaxis"], *figure["layout"]["yaxis"]}
 
 
 def test_cost_adds_up(root: Path) -> None:
     page = page_of(root)
-    cost = page.group("FedAvg")["cost"]
-    assert cost["round"] == [1, 2, 3, 4]
-    assert cost["down"] == [4e-05, 6.4e-05, 8.8e-05, 0.000112]  # 320000 and three times 192000 bits, in GB
-    assert cost["up"] == [4e-05, 8e-05, 0.00012, 0.00016]
-    assert cost["hours"] == [pytest.approx(seconds / 3600, rel=1e-5) for seconds in (1, 10, 12, 14)]
+    down, both, hours = (page.traces("curves", "FedAvg", METRICS["cohort_before"].label, over)[0]["x"] for over in OVER)
+    assert down == [4e-05, 6.4e-05, 8.8e-05, 0.000112]  # 320000 and three times 192000 bits, in GB
+    assert both == [8e-05, 0.000144, 0.000208, 0.000272]
+    assert hours == [pytest.approx(seconds / 3600, rel=1e-5) for seconds in (1, 10, 12, 14)]
+    assert page.traces("curves", "FedAvg", ACCURACY, OVER[0])[0]["x"] == [6.4e-05, 0.000112]
+    (point,) = page.traces("cost", "FedAvg", OVER[0])
+    assert (point["x"], point["y"]) == ([0.000112], [87])
     # accuracy, values and MB per client and round down and up, GB in all, rounds, median seconds, no hours
     assert page.row("cost", "FedAvg") == [
         *("FedAvg", "87.00", "700", "1,000", "0.0028", "0.004", "0.000112", "0.00016", "4", "2"),
@@ -238,81 +253,101 @@ def test_cost_adds_up(root: Path) -> None:
 
 
 def test_clients_of_all_seeds_together(root: Path) -> None:
-    found = page_of(root).group("FedOBP")["clients"]
-    assert found["count"] == 20
+    page = page_of(root)
+    box, crosses, means = page.traces("clients", "FedOBP", "before fine-tuning")
     # Seed 0: 50, 55, ..., 95; seed 1: one more each; the worst of ten is one client: 50 and 51.
-    least, first, median, third, most, mean, low = found["box"]["accuracy"]
-    assert (least, most, mean, low) == (50, 96, 73, 50.5)
-    assert (first, median, third) == (60.75, 73, 85.25)
-    assert found["box"]["ft_accuracy"][0] == 52
-    assert [0, 0, 10, 50, 52, 3] in found["dots"]
-    assert [1, 9, 100, 96, 98, 0] in found["dots"]
-    assert len(found["dots"]) == 20
+    marks = [box[name][0] for name in ("lowerfence", "q1", "median", "q3", "upperfence")]
+    assert (marks, means["x"]) == ([50, 60.75, 73, 85.25, 96], [73, 50.5])
+    assert (crosses["x"], crosses["text"]) == ([50, 51], ["client 0, seed 0", "client 0, seed 1"])
+    assert (len(box["x"][0]), box["text"][0][-1]) == (20, "client 9, seed 1")
+    assert page.traces("clients", "FedOBP", "fine-tuned")[0]["lowerfence"] == [52]
+    row = ["FedOBP", "FMNIST, Dir(0.1)", "before fine-tuning", "20", "50.00", "60.75", "73.00", "85.25", "96.00"]
+    assert [*row, "73.00", "50.50"] in page.cells["clients"]
+    (sizes,) = page.traces("sizes", "FedOBP")
+    assert (10, 50, "client 0, seed 0") in zip(sizes["x"], sizes["y"], sizes["text"], strict=True)
+    # Five parts of four clients: of both seeds two by two.
+    medians = page.figure("sizes")["data"][page.figure("sizes")["data"].index(sizes) + 1]
+    assert (medians["x"], medians["y"]) == ([15, 35, 55, 75, 95], [53, 63, 73, 83, 93])
 
 
 def test_clients_without_test_samples_do_not_count(root: Path) -> None:
-    run = root / "a" / "fedavg" / "k2" / "seed0"
-    write_clients(run, [float("nan"), 80.0, 60.0])
-    found = page_of(root).group("FedAvg")["clients"]
-    assert (found["count"], found["box"]["accuracy"]) == (2, [60, 65, 70, 75, 80, 70, 60])
+    write_clients(root / "a" / "fedavg" / "k2" / "seed0", [float("nan"), 80.0, 60.0])
+    box, _, means = page_of(root).traces("clients", "FedAvg")
+    assert (box["x"], means["x"]) == ([[60, 80]], [70, 60])
 
 
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=60))
-def test_worst_decile_has_a_tenth_and_nothing_worse_outside(values: list[float]) -> None:
-    chosen = worst(np.array(values))
-    assert chosen.sum() == max(1, len(values) // 10)
-    assert max(np.array(values)[chosen]) <= min(np.array(values)[~chosen], default=100.0)
-
-
-def test_partitions_are_told_once(root: Path) -> None:
-    data = page_of(root).data
+def test_partitions_are_shown_once(root: Path) -> None:
+    page = page_of(root)
     # Both seeds of FedOBP hold the same ten clients here, FedAvg and FedPer the one of `write_run`.
-    one, ten = sorted(data["partitions"], key=lambda entry: entry["all"])
-    assert (one["counts"], one["classes"], one["runs"], one["seeds"]) == ([[40]], [0], 2, [0])
-    assert (ten["runs"], ten["seeds"], ten["classes"]) == (2, [0, 1], [0, 1])
-    assert ten["counts"][:3] == [[1, 10], [2, 0], [3, 10]]
+    assert page.figure("partition", "seed 0 (2 runs)", "by number")["data"][0]["customdata"] == [[40]]
+    figure = page.figure("partition", "seed 0, 1 (2 runs)", "by number")
+    (heat,) = figure["data"]
+    assert [row[:3] for row in heat["customdata"]] == [[1, 2, 3], [10, 0, 10]]
+    assert [row[:3] for row in heat["z"]] == [[0, 0.301, 0.477], [1, None, 1]]
+    assert (heat["x"], heat["y"]) == ([*"0123456789"], ["0", "1"])
     # 1 + ... + 10 and five times 10 samples; 11, 2, 13, 4, 15, 6, 17, 8, 19, 10 each; 15 of 20 cells are filled.
-    assert (ten["samples"], ten["sizes"], ten["held"]) == (105, [2, 10.5, 19], 1.5)
-    assert data["partitions_left_out"] == 0
+    words = "10 clients hold 105 samples: least 2, median 10.5, most 19; 1.5 of 2 classes per client on average"
+    assert figure["note"] == words
+    by_size = page.figure("partition", "seed 0, 1 (2 runs)", "by size")["layout"]["xaxis"]["categoryarray"]
+    assert by_size == [*"8642097531"]
+    by_class = page.figure("partition", "seed 0, 1 (2 runs)", "by largest class")["layout"]["xaxis"]["categoryarray"]
+    assert by_class == [*"9753102468"]
 
 
-def test_many_partitions_and_clients_are_thinned_and_told(tmp_path: Path) -> None:
+def test_many_partitions_and_clients_are_thinned(tmp_path: Path) -> None:
     for seed in range(15):
         run = write_run(tmp_path / "x" / "fedavg" / "k" / f"seed{seed}", seed=seed)
         write_clients(run, [50.0] * (20_000 if seed == 0 else seed))
     page = page_of(tmp_path)
-    assert len(page.data["partitions"]) == 12
-    assert page.data["partitions_left_out"] == 3
-    first = page.data["partitions"][0]
-    assert (first["all"], len(first["clients"])) == (20_000, 10_000)
-    assert (first["clients"][0], first["clients"][-1]) == (0, 19_999)
-    assert len(page.group("FedAvg")["clients"]["dots"]) == DOTS
+    figures = page.data["charts"]["partition"]
+    assert len({figure["choice"]["partition of"] for figure in figures}) == 12
+    assert "Partitions left out of this page: 3." in page.text
+    (heat,) = page.figure("partition", "seed 0 (1 run)")["data"]
+    assert (len(heat["x"]), heat["x"][0], heat["x"][-1]) == (10_000, "0", "19999")
+    assert figures[0]["note"].endswith("10000 clients are drawn, evenly spaced")
+    assert len(page.traces("clients", "FedAvg")[0]["x"][0]) == DOTS
 
 
 def test_masks(root: Path) -> None:
     page = page_of(root)
-    mask = page.group("FedOBP")["mask"]
-    assert mask["layers"] == ["conv1.weight", "fc.bias"]
-    assert mask["entries"] == [[0, 10, 20, 35], [0, 1.5, 0, 1]]
-    assert (mask["ends"], mask["size"], mask["parameters"]) == ([1, 2, 3, 4], 1, 1000)
-    assert "mask" not in page.group("FedAvg")
+    line, heat = page.figure("masks", "FedOBP", "share of the mask")["data"]
+    assert (line["x"], line["y"]) == ([1, 2, 3, 4], [0, 11.5, 20, 36])
+    assert heat["y"] == ["conv1.weight", "fc.bias"]
+    assert "meta" not in line, "the legend of the curves must not hide it"
+    assert heat["customdata"] == [[0, 10, 20, 35], [0, 1.5, 0, 1]]
+    assert heat["z"] == [[None, 87, 100, 97.2], [None, 13, 0, 2.78]]
+    assert page.figure("masks", "FedOBP", "entries")["data"][1]["z"][0] == [None, 1, 1.3, 1.54]
+    assert page.figure("masks")["note"].endswith("of 1,000 parameters")
+    assert {figure["choice"]["method"] for figure in page.data["charts"]["masks"]} == {"FedOBP"}
 
 
 def test_long_curves_are_thinned(tmp_path: Path) -> None:
-    write_long(tmp_path / "x" / "fedavg" / "k" / "seed0", 1050, OBP, 0, layers=2)
+    folder = tmp_path / "x" / "fedavg" / "k" / "seed0"
+    write_long(folder, 1050, OBP, 0, layers=2)
     page = page_of(tmp_path)
-    group = page.group("FedOBP")
-    frame = pd.read_csv(tmp_path / "x" / "fedavg" / "k" / "seed0" / "rounds.csv")
-    rounds, means, _, size = group["curves"]["accuracy"]
-    assert len(rounds) == POINTS
-    assert (rounds[0], rounds[-1], size) == (5, 1050, 1)
-    assert means[-1] == round(frame["accuracy"].iloc[-1], 2)
-    rounds, means, _, size = group["curves"]["cohort_before"]
-    assert (size, len(rounds), rounds[0], rounds[-1]) == (6, 175, 3.5, 1047.5)  # 1050 rounds in bins of 6
-    assert means[0] == pytest.approx(frame["cohort_before"].iloc[:6].mean(), abs=0.006)
-    assert len(group["mask"]["ends"]) <= 100
-    assert group["mask"]["entries"][1][0] == pytest.approx(frame["personal/layer1.weight"].iloc[:11].mean(), rel=1e-3)
-    assert group["cost"]["down"][-1] == pytest.approx(frame["bits_down"].sum() / 8e9, rel=1e-5)
+    frame = pd.read_csv(folder / "rounds.csv")
+    (line,) = page.traces("curves", "FedOBP", ACCURACY)
+    assert (len(line["x"]), line["x"][0], line["x"][-1]) == (POINTS, 5, 1050)
+    assert line["y"][-1] == pytest.approx(frame["accuracy"].iloc[-1], abs=0.006)
+    label = METRICS["cohort_before"].label
+    (line,) = page.traces("curves", "FedOBP", f"{label}, means of 6 rounds")
+    bins = frame["cohort_before"].groupby(np.arange(1050) // 6).mean()
+    assert (len(line["x"]), line["x"][0], line["x"][-1]) == (175, 3.5, 1047.5)
+    assert line["y"][0] == pytest.approx(bins[0], abs=0.006)
+    (line,) = page.traces("curves", "FedOBP", f"{label}, running mean, means of 6 rounds")
+    assert line["y"][-1] == pytest.approx(bins[-8:].mean(), abs=0.006)  # a twentieth of the points
+    heat = page.figure("masks")["data"][1]
+    assert len(heat["x"]) <= 100
+    assert heat["customdata"][1][0] == pytest.approx(frame["personal/layer1.weight"].iloc[:11].mean(), rel=1e-3)
+
+
+def test_many_methods_begin_with_the_best(tmp_path: Path) -> None:
+    for number in range(15):
+        write_run(tmp_path / "x" / "m" / f"k{number}" / "seed0", {4: 50.0 + number}, method={"name": f"m{number:02}"})
+    page = page_of(tmp_path)
+    assert page.data["hidden"] == [[10, 11, 12, 13, 14]]
+    assert page.traces("curves", "m14")[0]["meta"] == 0
+    assert [figure["choice"].get("methods") for figure in page.data["charts"]["sizes"]][:2] == ["1 to 12", "13 to 15"]
 
 
 def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
@@ -321,7 +356,7 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     frame.to_csv(run / "rounds.csv", index=False)
     (run / "summary.json").write_text('{"status": "diverged", "hours": NaN, "parameters": null, "environment": []}')
     page = page_of(tmp_path)
-    assert page.group("FedAvg")["curves"]["train_loss"][1] == [1]
+    assert page.traces("curves", "FedAvg", METRICS["train_loss"].label)[0]["y"] == [1]
     assert "NaN" not in json.dumps(page.data)
     assert page.row("runs", "FedAvg")[2] == "diverged"
 
@@ -337,24 +372,31 @@ def test_nothing_from_files_becomes_markup(tmp_path: Path) -> None:
     )
     text = json.loads((run / "summary.json").read_text())
     environment = dict.fromkeys(("fedpfl", "torch", "cpu", "commit", "cores"), EVIL)
-    (run / "summary.json").write_text(json.dumps(text | {"status": EVIL, "error": EVIL, "environment": environment}))
+    (run / "summary.json").write_text(
+        json.dumps(text | {"status": "failed", "error": EVIL, "environment": environment})
+    )
     frame = pd.read_csv(run / "rounds.csv").assign(**{f"personal/{EVIL}": 1.0})
     frame.to_csv(run / "rounds.csv", index=False)
     broken = base / "x<b>&'\"" / "m" / "k<i>" / "seed0"
     broken.mkdir(parents=True)
     (broken / "config.yaml").write_text("a: b\n")
     write_run(base / "other")
-    for path in write([base], base / "report", warn=lambda _: None):
+    written = write([base], base / "report", warn=lambda _: None)
+    assert sorted(path.name[:1] for path in written) == ["i", "o", "x"]
+    for path in written:
         page = Page(path)
         names = [tag for tag, _ in page.elements]
-        assert names.count("script") == 2
+        assert names.count("script") == (1 if path.name == "index.html" else 3)
         assert not {"b", "i", "img"} & set(names)
         assert not any(attrs.get("id") == "x" for _, attrs in page.elements)
         assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
         if path.name.startswith("x"):
             assert page.row("accuracy", EVIL)[1] == "70.00"
-            assert page.data["methods"] == [EVIL]
-            assert page.data["groups"][0]["mask"]["layers"] == [EVIL]
+            # plotly reads tags in names; what it is given has none.
+            (line,) = page.traces("curves", "", ACCURACY)
+            assert line["name"].startswith("&lt;/script&gt;&lt;script&gt;")
+            assert page.figure("masks")["data"][1]["y"][0].startswith("&lt;/script&gt;")
+            assert not {*"<>"} & {*json.dumps([figure["data"] for figure in page.data["charts"]["clients"]])}
             assert "k<i>" in page.text
 
 
@@ -365,21 +407,19 @@ def test_embedded_json_cannot_end_its_element(text: str) -> None:
     assert json.loads(shown) == {"label": [text, "</script><!--<script>"]}
 
 
-def test_pages_load_nothing(root: Path) -> None:
+def test_pages_load_nothing_but_the_script_beside_them(root: Path) -> None:
     write_run(root / "b" / "fedavg" / "k" / "seed3", seed=3)
     for path in write([root], root / "report", warn=silent):
         page = Page(path)
         for tag, attrs in page.elements:
             assert tag not in ("link", "img", "iframe", "object", "embed", "video", "audio", "base", "form")
-            assert "src" not in attrs
+            assert attrs.get("src", plotly_name()) == plotly_name()
             assert re.match(r"\.|#", attrs.get("href") or "#")
-        assert set(re.findall(r"https?://[^\s\"'<)]*", page.source)) <= {"http://www.w3.org/2000/svg"}
-        for word in ("fetch(", "XMLHttpRequest", "import(", "@import", "sendBeacon", "WebSocket", "innerHTML", "eval("):
+        for word in ("http://", "https://", "fetch(", "import(", "@import", "url(", "innerHTML", "eval("):
             assert word not in page.source
-        assert set(re.findall(r"url\(([^)]*)\)", page.source)) <= {"#${clip}"}
         (policy,) = [attrs["content"] or "" for _, attrs in page.elements if "http-equiv" in attrs]
-        assert policy.startswith("default-src 'none'; style-src 'sha256-")
-        assert "unsafe" not in page.source
+        scripts = r"default-src 'none'; script-src 'self' file: 'sha256-[\w+/=]+'; style-src 'unsafe-inline'"
+        assert re.match(scripts, policy)
 
 
 def test_broken_directories_are_named_and_skipped(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -389,11 +429,11 @@ def test_broken_directories_are_named_and_skipped(root: Path, capsys: pytest.Cap
     assert main(["html", str(root)]) == 0
     assert "skipped" in capsys.readouterr().err
     page = Page(root / "report" / "a.html")
-    assert f"{root / 'a/fedavg/k2/seed0'}: broken: summary.json is not valid JSON (line 1)" in page.text
+    assert f"{root / 'a/fedavg/k2/seed0'}: broken: summary.json cannot be read: JSONDecodeError" in page.text
     assert f"without clients: {root / 'a/fedobp/k1/seed1'}: clients.csv lacks the column client" in page.text
     assert f"without clients: {root / 'a/fedper/k3/seed0'}: no clients.csv" in page.text
-    assert page.group("FedOBP")["clients"]["count"] == 10
-    assert page.data["methods"] == ["FedPer", "FedOBP"]
+    assert len(page.traces("clients", "FedOBP")[0]["x"][0]) == 10
+    assert not page.traces("curves", "FedAvg")
 
 
 def test_a_run_without_evaluation_or_traffic(tmp_path: Path) -> None:
@@ -403,7 +443,7 @@ def test_a_run_without_evaluation_or_traffic(tmp_path: Path) -> None:
     (run / "summary.json").write_text("{}")
     (run / "rounds.csv").write_text("round,accuracy\n1,\n")
     page = page_of(tmp_path)
-    assert page.data["metrics"] == {}
+    assert page.data["charts"]["curves"] == []
     assert page.row("cost", "FedAvg")[1:] == ["1"]  # its only round; empty columns are left out
     assert "no evaluation of all clients to judge" in page.text
     assert {attrs["id"] for tag, attrs in page.elements if tag == "section"} == {"runs", "accuracy", "cost"}
@@ -430,12 +470,7 @@ def test_several_experiments_and_an_index(root: Path) -> None:
     links = {attrs["href"] for tag, attrs in page.elements if tag == "a"}
     assert links == {"./a.html", "./b.html", "./index-2.html"}
     assert str(root / "c") in page.text
-    assert [path.name for path in sorted((root / "report").iterdir())] == [
-        "a.html",
-        "b.html",
-        "index-2.html",
-        "index.html",
-    ]
+    assert {path.name for path in (root / "report").iterdir()} == {*(path.name for path in written), plotly_name()}
 
 
 @pytest.mark.parametrize(
@@ -454,14 +489,10 @@ def test_a_root_may_be_an_experiment_or_lie_in_one(root: Path, below: str, names
     assert len(found[0].runs) == len(list((root / below).rglob("rounds.csv")))
 
 
-def test_folders_without_the_usual_layout(tmp_path: Path) -> None:
+def test_folders_without_the_usual_layout_overlap_or_share_a_name(root: Path, tmp_path: Path) -> None:
     for seed, name in enumerate(("one", "two", "deep/three", "deep/four")):
-        write_run(tmp_path / name, seed=seed)
-    assert {experiment.name for experiment in experiments([tmp_path], silent)} == {tmp_path.name, "deep"}
-    assert [experiment.name for experiment in experiments([tmp_path / "deep"], silent)] == ["deep"]
-
-
-def test_roots_that_overlap_or_share_a_name(root: Path, tmp_path: Path) -> None:
+        write_run(tmp_path / "flat" / name, seed=seed)
+    assert {experiment.name for experiment in experiments([tmp_path / "flat"], silent)} == {"flat", "deep"}
     shutil.copytree(root / "a", tmp_path / "other" / "A")
     found = experiments([root, root / "a", tmp_path / "other"], silent)
     assert [(experiment.name, len(experiment.runs)) for experiment in found] == [("a", 4), ("A-2", 4)]
@@ -485,20 +516,15 @@ def test_the_module_needs_neither_torch_nor_matplotlib() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("error")
 def test_a_hundred_runs_are_small_and_fast(tmp_path: Path) -> None:
     for number in range(100):
         method = {"name": "fedobp", "q": number / 100, "norm": "global", "score": "obp"}
         write_long(tmp_path / "x" / "fedobp" / f"k{number}" / "seed0", 400, method, 0, layers=8)
     start = time.process_time()
     (path,) = write([tmp_path], tmp_path / "report", warn=silent)
-    assert time.process_time() - start < 20  # about 4 s; the bound leaves room for a slow machine
-    assert path.stat().st_size < 5e6
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_hundred_classes_are_nothing_special(tmp_path: Path) -> None:
-    write_long(tmp_path / "x" / "fedavg" / "k1" / "seed0", 10, {"name": "fedavg"}, 0, clients=5, classes=100)
-    write([tmp_path], tmp_path / "report", warn=silent)
+    assert time.process_time() - start < 20  # about 5 s; the bound leaves room for a slow machine
+    assert path.stat().st_size < 8e6
 
 
 # ---- in a browser
@@ -506,49 +532,50 @@ def test_a_hundred_classes_are_nothing_special(tmp_path: Path) -> None:
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 browser = pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome")
 PLAY = """<script>
-const told = document.documentElement.dataset;
-const every = (kind) => [...document.querySelectorAll(kind)];
-const each = (kind, act) => every(kind).forEach((_, place) => {
-  if (every(kind)[place]) act(every(kind)[place], place);
-});
-const point = () => every(".chart svg").forEach((one) => {
-  const box = one.getBoundingClientRect(), places = [0.1, 0.5, 0.9];
-  for (const x of places) for (const y of places) {
-    const at = { clientX: box.left + x * box.width, clientY: box.top + y * box.height };
-    one.dispatchEvent(new PointerEvent("pointermove", at));
-    if (!document.getElementById("tip").hidden) told.tips = Number(told.tips || 0) + 1;
-  }
-  one.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
-  one.dispatchEvent(new PointerEvent("pointerleave", {}));
-});
+const told = document.documentElement.dataset, every = (kind) => [...document.querySelectorAll(kind)];
+const wait = (time) => new Promise((done) => setTimeout(done, time));
+const change = (menu, option) => { menu.selectedIndex = option; menu.dispatchEvent(new Event("change")); };
 function play() {
-  each("details", (one) => { one.open = true; });
-  each(".chart select", (menu, place) => {
-    for (let option = menu.options.length - 1; option >= 0; option--) {
-      const now = every(".chart select")[place];
-      now.selectedIndex = option;
-      now.dispatchEvent(new Event("change"));
-      point();
+  every(".controls select").forEach((_, place) => {
+    for (let option = every(".controls select")[place]?.options.length - 1; option >= 0; option--) {
+      change(every(".controls select")[place], option);
+      told.figures = Number(told.figures || 0) + 1;
     }
   });
-  each(".choice button", (one) => { one.click(); point(); });
-  each(".chart input", (one) => { one.click(); point(); });
 }
-play();
-every("#settings button")[1].click();
-play();
-const lines = () => every("#curves .series").length;
-const before = lines();
-every(".legend li button")[0].click();
-told.series = `${before} ${lines()}`;
-every(".legend .all button, .legend li button")[0].click();
-const head = every("#accuracy thead button").find((one) => one.textContent === "mean");
-const column = () => [...head.closest("table").tBodies[0].rows].map((row) => row.cells[1].textContent).join(" ");
-head.click(); told.down = column();
-head.click(); told.up = column();
-told.sort = head.parentNode.getAttribute("aria-sort");
-document.getElementById("theme").click();
-told.paper = getComputedStyle(document.body).backgroundColor;
+const shown = () => `${every("#curves .scatterlayer .trace .lines path").length} ${every("#clients g.boxes").length}`;
+const fill = (box) => getComputedStyle(box.querySelector(".main-svg")).backgroundColor;
+async function press(times) {
+  const toggle = every("#curves .legendtoggle")[0];
+  for (let time = 0; time < times; time++) {
+    for (const kind of ["mousedown", "mouseup"]) toggle.dispatchEvent(new MouseEvent(kind, { bubbles: true }));
+  }
+  await wait(800);
+  return shown();
+}
+(async () => {
+  play();
+  told.all = shown();
+  told.hidden = await press(1);
+  told.again = await press(1);
+  told.alone = await press(2);
+  told.together = await press(2);
+  const head = every("#accuracy thead button").find((one) => one.textContent === "mean");
+  const column = () => [...head.closest("table").tBodies[0].rows].map((row) => row.cells[1].textContent).join(" ");
+  head.click(); told.down = column();
+  head.click(); told.up = column();
+  told.sort = head.parentNode.getAttribute("aria-sort");
+  const chart = document.querySelector("#curves .chart");
+  document.getElementById("theme").click();
+  told.dark = `${getComputedStyle(document.body).backgroundColor} ${fill(chart)}`;
+  window.dispatchEvent(new Event("beforeprint"));
+  told.print = `${getComputedStyle(document.body).backgroundColor} ${fill(chart)}`;
+  window.dispatchEvent(new Event("afterprint"));
+  told.after = fill(chart);
+  change(document.getElementById("setting"), 1);
+  play();
+  told.done = "yes";
+})();
 </script></body>"""
 
 
@@ -572,37 +599,33 @@ def section(dom: str, name: str) -> str:
 @pytest.fixture
 def shown(root: Path, tmp_path: Path) -> tuple[Path, Path]:
     """A page with long curves and evil labels, and a fresh folder for the browser."""
+    changes = {"method": {"name": f"apfl{EVIL}"}, "partition": {"name": "iid", "alpha": None}}
     for seed in (0, 1):
-        write_long(root / "a" / "apfl" / "k9" / f"seed{seed}", 60, {"name": f"apfl{EVIL}"}, seed, layers=3, clients=30)
-    for path in (root / "a" / "apfl").rglob("config.yaml"):
-        values = config(method={"name": f"apfl{EVIL}"}, seed=int(path.parent.name[-1]), rounds=60)
-        path.write_text(yaml.safe_dump(values | {"partition": {"name": "iid", "alpha": None}}))
+        write_long(root / "a" / "apfl" / "k9" / f"seed{seed}", 60, seed=seed, layers=3, **changes)
     (page,) = write([root], root / "report", warn=silent)
     return page, tmp_path / "browser"
+
+
+def told(dom: str) -> dict[str, str]:
+    """What the page and the test's script left on the root element."""
+    return dict(re.findall(r'data-(\w+)="([^"]*)"', dom[dom.index("<html") : dom.index("<head")]))
 
 
 @browser
 def test_the_browser_draws_the_charts(shown: tuple[Path, Path]) -> None:
     page, folder = shown
     dom = run_browser(page, folder, "--dump-dom", "--window-size=1200,900")
-    head = dom[dom.index("<html") : dom.index("<head")]
-    assert 'data-ready="yes"' in head
-    assert "data-error" not in head
-    assert "data-owned" not in head
-    # FMNIST, Dir(0.1) is shown first: three methods, two with a client table of one, one of ten clients.
+    assert told(dom) == {"ready": "yes"}
+    # FMNIST, Dir(0.1) is shown first: three methods, of which only FedOBP has seeds.
     curves = section(dom, "curves")
-    assert curves.count('class="series') == 3
-    assert curves.count('class="band"') == 1  # only FedOBP has seeds
-    assert curves.count('aria-pressed="true"') == 3
-    assert ">95.00<" in curves
+    assert curves.count('<g class="trace scatter') == 4  # a line each, and a band
+    assert curves.count('class="js-fill"') == 1
+    assert ">FedOBP  95.00<" in curves.replace("&nbsp;", " ")
     clients = section(dom, "clients")
-    assert clients.count('class="box"') == 2 * 3
-    assert clients.count("<svg") == 1 + 3
-    assert section(dom, "partition").count('class="heat"') > 1
-    masks = section(dom, "masks")
-    assert ">conv1.weight<" in masks
-    assert ">fc.bias<" in masks
-    assert section(dom, "cost").count('class="series') == 3
+    assert clients.count('class="box"') == 3
+    for name in ("sizes", "partition", "masks", "cost"):
+        assert "main-svg" in section(dom, name), name
+    assert ">conv1.weight<" in section(dom, "masks")
     assert not re.search(r"NaN|undefined|Infinity", re.sub(r"<script.*?</script>", "", dom, flags=re.S))
 
 
@@ -613,18 +636,27 @@ def test_every_control_works(shown: tuple[Path, Path]) -> None:
     text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)  # it would stop this test's script too
     page.write_text(text.replace("</body>", PLAY), encoding="utf-8")
     dom = run_browser(page, folder, "--dump-dom", "--window-size=1200,900")
-    head = dom[dom.index("<html") : dom.index("<head")]
-    assert "data-error" not in head
-    assert "data-owned" not in head
-    assert int(re.search(r'data-tips="(\d+)"', head)[1]) > 100  # type: ignore[index]
-    # The second setting was clicked: IID with one method, whose label is text.
-    assert 'data-series="1 0"' in head
-    assert 'data-down="99.00 95.00(1.41) 87.00"' in head
-    assert 'data-up="87.00 95.00(1.41) 99.00"' in head
-    assert 'data-sort="ascending"' in head
-    assert 'data-paper="rgb(20, 23, 27)"' in head
+    found = told(dom)
+    assert int(found.pop("figures")) > 50
+    assert found == {
+        "ready": "yes",
+        "theme": "dark",
+        "done": "yes",
+        "all": "4 3",
+        "hidden": "3 2",  # a click on FedPer hides it in all charts
+        "again": "4 3",
+        "alone": "1 1",
+        "together": "4 3",
+        "down": "99.00 95.00(1.41) 87.00",
+        "up": "87.00 95.00(1.41) 99.00",
+        "sort": "ascending",
+        "dark": "rgb(20, 23, 27) rgb(20, 23, 27)",
+        "print": "rgb(255, 255, 255) rgb(255, 255, 255)",
+        "after": "rgb(20, 23, 27)",
+    }
+    # The second setting was chosen: IID with one method, whose label is text.
     assert "apfl&lt;/script&gt;&lt;script&gt;" in section(dom, "curves")
-    assert section(dom, "curves").count('class="band"') == 1
+    assert section(dom, "curves").count('class="js-fill"') == 1
     assert ">layer2.weight<" in section(dom, "masks")
     assert not re.search(r"NaN|undefined|Infinity", re.sub(r"<script.*?</script>", "", dom, flags=re.S))
 
@@ -635,19 +667,5 @@ def test_the_policy_stops_other_scripts(shown: tuple[Path, Path]) -> None:
     text = page.read_text(encoding="utf-8")
     page.write_text(text.replace("</body>", "<script>document.documentElement.dataset.owned = 1</script></body>"))
     dom = run_browser(page, folder, "--dump-dom")
-    assert 'data-ready="yes"' in dom[:300]
-    assert "data-owned" not in dom[:300]
-
-
-@browser
-@pytest.mark.parametrize("width", [500, 1400])
-def test_the_picture_is_not_blank(shown: tuple[Path, Path], width: int) -> None:
-    page, folder = shown
-    target = folder.parent / "page.png"
-    run_browser(page, folder, f"--screenshot={target}", f"--window-size={width},5000")
-    with Image.open(target) as image:
-        assert image.size == (width, 5000)
-        colours = image.convert("RGB").quantize(256).convert("RGB").getcolors() or []
-        below = image.convert("L").crop((0, 1500, width, 3500)).getextrema()
-    assert len(colours) > 60
-    assert below[1] - below[0] > 150
+    assert told(dom) == {"ready": "yes"}
+    assert "main-svg" in section(dom, "curves")

@@ -22,8 +22,9 @@ from fedpfl.ground import lock
 from fedpfl.report import listing, load
 from fedpfl.report.__main__ import main
 from fedpfl.report.listing import Entry
-from fedpfl.report.load import State
-from fedpfl.report.table import render
+from fedpfl.report.load import Directory
+from fedpfl.report.render import render
+from fedpfl.report.run import STATUSES
 from tests.conftest import ROOT
 from tests.report.test_report import BROKEN, write_run
 
@@ -265,14 +266,14 @@ KEYS = ("accuracy", "ft_accuracy", "hours", "bits", "seed")
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(load.STATUSES), st.none() | st.floats(0, 100), st.floats(0, 1e9)), max_size=20),
+    st.lists(st.tuples(st.sampled_from(STATUSES), st.none() | st.floats(0, 100), st.floats(0, 1e9)), max_size=20),
     st.sampled_from(sorted(listing.SORTS)),
     st.booleans(),
     st.randoms(use_true_random=False),
 )
 def test_sorting_loses_nothing_and_puts_the_unknown_last(rows, key: str, reverse: bool, chance: random.Random) -> None:
     every = [
-        Entry(State(Path(str(at)), status, changed), dict.fromkeys(KEYS, value) | {"path": str(at)}, at)
+        Entry(Directory(Path(str(at)), status, changed), dict.fromkeys(KEYS, value) | {"path": str(at)}, at)
         for at, (status, value, changed) in enumerate(rows)
     ]
     mixed = every[:]

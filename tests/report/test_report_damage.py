@@ -123,7 +123,7 @@ def test_rounds_that_were_not_played_are_told(tmp_path: Path, capsys: pytest.Cap
     write_run(tmp_path / "a", {4: 70.0}, rounds=400, partition={"name": "published"})
     (row,) = table(capsys, tmp_path)
     assert (row["round"], row["status"]) == ("4", "finished 4/400")
-    text = text_of(shown(capsys, "paper", "table4", tmp_path)[0])
+    text = text_of(shown(capsys, "paper", "fedobp/table4", tmp_path)[0])
     assert "70.00°" in text
     assert "not all planned rounds: the last evaluation that there is (finished 4/400)" in text
 
@@ -132,7 +132,7 @@ def test_a_column_of_the_paper_says_what_is_not_alike_in_it(tmp_path: Path, caps
     for number, method in enumerate(("fedavg", "fedper", "fedrep")):
         changes: dict[str, Any] = {"clients": 30, "rounds": 12} if method == "fedrep" else {}
         write_run(tmp_path / str(number), method={"name": method}, **changes)
-    text = text_of(shown(capsys, "paper", "table4", tmp_path)[0])
+    text = text_of(shown(capsys, "paper", "fedobp/table4", tmp_path)[0])
     assert "Not alike in what a column should share: FedRep on FMNIST, Dir(0.1) (clients=30, rounds=12)." in text
 
 
@@ -178,7 +178,7 @@ def test_captions_tell_the_seeds_of_each_row(tmp_path: Path, capsys: pytest.Capt
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", seed=seed)
     write_run(tmp_path / "b", seed=7, method={"name": "fedper"})
-    for words in (["tables", tmp_path], ["paper", "table4", tmp_path]):
+    for words in (["tables", tmp_path], ["paper", "fedobp/table4", tmp_path]):
         text = text_of(shown(capsys, *words)[0])
         assert re.search(r"over different seeds: 0, 1 \(FedAvg", text)
         assert re.search(r"7 \(FedPer", text)
@@ -228,18 +228,11 @@ def device(folder: Path, name: str) -> None:
     (folder / name).symlink_to("/dev/full")
 
 
-def bomb(folder: Path) -> None:
-    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
-    path = folder / "config.yaml"
-    path.write_text(path.read_text() + "\n".join(lines) + "\n")
-
-
 HOSTILE: dict[str, Any] = {
     **{f"{name} is a pipe": lambda folder, name=name: fifo(folder, name) for name in ("config.yaml", "rounds.csv")},
     **{
         f"{name} is a device": lambda folder, name=name: device(folder, name) for name in ("summary.json", "rounds.csv")
     },
-    "an alias bomb": bomb,
     "deep YAML": lambda folder: (folder / "config.yaml").write_text("a: " + "[" * 5000 + "]" * 5000),
     "deep JSON": lambda folder: (folder / "summary.json").write_text("[" * 100_000),
     "a huge number": lambda folder: (folder / "summary.json").write_text('{"status": "finished", "cohort": 1e999}'),
@@ -307,7 +300,7 @@ def test_no_command_prints_what_a_terminal_obeys(tmp_path: Path, capsys: pytest.
         ["ls", root],
         ["compare", *runs],
         ["clean", root],
-        ["paper", "table3", root],
+        ["paper", "fedobp/table3", root],
         ["tables", root, "--format", "markdown"],
         ["tables", root, "--format", "latex"],
         ["tables", root, "--format", "csv"],
@@ -396,7 +389,7 @@ def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(tmp_path: Path, 
         "Empty, as a model was not finite or no client has test samples: FedAvg on FMNIST, Dir(0.1) (seed 0, round 4)."
     )
     assert note in text_of(shown(capsys, "tables", tmp_path)[0])
-    text = text_of(shown(capsys, "paper", "table4", tmp_path)[0])
+    text = text_of(shown(capsys, "paper", "fedobp/table4", tmp_path)[0])
     assert note in text
     assert "80.00" not in text
     (listed,) = json.loads(shown(capsys, "ls", tmp_path, "--format", "json")[0])
@@ -414,11 +407,7 @@ def test_a_mean_that_lacks_a_seed_is_no_mean(tmp_path: Path, capsys: pytest.Capt
     unfinite(tmp_path / "b")
     (row,) = table(capsys, tmp_path)
     assert (row["accuracy"], row["seeds"]) == ("", "2")
-    assert "70.00" not in shown(capsys, "paper", "table4", tmp_path)[0]
-    assert main(["html", str(tmp_path)]) == 0
-    page = next((tmp_path / "report").glob("*.html")).read_text()
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
-    assert data["groups"][0]["curves"]["accuracy"][:2] == [[2], [80]]
+    assert "70.00" not in shown(capsys, "paper", "fedobp/table4", tmp_path)[0]
 
 
 def test_clients_without_an_accuracy_are_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -478,7 +467,7 @@ def test_whatever_is_damaged_is_a_line_or_a_label(tmp_path: Path, capsys: pytest
     for seed in range(60):
         method = {"name": "fedobp", "q": 0.5, "norm": "global"} if seed % 2 else {"name": "fedavg"}
         spoil(random.Random(seed), write_run(tmp_path / "x" / str(seed), seed=seed, method=method))
-    for words in (["tables"], ["ls"], ["ls", "--format", "json"], ["html"], ["paper", "table4"]):
+    for words in (["tables"], ["ls"], ["ls", "--format", "json"], ["html"], ["paper", "fedobp/table4"]):
         out, _ = shown(capsys, words[0], tmp_path, *words[1:])
         assert "FMNIST" in out or words == ["html"]
     for seed in range(60):

@@ -11,12 +11,14 @@ import pytest
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import costs
 from fedpfl.papers.filling import fill
-from fedpfl.papers.tables import Rule, _domain
+from fedpfl.papers.plan import Rule
+from fedpfl.papers.subflot.tables import _domain
+from fedpfl.record.columns import METRICS
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.html import write
 from fedpfl.report.load import read
-from fedpfl.report.table import render
+from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table, chosen_round
 from tests.report.test_compare import between, clients_of, final, notes
 from tests.report.test_html import Page, write_clients
@@ -100,7 +102,7 @@ def test_newcomers_and_the_participation_gap(root: Path) -> None:
     assert (row["unseen_accuracy_worst10"], row["unseen_ft_accuracy"]) == (24.0, 55.0)
     assert (row["gap"], row["gap_seed_std"]) == (16.0, pytest.approx(2**0.5))  # 70 - 53 and 70 - 55
     text = render(table, "markdown")
-    assert "| validation | unseen mean | unseen worst 10% | unseen fine-tuned | unseen gap | published" in text
+    assert "| validation | unseen mean | unseen worst 10% | unseen fine-tuned | unseen gap | values down" in text
     assert "| 76.50(19.09) | 54.00(1.41) | 24.00(1.41) | 55.00(1.41) | +16.00 |" in text
     assert "the participation gap, mean before minus unseen mean, in points" in table.caption
     assert list(table.frame).index("val_accuracy") == list(table.frame).index("ft_accuracy_pooled_seed_std") + 1
@@ -133,7 +135,7 @@ def test_newcomers_of_local_only_have_no_model_before_fine_tuning(root: Path) ->
 
 def test_papers_tables_choose_by_validation_too(root: Path) -> None:
     def filled(rule: Rule) -> tuple[list[float], str]:
-        table = fill("table4", groups(runs(root)), rule, ["fmnist"])
+        table = fill("fedobp/table4", groups(runs(root)), rule, ["fmnist"])
         frame = table.frame[table.frame["setting"].str.contains("0.1") & table.frame["row"].isin(["FedAvg", "FedPer"])]
         return list(frame["own"]), "\n".join((*table.prose("markdown"), *table.commands))
 
@@ -153,12 +155,12 @@ def test_figures_refuse_what_cannot_be_chosen(tmp_path: Path, capsys: pytest.Cap
         hold_out(write_run(tmp_path / str(q), TEST, method={"name": "fedobp", "q": q, "norm": "none"}), TEST)
     words = ["paper", "q_sweep", str(tmp_path), "--select", "validation", "--out", str(tmp_path / "out")]
     assert main(words) == 0
-    (tmp_path / "out/q_sweep.png").unlink()
+    (tmp_path / "out/fedobp_q_sweep.png").unlink()
     hold_out(tmp_path / "0.9", dict.fromkeys(TEST, float("nan")))
     assert main(words) == 2
     line = "error: FedOBP (q=0.9) on FMNIST, Dir(0.1): no samples are held out to choose a round by"
     assert line in capsys.readouterr().err
-    assert not (tmp_path / "out/q_sweep.png").exists()
+    assert not (tmp_path / "out/fedobp_q_sweep.png").exists()
 
 
 def test_the_command_chooses_by_validation(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,17 +196,20 @@ def test_the_page_shows_newcomers_apart(root: Path) -> None:
         write_split(root / f"fedavg{seed}", [50.0, 60.0, 70.0, float("nan")], {1, 3})
     (path,) = write([root], root / "report", "validation", warn=lambda _: None)
     page = Page(path)
-    assert page.group("FedAvg")["clients"]["count"] == 4  # two of each seed
-    assert {dot[1] for dot in page.group("FedAvg")["clients"]["dots"]} == {0, 2}
+    box = page.traces("clients", "FedAvg")[0]
+    assert box["text"] == [["client 0, seed 0", "client 0, seed 1", "client 2, seed 0", "client 2, seed 1"]]
     assert "have no accuracy" not in page.text
     assert "Clients that never take part are left out." in page.text
-    assert [len(part["counts"]) for part in page.data["partitions"]] == [4, 1]
-    assert page.group("FedAvg")["accuracy"] == 67.5
-    assert "accuracy" not in page.group("FedPer")
-    assert page.group("FedAvg")["curves"]["unseen_accuracy"][:2] == [[1, 2, 3, 4], [51, 52, 53, 54]]
-    assert page.group("FedAvg")["curves"]["val_accuracy"][1][0] == 68
-    assert {"val_accuracy", "unseen_accuracy", "unseen_ft_accuracy"} <= page.data["metrics"].keys()
-    assert not page.group("FedPer")["curves"].keys() & NEW
+    heats = [figure["choice"]["partition of"] for figure in page.data["charts"]["partition"][::3]]
+    assert [len(page.figure("partition", one)["data"][0]["x"]) for one in heats] == [4, 1]
+    (judged,) = page.figure("cost")["data"]  # FedPer has no validation accuracy
+    assert (judged["name"], judged["y"]) == ("FedAvg", [67.5])
+    assert page.traces("curves", "FedAvg", METRICS["unseen_accuracy"].label)[-1]["y"] == [51, 52, 53, 54]
+    assert page.traces("curves", "FedAvg", METRICS["val_accuracy"].label)[-1]["y"][0] == 68
+    shown = {figure["choice"]["what"] for figure in page.data["charts"]["curves"]}
+    for name in NEW - {"gap"}:
+        assert METRICS[name].label in shown
+        assert not page.traces("curves", "FedPer", METRICS[name].label)
     assert "+15.50" in page.row("accuracy", "FedAvg")  # 75 - 52 and 60 - 52 are 23 and 8
 
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report.table import FORMATS, Cell, Column, Table, as_html, mark, number, over_seeds, render
+from fedpfl.report.render import FORMATS, as_html, render
+from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
 from fedpfl.report.text import clip, csv_cell, plain
 
 EVIL = "a|b_c*d<i>&$x%\\{\x1b[31m\n`=1"

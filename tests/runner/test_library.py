@@ -239,10 +239,10 @@ def test_one_value_of_what_an_experiment_sweeps_over():
     """Its other jobs' values that are no sweep hold; others must be chosen."""
     cfg = overrides.composed_once(["experiment=demo", "method=fedper"])
     assert (cfg.method.name, cfg.rounds) == ("fedper", 50)
-    cfg = overrides.composed_once(["experiment=figure3", "dataset=fmnist", "method=fedper", "seed=1"])
+    cfg = overrides.composed_once(["experiment=fedobp/figure3", "dataset=fmnist", "method=fedper", "seed=1"])
     assert (cfg.dataset.name, cfg.partition.alpha) == ("fmnist", 0.5)
     with pytest.raises(fedpfl.FedpflError, match=r"give partition\.alpha one value"):
-        overrides.composed_once(["experiment=alpha_sweep_quick", "method=fedper"])
+        overrides.composed_once(["experiment=fedobp/alpha_sweep", "debug=quick", "method=fedper"])
 
 
 @pytest.mark.parametrize(

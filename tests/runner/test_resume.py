@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedpfl import record
-from fedpfl.config import plan as config
-from fedpfl.engine.store import Rows
+from fedpfl.config.schema import Checkpoint
 from fedpfl.ground import tree
+from fedpfl.record import rundir
 from tests.command import TINY, call, rewrite_summary, snapshot, start, state, summary, table, wait
 from tests.conftest import assert_same
 
@@ -30,7 +29,8 @@ TOOLS = """
 import io, json, os, signal, sys
 from pathlib import Path
 import torch
-from fedpfl import record, train
+from fedpfl import train
+from fedpfl.record import rundir
 from fedpfl.methods import METHODS
 from tests.command import call
 
@@ -81,11 +81,11 @@ for number, (folder, point, *overrides) in enumerate(json.loads(sys.argv[1])):
 """
 )
 POINTS = {  # what happens, how, and the round of the checkpoint that is left
-    "right after a row": ("wrap(record.RunDirectory, 'row', 3, after)", 2),
+    "right after a row": ("wrap(rundir.RunDirectory, 'row', 3, after)", 2),
     "in the middle of a round": ("wrap(method, 'finish', 6, after)", 2),  # the second of two clients in round 3
     "while a checkpoint is written": ("wrap(torch, 'save', 3, torn)", 2),
     "while a row is written": ("wrap(files, 'append', 4, half)", 3),
-    "right before the end": ("wrap(record.RunDirectory, 'checkpoint', 4, after)", 4),
+    "right before the end": ("wrap(rundir.RunDirectory, 'checkpoint', 4, after)", 4),
 }
 KILLED = [*(("fedobp", point) for point in POINTS), ("ditto", "in the middle of a round")]
 AHEAD = ("fedobp", "rows ahead")
@@ -98,7 +98,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Pa
     jobs = [[str(places[case]), POINTS[case[1]][0], *COMMON, *SETTINGS[case[0]]] for case in KILLED]
     place, command = str(places[AHEAD]), (*COMMON, *SETTINGS["fedobp"])
     jobs.append([place, POINTS["right after a row"][0], *command])
-    jobs.append([place, "wrap(record.RunDirectory, 'row', 2, after)", *command, "checkpoint.seconds=1e6"])
+    jobs.append([place, "wrap(rundir.RunDirectory, 'row', 2, after)", *command, "checkpoint.seconds=1e6"])
     result = wait(start(json.dumps(jobs), cwd=tmp_path_factory.mktemp("driver"), script=DRIVER))
     assert result.code == 0, result
     return places
@@ -178,33 +178,6 @@ def test_an_interrupted_run_ends_as_if_it_never_was(
     assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
 
 
-def test_a_checkpoint_of_all_clients_as_older_versions_wrote_it_is_resumed(
-    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command, write = (*COMMON, *SETTINGS["ditto"], "state.device=disk"), record.RunDirectory.checkpoint
-
-    def stacked(self: record.RunDirectory, payload: dict[str, Any]) -> None:
-        everyone: Rows = payload["rows"]
-        old = {
-            name: everyone.take(part, range(everyone.clients))
-            for name, part in (("clients", "client"), ("client_buffers", "buffers"))
-        }
-        write(self, {key: value for key, value in payload.items() if key != "rows"} | old)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Rows, "saved", lambda self: self)
-        patch.setattr(record.RunDirectory, "checkpoint", stacked)
-        interrupt(patch, tmp_path, *command)
-    old = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
-    assert "rows" not in old
-    assert {len(leaf) for leaf in tree.leaves(old["clients"])} == {4}
-    assert "after round 2 of 4" in finish(tmp_path, *command)
-    assert table(tmp_path / "run" / "rounds.csv") == table(uninterrupted["ditto"] / "rounds.csv")
-    ours, theirs = (rows_by_client(folder) for folder in (tmp_path / "run", uninterrupted["ditto"]))
-    assert len(ours) == 4  # who has trained is not in it
-    assert_same({client: ours[client] for client in theirs}, theirs)
-
-
 def rows_by_client(folder: Path) -> dict[int, Any]:
     blocks = torch.load(folder / "state.pt", weights_only=True)["rows"]
     return {int(who): tree.take(block, row) for block in blocks for row, who in enumerate(block["who"])}
@@ -248,7 +221,7 @@ def test_a_finished_run_keeps_no_state_if_it_is_told_so(
 
 
 def test_checkpoints_take_at_most_a_twentieth_of_the_time() -> None:
-    usual, each = config.Checkpoint(60), config.Checkpoint(0)
+    usual, each = Checkpoint(60), Checkpoint(0)
     assert [usual.due(since, 0.0) for since in (59.9, 60)] == [False, True]
     assert [usual.due(since, 10.0) for since in (60, 199.9, 200)] == [False, False, True]
     assert each.due(0.0, 10.0)  # after every round, at any cost
@@ -256,14 +229,14 @@ def test_checkpoints_take_at_most_a_twentieth_of_the_time() -> None:
 
 def test_a_dear_checkpoint_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After one of half a second the next is due ten seconds later; the one after the last round always is."""
-    written, write = [], record.RunDirectory.checkpoint
+    written, write = [], rundir.RunDirectory.checkpoint
 
-    def slow(self: record.RunDirectory, payload: dict[str, Any]) -> None:
+    def slow(self: rundir.RunDirectory, payload: dict[str, Any]) -> None:
         written.append(payload["round"])
         write(self, payload)
         time.sleep(0.5)
 
-    monkeypatch.setattr(record.RunDirectory, "checkpoint", slow)
+    monkeypatch.setattr(rundir.RunDirectory, "checkpoint", slow)
     finish(tmp_path, *COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e-6")
     assert written == [1, 4]
 
@@ -289,15 +262,15 @@ def test_a_corrupt_checkpoint_is_one_line_and_kept(fault: str, tmp_path: Path, u
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, cwd: Path, *overrides: str) -> None:
     """Ctrl-C after the third row."""
-    row = record.RunDirectory.row
+    row = rundir.RunDirectory.row
 
-    def pressed(self: record.RunDirectory, values: dict[str, int]) -> None:
+    def pressed(self: rundir.RunDirectory, values: dict[str, int]) -> None:
         row(self, values)
         if values["round"] == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(record.RunDirectory, "row", pressed)
+        patch.setattr(rundir.RunDirectory, "row", pressed)
         result = call(*overrides, cwd=cwd)
     assert result.code == 130, result
     assert len(result.complaints) == 1

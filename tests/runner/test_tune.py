@@ -13,11 +13,11 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedpfl import tune
-from fedpfl.config import plan as config
+from fedpfl.config.plan import check
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.report.tables import chosen_round
-from fedpfl.runner import trials
+from fedpfl.runner import trials, tuning
 from tests.command import TINY, composed, start, wait
 from tests.command import call as command
 from tests.conftest import ROOT, sampled
@@ -192,7 +192,7 @@ def test_what_is_below_the_median_of_those_that_ended_is_given_up(tmp_path):
         own.study.tell(number, state=PRUNED)
     number = own.study.ask(own._space).number
     assert not trials.watch({**options, "prune": False}, number)(4, {"val_accuracy": 1.0})
-    assert trials.watch({}, 0) is None
+    assert not trials.watch({}, 0)(1, {"val_accuracy": 0.0})
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +266,7 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
     assert row["seeds"] == 2
     assert row["accuracy"] > 0
     bad = trials.Found(("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12, mock.Mock())
-    with mock.patch.object(trials.Search, "_found", return_value=bad), mock.patch.object(tune, "draw"):
+    with mock.patch.object(trials.Search, "_found", return_value=bad), mock.patch.object(tuning, "draw"):
         code, text = tuned(worlds, "right", *words)
     assert code == 0, text
     (row,) = pd.read_csv(worlds / "right" / "tuned" / "tuned.csv").to_dict("records")
@@ -282,8 +282,17 @@ def test_where_all_trials_diverge_it_is_one_line(worlds):
 
 def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
     """The experiment sweeps over all methods, and its runs lie in another one's folder."""
-    words = *TINY, "rounds=1", "model=mlp", "eval.finetune_epochs=0", "hydra.launcher.jobs=2", "hydra/launcher=lockstep"
-    words += "experiment=all_methods_quick", "method=fedavg", "trials=1", "seeds=1", "seed=3", "local.lr=0.05"
+    words = tuple(word for word in TINY if not word.startswith("partition."))  # the paper has another partition
+    words += "rounds=1", "model=mlp", "eval.finetune_epochs=0", "hydra.launcher.jobs=2", "hydra/launcher=lockstep"
+    words += (
+        "experiment=fedobp/all_methods",
+        "debug=quick",
+        "method=fedavg",
+        "trials=1",
+        "seeds=1",
+        "seed=3",
+        "local.lr=0.05",
+    )
     code, text = run(tmp_path, *words)
     assert code == 0, text
     (row,) = pd.read_csv(tmp_path / "tuned.csv").to_dict("records")
@@ -292,10 +301,10 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
     assert row["accuracy"] == chosen_round(pd.read_csv(path))["accuracy"]
     broken = mock.Mock(status="interrupted")
     with (
-        mock.patch.object(tune.load, "begun", return_value=broken),
+        mock.patch.object(tuning.load, "begun", return_value=broken),
         pytest.raises(FedpflError, match="seed4: interrupted; the same command tries it again"),
     ):
-        tune._tested(Path("final"), ["method=fedavg"], [4])
+        tuning._tested(Path("final"), ["method=fedavg"], [4])
 
 
 def test_words_are_read_as_hydra_reads_them():
@@ -303,8 +312,8 @@ def test_words_are_read_as_hydra_reads_them():
         ["method=halfway", f"plugins=[{ROOT / 'docs' / 'mine.py'}]", "hydra.sweep.dir='a b/${dataset.name}'"]
     )
     assert (asked.methods, asked.folder) == (["halfway"], Path("a b/digits"))
-    assert tune.space("fedavg", ["local.lr=0.1"]) == ["local.lr=choice(0.1)"]
-    assert tune.space("fedavg", ["local.lr=0.1,0.2"]) == []
+    assert tuning.space("fedavg", ["local.lr=0.1"]) == ["local.lr=choice(0.1)"]
+    assert tuning.space("fedavg", ["local.lr=0.1,0.2"]) == []
 
 
 def test_searches_may_begin_at_once_in_one_folder(tmp_path):
@@ -344,29 +353,29 @@ def test_bad_input_is_one_line(words, message, tmp_path):
     assert len(out.getvalue().splitlines()) == 1
 
 
-SPACES = sorted(path.stem for path in tune.SPACES.glob("*.yaml"))
+SPACES = sorted(path.stem for path in tuning.SPACES.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", sampled([name for name in SPACES if name != "all"], 3))
 def test_every_space_is_of_its_method(name):
     assert name in METHODS
-    space = distributions(*tune.space(name, ()))
+    space = distributions(*tuning.space(name, ()))
     assert "local.lr" in space
     for end in (0, -1):
         ends = {key: (getattr(own, "choices", None) or (own.low, own.high))[end] for key, own in space.items()}
-        config.check(composed(f"method={name}", *(f"{key}={value}" for key, value in ends.items())))
-    assert tune.space(name, ("local.lr=0.1", "quantile.q=0.5")) == [
-        word for word in tune.space(name, ()) if not word.startswith(("local.lr=", "quantile.q="))
+        check(composed(f"method={name}", *(f"{key}={value}" for key, value in ends.items())))
+    assert tuning.space(name, ("local.lr=0.1", "quantile.q=0.5")) == [
+        word for word in tuning.space(name, ()) if not word.startswith(("local.lr=", "quantile.q="))
     ]
 
 
 @pytest.mark.parametrize(
     ("word", "searched"),
-    [("quantile=adaptive", False), ("quantile=paper", False), ("quantile=auto", False), ("quantile=tuned", True)],
+    [("quantile=paper", False), ("quantile=auto", False), ("quantile=tuned", True)],
 )
 def test_a_chosen_group_is_not_searched_but_where_it_is_open(word, searched):
-    assert any(own.startswith("quantile.q=") for own in tune.space("fedobp", (word,))) is searched
-    assert any(own.startswith("method.lam=") for own in tune.space("ditto", (word,)))
+    assert any(own.startswith("quantile.q=") for own in tuning.space("fedobp", (word,))) is searched
+    assert any(own.startswith("method.lam=") for own in tuning.space("ditto", (word,)))
 
 
 SEARCH = (

@@ -1,4 +1,4 @@
-"""Data sets as tensors: file formats, download, checksums, errors that say which file to put where.
+"""Data sets: a file here holds one, in a function of the file's name that reads it; what they share lies in shared/.
 
 A named data set is looked up as `<data_dir>/<name>.npz` first, then as its original files, then downloaded where it has
 a lasting address. Nothing is written below `data_dir` but what is downloaded or unpacked, and `cache`, which keeps what
@@ -7,60 +7,32 @@ is slow to read; so `data_dir` may be read-only where the files are present.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
+import pkgutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from fedpfl.data.datasets import archive, cifar10c, digit5, folders, har, idx, leaf, news, pixels, speech
-from fedpfl.data.datasets.samples import Raw, Samples, checked
-from fedpfl.data.datasets.source import Source, line
+from fedpfl.data.datasets.shared.archive import archive
+from fedpfl.data.datasets.shared.samples import Raw, Samples, checked
+from fedpfl.data.datasets.shared.source import Source, line
 from fedpfl.ground.errors import FedpflError
 
 log = logging.getLogger(__name__)
 
-__all__ = ["NAMES", "SETS", "Raw", "Samples", "load"]
+__all__ = ["SETS", "Raw", "Samples", "Source", "load"]
 
 
-class Set(NamedTuple):
-    """How a data set is read, and which files belong where below `data_dir`."""
-
-    read: Callable[..., Raw]
-    place: str
-
-
-def _own(source: Source) -> Raw:
-    raise FedpflError("dataset=npz needs dataset.path=FILE.npz, an archive with x (uint8) and y (integers)")
+def readers() -> dict[str, Callable[..., Raw]]:
+    """Return the reader in each file of this folder, by its name."""
+    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
+    return {name: getattr(importlib.import_module(f"{__name__}.{name}"), name) for name in names}
 
 
-SETS = {
-    "digits": Set(pixels.digits, "nothing"),
-    "mnist": Set(idx.idx_set, "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"),
-    "fmnist": Set(idx.idx_set, "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"),
-    "emnist": Set(idx.emnist, "EMNIST/raw/gzip.zip"),
-    "cifar10": Set(pixels.cifar, "cifar-10-python.tar.gz"),
-    "cifar100": Set(pixels.cifar, "cifar-100-python.tar.gz"),
-    "svhn": Set(pixels.svhn, "train_32x32.mat and test_32x32.mat"),
-    "organamnist": Set(archive.medmnist, "MedMNIST's organamnist.npz"),
-    "organcmnist": Set(archive.medmnist, "MedMNIST's organcmnist.npz"),
-    "cifar10_c": Set(cifar10c.cifar10_c, cifar10c.PLACE),
-    "cinic10": Set(folders.cinic10, "CINIC-10.tar.gz (or CINIC-10/ with train, valid and test, unpacked)"),
-    "tiny_imagenet": Set(folders.tiny_imagenet, "tiny-imagenet-200.zip (http://cs231n.stanford.edu)"),
-    "mini_imagenet": Set(folders.mini_imagenet, folders.MINI_PLACE),
-    "office_home": Set(folders.office_home, folders.OFFICE_PLACE),
-    "pacs": Set(folders.pacs, folders.PACS_PLACE),
-    "digit5": Set(digit5.digit5, digit5.PLACE),
-    "speech_commands": Set(speech.speech_commands, "speech_commands_v0.02.tar.gz (or SpeechCommands/, unpacked)"),
-    "ag_news": Set(news.ag_news, "ag_news_csv/train.csv and ag_news_csv/test.csv"),
-    "femnist": Set(leaf.femnist, leaf.PLACE.format("femnist")),
-    "shakespeare": Set(leaf.shakespeare, leaf.PLACE.format("shakespeare")),
-    "har": Set(har.har, har.PLACE),
-    "npz": Set(_own, "nothing"),
-}
-"""Every data set. What its reader takes beside the Source are the data set's own options."""
-
-NAMES = tuple(SETS)
+SETS = readers()
+"""The reader of each data set. What it takes beside the Source are the data set's options."""
 
 
 def load(
@@ -78,54 +50,50 @@ def load(
     """Load a data set by name, or with `path` from an .npz archive of `x` and `y`.
 
     `mean` and `std` None: computed per channel from all samples. `normalize` False: images are only divided by 255,
-    signals left as they are. `classes` None: the largest label plus one. `options`: the data set's own, which an
-    archive has no use for.
+    signals left as they are. `classes` None: the largest label plus one. `options`: the data set's, which an archive
+    has no use for.
 
     Raises: FedpflError if the name is unknown, files are absent and cannot be downloaded, a file is corrupt or not of
     its format, or the reader fails in any other way.
     """
     if name not in SETS:
-        raise FedpflError(f"dataset.name must be one of {', '.join(NAMES)}, got {name!r}")
+        raise FedpflError(f"dataset.name must be one of {', '.join(SETS)}, got {name!r}")
+    source = Source(name, Path(data_dir).expanduser(), download)
     try:
-        raw, where = _raw(name, Path(data_dir).expanduser(), path, download, options)
-        return checked(name, raw, f"{name} in {where}", mean, std, classes, normalize)
+        file = _archive(source, path)
+        if file is None:
+            raw = SETS[name](source, **options)
+        else:
+            raw = archive(file, getattr(SETS[name], "md5", ()))
+            _without(options, SETS[name], file)
+        return checked(name, raw, f"{name} in {file or source.folder}", mean, std, classes, normalize)
     except FedpflError:
         raise
     except Exception as error:  # what no reader foresaw, or its author's mistake
         log.debug("reading %s", name, exc_info=True)
-        reader = getattr(SETS[name].read, "__qualname__", SETS[name].read)
+        reader = getattr(SETS[name], "__qualname__", SETS[name])
         raise FedpflError(
             f"data set {name} in {data_dir} cannot be read: {line(error)}; put good copies of its files there, "
             f"or mend its reader {reader} (hydra.verbose=true tells where it failed)"
         ) from error
 
 
-def _raw(name: str, folder: Path, path: Path | None, download: bool, options: dict[str, Any]) -> tuple[Raw, Path]:
-    """What is read, and from which file or folder."""
-    read, place = SETS[name]
-    source = Source(name, folder, download, place)
-    own = source.folder / f"{name}.npz"
+def _archive(source: Source, path: Path | None) -> Path | None:
+    """The archive that takes the place of the original files: the one that is named, else `<name>.npz`, if any."""
     if path is not None:
-        where = Path(path).expanduser()
-        if not where.is_file():
+        named = Path(path).expanduser()
+        if not named.is_file():
             raise FedpflError(f"dataset.path={path} is not a file; give the path of an .npz archive with x and y")
-        raw = archive.archive(where)
-    elif name != "npz" and own.is_file():
-        where = own
-        raw = archive.archive(where, archive.MEDMNIST[name].md5 if name in archive.MEDMNIST else ())
-    else:
-        where = source.folder
-        raw = read(source, **options)
-    if where != source.folder:
-        _without(options, read, where)
-    return raw, where
+        return named
+    usual = source.folder / f"{source.name}.npz"
+    return usual if source.name != "npz" and usual.is_file() else None
 
 
-def _without(options: dict[str, Any], read: Callable[..., Raw], where: Path) -> None:
+def _without(options: dict[str, Any], read: Callable[..., Raw], file: Path) -> None:
     """Raises FedpflError for an option that an archive cannot follow."""
-    usual = {key: parameter.default for key, parameter in inspect.signature(read).parameters.items()}
+    usual = inspect.signature(read).parameters
     for key, value in options.items():
-        if value != usual[key]:
+        if value != usual[key].default:
             raise FedpflError(
-                f"dataset.{key}={value} has no effect on {where}, an archive is taken as it is; leave {key} out"
+                f"dataset.{key}={value} has no effect on {file}, an archive is taken as it is; leave {key} out"
             )

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedpfl.data.datasets.samples import Raw
-from fedpfl.data.datasets.source import Source, counted, folder, kept, reading, wrong
+from fedpfl.data.datasets.shared.samples import Raw
+from fedpfl.data.datasets.shared.source import Source, counted, folder, kept, reading, wrong
 from fedpfl.ground.errors import FedpflError
 
 PLACE = (
@@ -40,13 +40,13 @@ Part = tuple[np.ndarray, np.ndarray]  # images and labels
 
 
 def digit5(source: Source, size: int = 32) -> Raw:
-    """The .mat files of Peng et al. 2019: MNIST, MNIST-M, SVHN, synthetic digits, USPS, in three channels.
+    """Read the .mat files of Peng et al. 2019: MNIST, MNIST-M, SVHN, synthetic digits, USPS, in three channels.
 
     First the training parts of all domains, then their test parts; groups are the domains.
     """
     if size < 1:
         raise FedpflError(f"dataset.size must be 1 or more, got {size}")
-    root = folder(source, "Digit-Five", "digit_five", "Digit5")
+    root = folder(source, PLACE, "Digit-Five", "digit_five", "Digit5")
     paths = [root / f"{name}.mat" for name in FILES]
 
     def make() -> Raw:
@@ -116,8 +116,8 @@ def _read(path: Path, keys: Sequence[str], paired: Callable[..., Iterable[Part]]
         found = loadmat(path)
         for key in keys:
             if key not in found:
-                own = ", ".join(name for name in found if not name.startswith("__"))
-                raise ValueError(f"it has no array {key}, only {own or 'nothing'}")
+                names = ", ".join(name for name in found if not name.startswith("__"))
+                raise ValueError(f"it has no array {key}, only {names or 'nothing'}")
         return [(_pixels(images), _class(labels)) for images, labels in paired(*(found[key] for key in keys))]
 
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedpfl.data.datasets.samples import Raw, numbered
-from fedpfl.data.datasets.source import Source, counted, folder, kept, reading, wrong
+from fedpfl.data.datasets.shared.samples import Raw, numbered
+from fedpfl.data.datasets.shared.source import Source, counted, folder, kept, reading, wrong
 
 PLACE = "folder 'UCI HAR Dataset' (https://archive.ics.uci.edu/dataset/240, unzipped twice)"
 SIGNALS = [f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"]
@@ -20,12 +20,12 @@ Form = Literal["signals", "features"]
 
 
 def har(source: Source, form: Form = "signals") -> Raw:
-    """Windows of 2.56 s (Anguita et al. 2013), training then test; groups are the persons, numbered as in the files.
+    """Read windows of 2.56 s (Anguita et al. 2013), training then test; groups are the persons.
 
     form: signals, float32 `[9, 128]`: acceleration of the body, angular velocity, total acceleration, each x, y, z;
     or the authors' 561 features.
     """
-    root = folder(source, "UCI HAR Dataset")
+    root = folder(source, PLACE, "UCI HAR Dataset")
     names = ["X"] if form == "features" else [f"Inertial Signals/{name}" for name in SIGNALS]
     inputs = [root / part / f"{name}_{part}.txt" for part in SIZES for name in (*names, "y", "subject")]
     return kept(source, {"form": form}, inputs, lambda: _read(root, names))

@@ -48,7 +48,7 @@ GIVEN = ("y", "clients", "seed", "groups", "group_names", "test_from")
 
 
 def deal(scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any) -> Partition:
-    """A data set's samples dealt by a scheme, which is told what it asks for beside the labels."""
+    """Deal a data set's samples by a scheme, which is given what it asks for beside the labels."""
     facts = {
         "groups": None if samples.groups is None else samples.groups.numpy(),
         "group_names": samples.group_names,

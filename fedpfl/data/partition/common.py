@@ -32,13 +32,13 @@ class Partition:
 
 
 def by_class(y: np.ndarray) -> list[Index]:
-    """Positions of each class, ascending."""
+    """Return the positions of each class, ascending."""
     order = np.argsort(y, kind="stable")
     return np.split(order, np.cumsum(np.bincount(y))[:-1])
 
 
 def trim(held: list[Index], samples: int, client: int, key: str = "samples_per_client") -> list[Index]:
-    """The first entries of each shard, `samples` in all, as evenly as the shards' sizes allow."""
+    """Keep the first entries of each shard, `samples` in all, as evenly as the shards' sizes allow."""
     sizes = np.array([len(shard) for shard in held])
     if sizes.sum() < samples:
         raise FedpflError(
@@ -66,7 +66,7 @@ def split(owned: Sequence[Index], test_fraction: float, rng: Generator, attempts
 
 
 def checked_labels(y: Any, clients: int, seed: int, test_fraction: float) -> np.ndarray:
-    """The arguments every scheme shares, checked; labels as int64 `[samples]`."""
+    """Check the arguments that all schemes share; return labels as int64 `[samples]`."""
     y = np.asarray(y)
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or not len(y) or y.min() < 0:
         raise FedpflError(
@@ -82,7 +82,7 @@ def checked_labels(y: Any, clients: int, seed: int, test_fraction: float) -> np.
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number, not a bool."""
+    """Return whether it is a finite number, not a bool."""
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedpfl.data import npz
 from fedpfl.data.partition.common import Index, Partition, checked_labels, split
 from fedpfl.ground import memory
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 
 SPLITS = ("train", "test", "validation")
 Owned = list[Index] | dict[str, list[Index]]
@@ -49,17 +49,15 @@ def _read(path: Path) -> Owned:
     try:
         return _npz(path) if path.suffix == ".npz" else _json(path)
     except Exception as error:  # zipfile, numpy and json raise a dozen kinds
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise FedpflError(
-            f"partition.path: {path} cannot be read as a partition ({reason}); see docs/data.md"
-        ) from None
+        why = reason(error, kind=True)
+        raise FedpflError(f"partition.path: {path} cannot be read as a partition ({why}); see docs/data.md") from None
 
 
 def _npz(path: Path) -> dict[str, list[Index]]:
     """Flat indices and offsets of each split, as runs write them."""
     with npz.opened(path) as arrays:
         names = [name for name in SPLITS if name != "validation" or f"{name}_indices" in arrays]
-        owned = {name: _cut(arrays[f"{name}_indices"](), arrays[f"{name}_offsets"]()) for name in names}
+        owned = {name: _cut(arrays[f"{name}_indices"], arrays[f"{name}_offsets"]) for name in names}
     if len({len(parts) for parts in owned.values()}) > 1:
         raise ValueError("its splits have other numbers of clients")
     return owned
@@ -88,14 +86,14 @@ def _json(path: Path) -> Owned:
         held = [held[key] for key in (sorted(held, key=int) if numbers else held)]
     if not isinstance(held, list) or not held:
         raise ValueError("it has no entry per client")
-    if all(isinstance(own, list) for own in held):
-        return [_indices(own, client) for client, own in enumerate(held)]
+    if all(isinstance(entry, list) for entry in held):
+        return [_indices(entry, client) for client, entry in enumerate(held)]
     owned: dict[str, list[Index]] = {name: [] for name in SPLITS}
-    for client, own in enumerate(held):
+    for client, entry in enumerate(held):
         known = {"val": "validation", **{name: name for name in SPLITS}}
-        if not isinstance(own, Mapping) or not {"train", "test"} <= own.keys() <= known.keys():
+        if not isinstance(entry, Mapping) or not {"train", "test"} <= entry.keys() <= known.keys():
             raise ValueError(f"client {client} has neither a list of samples nor train, test and val")
-        for name, values in {"validation": [], **{known[name]: own[name] for name in own}}.items():
+        for name, values in {"validation": [], **{known[name]: entry[name] for name in entry}}.items():
             owned[name].append(_indices(values, client))
     return owned
 
@@ -120,17 +118,17 @@ def _check(parts: Partition, clients: int, samples: int, path: Path) -> None:
         raise FedpflError(f"clients must be {len(parts.train)}, as {path} deals to so many, got {clients}")
     role = np.zeros(samples, np.int8)  # which splits have a sample, as bits
     for bit, name in enumerate(SPLITS):
-        for client, own in enumerate(getattr(parts, name)):
-            if len(own) and not 0 <= own.min() <= own.max() < samples:
-                wrong = own[(own < 0) | (own >= samples)][0]
+        for client, index in enumerate(getattr(parts, name)):
+            if len(index) and not 0 <= index.min() <= index.max() < samples:
+                wrong = index[(index < 0) | (index >= samples)][0]
                 raise FedpflError(
                     f"partition.path: client {client} of {path} has sample {wrong}, and the data set has {samples}; it "
                     "was made for another one"
                 )
-            if len(np.unique(own)) < len(own):
+            if len(np.unique(index)) < len(index):
                 raise FedpflError(f"partition.path: client {client} of {path} has a {name} sample twice; mend the file")
-            role[own] |= 1 << bit
-        if name == "train" and (empty := [client for client, own in enumerate(parts.train) if not len(own)]):
+            role[index] |= 1 << bit
+        if name == "train" and (empty := [client for client, index in enumerate(parts.train) if not len(index)]):
             raise FedpflError(f"partition.path: client {empty[0]} of {path} has no training samples; leave it out")
     if (shared := (role & 1 > 0) & (role > 1)).any():
         raise FedpflError(

@@ -33,7 +33,7 @@ def groups(
     test_from: int | None = None,
     test_fraction: float | None = 0.25,
 ) -> Partition:
-    """Natural clients: each is one group (a domain, a person, a role), or an equal random part of one.
+    """Make natural clients: each is one group (a domain, a person, a role), or an equal random part of one.
 
     `groups` and `group_names` are the data set's. Groups of fewer than `min_samples` are left out; the others come in
     order, clients / groups clients each, or as many as there are clients, drawn at random. With `samples_per_client`
@@ -51,46 +51,53 @@ def groups(
             "partition=groups needs a data set whose samples are from several domains or persons (digit5, har, "
             "office_home, pacs, femnist, shakespeare, speech_commands, cifar10_c, or your archive with an array groups)"
         )
-    owned = [(number, index) for number, index in enumerate(by_class(np.asarray(groups))) if len(index) >= min_samples]
-    if not owned:
-        raise FedpflError(f"partition=groups: no group has partition.min_samples={min_samples} samples; lower it")
     if test_fraction is None and test_from is None:
         raise FedpflError(
             "partition.test_fraction=null tests clients on the data set's original test part, and this one has none; "
             "set partition.test_fraction=0.25 to split each client's samples"
         )
     rng = np.random.default_rng(seed)
-    if clients < len(owned):
-        owned = [owned[place] for place in sorted(rng.choice(len(owned), clients, replace=False))]
-    if clients % len(owned):
-        enough = f" of at least {min_samples} samples" if min_samples > 1 else ""
-        raise FedpflError(
-            f"partition=groups needs clients to be at most the {len(owned)} groups{enough} or a multiple of them, got "
-            f"{clients}; set clients={len(owned) * (clients // len(owned))}"
-        )
-    each = clients // len(owned)
-    needed = samples_per_client or 1
+    taken = _taken(np.asarray(groups), clients, min_samples, rng)
+    each, needed = clients // len(taken), samples_per_client or 1
     pieces: list[Index] = []
-    for number, index in owned:
+    names = [group_names[number] if group_names else str(number) for number, _ in taken for _ in range(each)]
+    for place, (_, index) in enumerate(taken):
         parts = np.array_split(rng.permutation(index), each)
         if len(parts[-1]) < needed:
-            name = group_names[number] if group_names else number
             raise FedpflError(
-                f"partition=groups: group {name} has {len(index)} samples, too few for {each} clients of {needed}; "
-                "lower clients or partition.samples_per_client, or raise partition.min_samples"
+                f"partition=groups: group {names[place * each]} has {len(index)} samples, too few for {each} clients "
+                f"of {needed}; lower clients or partition.samples_per_client, or raise partition.min_samples"
             )
         pieces += [part[:samples_per_client] for part in parts]
     if test_fraction is not None:
         return split(pieces, test_fraction, rng)
-    train, test = ([own[(own >= test_from) == held].astype(np.int64) for own in pieces] for held in (False, True))
-    for client, own in enumerate(train):
-        if not len(own):
-            number = owned[client // each][0]
+    train, test = ([index[(index >= test_from) == held].astype(np.int64) for index in pieces] for held in (False, True))
+    for client, index in enumerate(train):
+        if not len(index):
             raise FedpflError(
-                f"partition=groups: group {group_names[number] if group_names else number} leaves client {client} no "
-                "training samples, as the data set's own split has it; set partition.test_fraction=0.25 to split anew"
+                f"partition=groups: group {names[client]} leaves client {client} no training samples, as the data "
+                "set's own split has it; set partition.test_fraction=0.25 to split anew"
             )
     return Partition(tuple(train), tuple(test))
+
+
+def _taken(groups: np.ndarray, clients: int, min_samples: int, rng: np.random.Generator) -> list[tuple[int, Index]]:
+    """Numbers and samples of the groups that clients are made of: of those large enough as many as there are clients.
+
+    Raises FedpflError if there are none, or clients are more and no multiple of them.
+    """
+    large = [(number, index) for number, index in enumerate(by_class(groups)) if len(index) >= min_samples]
+    if not large:
+        raise FedpflError(f"partition=groups: no group has partition.min_samples={min_samples} samples; lower it")
+    if clients < len(large):
+        return [large[place] for place in sorted(rng.choice(len(large), clients, replace=False))]
+    if clients % len(large):
+        enough = f" of at least {min_samples} samples" if min_samples > 1 else ""
+        raise FedpflError(
+            f"partition=groups needs clients to be at most the {len(large)} groups{enough} or a multiple of them, got "
+            f"{clients}; set clients={len(large) * (clients // len(large))}"
+        )
+    return large
 
 
 def shuffled_shards(
@@ -104,7 +111,7 @@ def shuffled_shards(
     test_samples_per_client: int | None = None,
     test_fraction: float | None = None,
 ) -> Partition:
-    """The pathological split with classes dealt at random, and the original test part split likewise.
+    """Make the pathological split with classes dealt at random, and the original test part split likewise.
 
     Each of C classes is cut into `classes_per_client` * clients / C equal shards. The class ids, each as often as it
     has shards, are shuffled and dealt, `classes_per_client` to each client, who may be dealt one twice; the same hands
@@ -145,8 +152,8 @@ def shuffled_shards(
             owned.append(np.concatenate(trim(held, keep, client, key) if keep else held))
         return tuple(rng.permutation(index).astype(np.int64) for index in owned)
 
-    own = dealt(train, samples_per_client, "samples_per_client")
-    return Partition(own, dealt(test, test_samples_per_client, "test_samples_per_client"))
+    parts = dealt(train, samples_per_client, "samples_per_client")
+    return Partition(parts, dealt(test, test_samples_per_client, "test_samples_per_client"))
 
 
 def fixed_dirichlet(
@@ -159,7 +166,7 @@ def fixed_dirichlet(
     train_samples: int = 500,
     test_samples: int = 100,
 ) -> Partition:
-    """Equal sizes, and one draw of class proportions q ~ Dir(alpha, ..., alpha) for a client's training and test part.
+    """Deal equal sizes by one draw of class proportions q ~ Dir(alpha, ..., alpha) for both parts of a client.
 
     A client has round(`train_samples` q_c) samples of class c, the last class the rest, and so many of the test part
     by `test_samples`. It draws without replacement from all samples of a class, so CLIENTS MAY SHARE SAMPLES; but what
@@ -192,8 +199,8 @@ def fixed_dirichlet(
                 f"partition=fixed_dirichlet: a client is to have {counts[short[0]]} samples of a class that has "
                 f"{sizes[short[0]]}; lower partition.{key}, or raise partition.alpha"
             )
-        own = [rng.choice(index, count, replace=False) for index, count in zip(pool, counts, strict=True)]
-        return rng.permutation(np.concatenate(own)).astype(np.int64)
+        chosen = [rng.choice(index, count, replace=False) for index, count in zip(pool, counts, strict=True)]
+        return rng.permutation(np.concatenate(chosen)).astype(np.int64)
 
     train, test = [], []
     for _ in range(clients):
@@ -207,7 +214,7 @@ def fixed_dirichlet(
 
 
 def allotted(proportions: np.ndarray, total: int) -> np.ndarray:
-    """round(total q_c) of each class; the last takes the rest, and if there is none, the largest gives."""
+    """Return round(total q_c) of each class; the last takes the rest, and if there is none, the largest gives."""
     counts = np.round(total * proportions).astype(np.int64)
     counts[-1] = total - counts[:-1].sum()
     if counts[-1] < 0:

@@ -32,7 +32,7 @@ def dirichlet(
     samples_per_client: int | None = None,
     test_fraction: float = 0.25,
 ) -> Partition:
-    """Label skew by Dir(alpha), drawn once and repaired, so that it always ends.
+    """Skew labels by Dir(alpha), drawn once and repaired, so that it always ends.
 
     Each class is cut over the clients by d ~ Dir(alpha, ..., alpha) `[clients]` (Yurochkin et al. 2019). Then each
     client below `min_samples`, in order, is filled up with random samples of whichever client is the largest.
@@ -68,7 +68,7 @@ def published(
     max_attempts: int = 1000,
     test_fraction: float = 0.25,
 ) -> Partition:
-    """The split behind the published FedOBP numbers, index for index: redraw until every client has `min_samples`.
+    """Repeat the split of the published FedOBP numbers, index for index: redraw until all clients have `min_samples`.
 
     One legacy NumPy stream (MT19937) serves everything. The order to which a class was shuffled is carried over to the
     next attempt. Source: the authors' public code, a fork of FL-bench.
@@ -97,7 +97,7 @@ def published(
 def iid(
     y: Any, clients: int, seed: int, *, samples_per_client: int | None = None, test_fraction: float = 0.25
 ) -> Partition:
-    """A random permutation cut into parts whose sizes differ by at most one (or are all `samples_per_client`).
+    """Cut a random permutation into parts whose sizes differ by at most one (or are all `samples_per_client`).
 
     Raises: FedpflError if an argument is out of range or there are too few samples.
     """
@@ -118,7 +118,7 @@ def shards(
     samples_per_client: int | None = None,
     test_fraction: float = 0.25,
 ) -> Partition:
-    """The pathological split: each client holds one shard of each of exactly `classes_per_client` classes.
+    """Make the pathological split: each client holds one shard of each of exactly `classes_per_client` classes.
 
     In order, each client takes the classes dealt least often so far, ties at random; so two classes differ by at most
     one shard, whatever clients * classes_per_client. Then each class is cut into equal shards (McMahan et al. 2017 cut

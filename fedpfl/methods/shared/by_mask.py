@@ -17,10 +17,10 @@ class ByMask(Method):
     _key: ClassVar[str] = "model"
     """The name of the client's own entries in its state."""
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the personal entries of the client's own model among the others of the server's."""
         mask = client["mask"]
-        return {**server, **tree.where(mask, client[self._key], tree.named(server, mask))}
+        return {**received, **tree.where(mask, client[self._key], tree.named(received, mask))}
 
     def masks(self, server, client):
         """Return the mask that the client would enter the next round with."""

@@ -29,16 +29,16 @@ class ByName(Method):
         own = self._own(parts)
         return tree.without(params, own), {self._key: tree.named(params, own)}
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the latest shared entries beside the client's own."""
-        return {**server, **client[self._key]}
+        return {**received, **client[self._key]}
 
     def finish(self, server, client, start, end):
         """Send the shared entries up, keep the own ones."""
         own = client[self._key]
         return tree.without(end, own), {self._key: tree.named(end, own)}
 
-    def _head_loss(self, net, params, batch, server, client):
+    def _head_loss(self, server, client, net, params, batch):
         """Return the cross-entropy on the features of a frozen body, whose BatchNorm statistics do not move."""
         return batch.cross_entropy(self.predict(net.still(), params, batch.x))
 

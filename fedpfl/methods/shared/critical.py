@@ -1,104 +1,12 @@
-"""Clients that share their critical entries with those alone whose critical entries are alike: FedCAC, FedPURIN."""
+"""Which entries are critical, how alike clients are in that, and who therefore collaborates: FedCAC, FedPURIN."""
 
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.method import Method
-
-
-@dataclass(frozen=True)
-class Critical(Method, ABC):
-    """After training, the entries of a tensor with the highest scores are critical: the mask m_i of the client.
-
-    O_ij = 1 - |m_i - m_j| / (2 |m_i|) says how alike two clients are (0 where m_i is empty). In round t client i
-    collaborates with those j for whom O_ij reaches O_avg + t / beta (O_max - O_avg), mean and maximum over all ordered
-    pairs; after round beta, with nobody, unless all overlaps are equal. Its next critical entries are the plain mean
-    over itself and its collaborators, the others come from the server's mean by samples.
-    With a part of the clients in a round, the pairs are those of its cohort, and a client that returns takes the
-    latest mean where it is not critical.
-    A client is evaluated by its model right after local training; one that was never sampled, by the initial model.
-
-    tau: share of the critical entries, floor(tau n) of the n of a tensor.
-    beta: the round until which there are collaborators.
-    cutoff: scores up to it are as good as zero: not critical, as long as the tensor has higher ones; -1: off.
-    BatchNorm statistics stay with the client.
-    """
-
-    tau: float = 0.5
-    beta: int = 100
-    cutoff: float = 1e-10
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(0 <= self.tau <= 1, "tau", "between 0 and 1")
-        self.check(self.beta >= 1, "beta", "1 or more")
-        self.check(self.cutoff >= 0 or self.cutoff == -1, "cutoff", "0 or more, or -1 for none")
-
-    def _shared(self, params, parts):
-        """Return the tensors that travel and are scored."""
-        return params
-
-    @abstractmethod
-    def _scores(self, client, start, end):
-        """Return how critical each entry is."""
-
-    def buffers(self):
-        """Keep the statistics with the client."""
-        return {"main": "local"}
-
-    def init(self, params, parts):
-        """Make nothing critical."""
-        shared, device = self._shared(params, parts), tree.leaves(params)[0].device
-        zero = torch.zeros((), dtype=torch.int64, device=device)
-        client = {"model": params, "own": shared, "mask": tree.full_like(shared, False), "partners": zero}
-        return {"model": shared, "round": zero}, client
-
-    def start(self, server, client):
-        """Return the reply where the client was critical, the mean elsewhere; what does not travel is its own."""
-        return {**client["model"], **tree.where(client["mask"], client["own"], server["model"])}
-
-    def finish(self, server, client, start, end):
-        """Return the shared tensors and what is critical in them."""
-        mask = self._critical(client, start, end)
-        own = tree.named(end, mask)
-        return {"model": own, "mask": mask}, {**client, "model": end, "own": own, "mask": mask}
-
-    def aggregate(self, server, uploads, clients, weight):
-        """Average over everybody, and for each client over itself and its collaborators."""
-        models, played = uploads["model"], server["round"] + 1
-        together = collaborators(overlaps(clients["mask"]), int(played), self.beta)
-        members = together.sum(1)
-        own = tree.stack([tree.mean(models, share) for share in together / members.unsqueeze(1)])
-        server = {"model": tree.mean(models, weight), "round": played}
-        return server, {**clients, "own": own, "partners": members - 1}
-
-    def personal(self, server, client):
-        """Return the model as it was after the client's last training."""
-        return client["model"]
-
-    def masks(self, server, client):
-        """Return the critical entries."""
-        return client["mask"]
-
-    def metrics(self, server, client):
-        """Return the share of critical entries and the number of collaborators after the last participation."""
-        return {"critical_share": tree.flat(client["mask"]).double().mean(), "collaborators": client["partners"]}
-
-    def _critical(self, client, start, end):
-        names = client["mask"]
-        scores = self._scores(client, tree.named(start, names), tree.named(end, names))
-        return tree.map(lambda leaf: highest(leaf, self.tau, self.cutoff), scores)
-
-
-def alone(client: dict[str, Tree]) -> Tree:
-    """Select the critical entries of a client without collaborators: its own values stand, nothing comes down."""
-    return tree.map(lambda leaf: leaf & (client["partners"] == 0), client["mask"])
 
 
 def highest(score: Tensor, tau: float, cutoff: float = -1.0) -> Tensor:

@@ -14,8 +14,6 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 
-NORMS = ("none", "layer", "global")
-
 
 def obp(model: Tree, server: Tree) -> Tree:
     """Return the Optimal-Brain-Damage score (theta_i - theta_g)^2 (eq. 19)."""
@@ -32,23 +30,14 @@ def gradient(start: Tree, end: Tree) -> Tree:
     return tree.map(lambda before, after: (before - after).abs(), start, end)
 
 
-def normalize(scores: Tree, norm: str) -> Tree:
-    """Rescale scores to [0, 1] over all entries (`global`), per tensor (`layer`), or not at all (`none`).
+def rescaled(scores: Tree) -> Tree:
+    """Rescale each tensor to [0, 1]; a constant one becomes zero, where the published code divides 0 by 0."""
 
-    Where maximum and minimum coincide the result is zero (the published code divides 0 by 0 there).
-    """
-    if norm == "none":
-        return scores
-    if norm == "layer":
-        return tree.map(lambda leaf: _rescale(leaf, leaf.amin(), leaf.amax()), scores)
-    everything = tree.flat(scores)
-    low, high = everything.amin(), everything.amax()
-    return tree.map(lambda leaf: _rescale(leaf, low, high), scores)
+    def rescale(leaf: Tensor) -> Tensor:
+        low, span = leaf.amin(), leaf.amax() - leaf.amin()
+        return torch.where(span > 0, (leaf - low) / torch.where(span > 0, span, 1), 0)
 
-
-def _rescale(leaf: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    span = high - low
-    return torch.where(span > 0, (leaf - low) / torch.where(span > 0, span, 1), 0)
+    return tree.map(rescale, scores)
 
 
 def rank(q: float, n: int) -> int:
@@ -66,12 +55,12 @@ def personal_count(q: float, n: int) -> int:
 def above_quantile(scores: Tree, q: float, norm: str = "none") -> Tree:
     """Select the entries whose score lies strictly above the q-quantile of all entries (eqs. 7 and 8).
 
-    An order statistic is exact where interpolated quantiles are not: the same mask without interpolation, without
-    a limit on the number of entries. A global normalisation is increasing and cannot change the mask, so it is skipped:
-    rounding could only merge neighbours.
+    norm: `layer` rescales each tensor before; `global` is increasing and cannot change the mask, so it is `none`:
+    rounding could only merge neighbours. An order statistic gives the mask of an interpolated quantile, exactly and
+    for any number of entries.
     """
     if norm == "layer":
-        scores = normalize(scores, norm)
+        scores = rescaled(scores)
     threshold = order_statistic(tree.flat(scores), q)
     return tree.map(lambda leaf: leaf > threshold, scores)
 

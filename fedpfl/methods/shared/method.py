@@ -1,16 +1,21 @@
-"""The contract of a federated method: hooks in the order of a round. The answers given here are FedAvg's."""
+"""The contract of a federated method: hooks in the order of a round. The answers given here are FedAvg's.
+
+Arguments come in one order: the server's side (`server`, or what is `received` of it), the client's (`client`,
+`clients`), the net, trees (`params`, `start`, `end`, `uploads`), data (`batch`, `shard`, `kept`), and then the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError, near
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Batch, Shard
@@ -27,9 +32,9 @@ class Phase(NamedTuple):
         so that phases of equal streams continue each other and those of different streams do not.
     loss: takes the place of `Method.loss`. keeps: the loss comes as `(loss, tree of [batch, ...])`; what is beside it
         is collected over all steps for `Method.after_training`.
-    step: `step(net, params, batch, server, client) -> params, loss` takes the place of an SGD step on a loss;
+    step: `step(server, client, net, params, batch) -> params, loss` takes the place of an SGD step on a loss;
         gradients by `net.gradient`.
-    after_gradient: `after_gradient(params, grads, loss, batch, server, client) -> client`, before the step is made.
+    after_gradient: `after_gradient(server, client, params, grads, loss, batch) -> client`, before the step is made.
     batches: minibatches that a step takes; with more than one `step` is given a tuple of so many, and what is left of
         an epoch is skipped. randoms: random numbers that a step takes, in `batch.random`.
     sgd: values that take the place of those of `local`, such as `{"lr": 0.1, "momentum": 0.0}`.
@@ -47,11 +52,21 @@ class Phase(NamedTuple):
     sgd: Mapping[str, float] = {}
 
 
+FACTS = ("participated", "trained")
+"""What the engine says of a client, as entries of its state that no method keeps."""
+
+STEP = ("server", "client", "net", "params", "batch")
+AFTER_GRADIENT = ("server", "client", "params", "grads", "loss", "batch")
+SURVEY = ("server", "clients", "uploads")
+"""The arguments of Phase.step (and Phase.loss), Phase.after_gradient and Turn.survey."""
+
+
 class Turn(NamedTuple):
     """Name clients that train side by side.
 
-    survey: `survey(server, uploads, clients) -> server, clients` takes the place of `Method.aggregate`, with the states
-        that the clients had before, stacked; nothing else of such a turn is kept, and its batch orders are its own.
+    survey: `survey(server, clients, uploads) -> server, clients` takes the place of `Method.aggregate`, with the states
+        that the clients had before, stacked; nothing else of such a turn is kept, it is no participation, and its
+        batch orders are its own.
     """
 
     clients: list[int]
@@ -59,43 +74,47 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Checked):
     """Answer what the engine asks in a round: fields are hyperparameters, hooks are pure functions of ONE client.
 
     Trees: `server` is what the server knows; `client` is a client's state, wherever it is stored (always a dict, of
-    equal structure, shapes and dtypes from `init` on; what hooks lay over it on the way lives for one round); `params`
-    is what local training moves. Nothing is stored on self, no hook changes its arguments, and no control flow depends
-    on tensor values, as the engine vectorises the hooks over clients. Some hooks say that they are called client by
-    client on every backend; these may branch, optimise and solve. Hooks are annotated here, and nowhere else.
+    equal structure, shapes and dtypes from `init` on; entries that hooks lay over it beside those live for one round);
+    `params` is what local training moves. The engine lays two bools over a client's state: `client["participated"]`,
+    whether it took part in an earlier round, and `client["trained"]`, whether it has made a step, be it in this one.
+    Nothing is stored on self, no hook changes its arguments, and no control flow depends on tensor values, as the
+    engine vectorises the hooks over clients. Some hooks say that they are called client by client on every backend;
+    these may branch, optimise and solve. Hooks are annotated here, and nowhere else.
+
+    statistics: where BatchNorm's running ones live, `aggregate`d at the server or `local`: they never leave a client.
+        None: as the method has it. Private models keep theirs in any case.
     """
+
+    statistics: Literal["aggregate", "local"] | None = field(default=None, kw_only=True)
 
     own_steps: ClassVar[bool] = False
     """Whether `phases` has a `Phase.step`: the run's optimiser and schedule would have no part in it."""
 
-    @property
-    def validates(self) -> bool:
-        """Tell whether hooks look at `Shard.held_out`: a run that holds no samples out is then refused."""
-        return False
+    validates: ClassVar[bool] = False
+    """Whether hooks look at `Shard.held_out`: a run that holds no samples out is then refused."""
 
     def __post_init__(self) -> None:
-        """Check what annotations say of the values."""
-        for field, allowed in _choices(type(self)).items():  # type: ignore[arg-type]
-            *others, last = map(str, allowed)
-            self.check(getattr(self, field) in allowed, field, f"{', '.join(others)} or {last}")
+        """Check what annotations say of the values, and that `buffers` does what `statistics` says."""
+        super().__post_init__()
+        where = sorted({*self.buffers().values()})
+        self.check(self.statistics in (None, *where), "statistics", f"{' or '.join(where)} for {type(self).__name__}")
 
     def __init_subclass__(cls) -> None:
-        """Raise FedpflError for a public function that is no hook: it would never be called."""
+        """Raise FedpflError for a public function that is no hook, or takes a hook's arguments in another order."""
         for name, value in vars(cls).items():
             function = callable(value) or isinstance(value, classmethod | property)
-            if function and not name.startswith("_") and not hasattr(Method, name):
+            if not function or name.startswith("_"):
+                continue
+            if not hasattr(Method, name):
                 raise FedpflError(
                     f"{cls.__name__}.{name} is no hook of a method{near(name, hooks())}; what is not begins with _"
                 )
-
-    def check(self, rule: bool, field: str, allowed: str) -> None:
-        """Raise ValueError about a hyperparameter unless `rule` holds."""
-        if not rule:
-            raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}")
+            if callable(value) and (fault := misplaced(getattr(cls, name), getattr(Method, name))):
+                raise FedpflError(f"{cls.__name__}.{name} takes {fault}")
 
     # ---- before round 1
 
@@ -106,13 +125,13 @@ class Method:
         """
         return params, {}
 
-    def init_clients(self, generator: Generator, clients: int) -> dict[str, Tree]:
+    def init_clients(self, clients: int, generator: Generator) -> dict[str, Tree]:
         """Return in what clients differ from the beginning, stacked `[clients, ...]`, laid over `init`'s state."""
         return {}
 
     def buffers(self) -> dict[str, str]:
         """Return where BatchNorm statistics live, by model role: `aggregate`d at the server or `local`."""
-        return {"main": "aggregate"}
+        return {"main": self.statistics or "aggregate"}
 
     # ---- a round
 
@@ -120,11 +139,11 @@ class Method:
         """Return who trains in the round that follows `played` rounds: one turn after another."""
         return [Turn(cohort)]
 
-    def sample(self, generator: Generator, server: Tree) -> dict[str, Tree]:
+    def sample(self, server: Tree, generator: Generator) -> dict[str, Tree]:
         """Return what the server draws at random for the client and round, laid over its state."""
         return {}
 
-    def before_training(self, net: Bound, shard: Shard, server: Tree, client: dict[str, Tree]) -> dict[str, Tree]:
+    def before_training(self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard) -> dict[str, Tree]:
         """Return what the client finds out from its training data, laid over its state; of one structure for all.
 
         Called client by client. The net is in training mode (`net.still()` is not); its statistics are restored.
@@ -136,23 +155,26 @@ class Method:
         return client
 
     def download(self, server: Tree, client: dict[str, Tree]) -> Tree:
-        """Return what travels down; `tree.Masked` or `tree.Agreed` where only some entries do."""
+        """Return what travels down; `tree.Masked` or `tree.Agreed` where only some entries do.
+
+        Beside it, as `tree.Known`, what a client has without being sent it: it is not counted.
+        """
         return server
 
-    def start(self, server: Tree, client: dict[str, Tree]) -> Tree:
-        """Return the tree that local training starts from; of the server it sees what `download` sends."""
-        return server
+    def start(self, received: Tree, client: dict[str, Tree]) -> Tree:
+        """Return the tree that local training starts from, given what `download` sent: zeros where nothing was."""
+        return received
 
     def phases(self, server: Tree, client: dict[str, Tree], params: Tree, epochs: int) -> list[Phase]:
         """Return which entries move when. The number of phases and their epochs are the same for all clients."""
         return [Phase(epochs)]
 
-    def loss(self, net: Bound, params: Tree, batch: Batch, server: Tree, client: dict[str, Tree]) -> Any:
+    def loss(self, server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch) -> Any:
         """Return what local training minimises on a batch. Of several models add the losses: gradients stay apart."""
         return batch.cross_entropy(self.predict(net, params, batch.x))
 
     def after_training(
-        self, net: Bound, shard: Shard, params: Tree, kept: Tree, server: Tree, client: dict[str, Tree]
+        self, server: Tree, client: dict[str, Tree], net: Bound, params: Tree, shard: Shard, kept: Tree
     ) -> dict[str, Tree]:
         """Return what the client finds out from its data with the trained `params`, laid over its state.
 
@@ -166,11 +188,11 @@ class Method:
         return {}
 
     def finish(self, server: Tree, client: dict[str, Tree], start: Tree, end: Tree) -> tuple[Tree, dict[str, Tree]]:
-        """Return what goes up after training, and the client's state as it is kept."""
+        """Return what goes up after training, and the client's state; entries that are not init's are dropped."""
         return end, client
 
     def aggregate(
-        self, server: Tree, uploads: Tree, clients: dict[str, Tree], weight: Tensor
+        self, server: Tree, clients: dict[str, Tree], uploads: Tree, weight: Tensor
     ) -> tuple[Tree, dict[str, Tree]]:
         """Return the new server's and the clients' states, from stacked uploads and states `[cohort, ...]`.
 
@@ -184,14 +206,14 @@ class Method:
         """Return the part of a trained tree that is evaluated right before and after local training."""
         return params
 
-    def before_evaluation(self, net: Bound, shard: Shard, server: Tree, client: dict[str, Tree]) -> dict[str, Tree]:
+    def before_evaluation(self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard) -> dict[str, Tree]:
         """Return what is found out before `personal`, like `before_training`; part of the method, no fine-tuning."""
         return {}
 
     def personal(self, server: Tree, client: dict[str, Tree]) -> Tree:
         """Return the model by which a client is evaluated between rounds: by default what it would start from."""
         client = self.prepare(server, client)
-        return self.evaluated(server, client, self.start(server, client))
+        return self.evaluated(server, client, self._begin(server, client))
 
     def predict(self, net: Bound, params: Tree, x: Tensor) -> Tensor:
         """Return the logits `[batch, classes]` of an evaluated model."""
@@ -212,10 +234,14 @@ class Method:
         """
         return {}
 
+    def _begin(self, server: Tree, client: dict[str, Tree]) -> Tree:
+        """Return what `start` makes of what `download` sends."""
+        return self.start(tree.received(self.download(server, client)), client)
+
 
 def hooks() -> list[str]:
     """Return the names of all hooks."""
-    return [name for name, hook in vars(Method).items() if callable(hook) and name[0] != "_" and name != "check"]
+    return [name for name, hook in vars(Method).items() if callable(hook) and name[0] != "_"]
 
 
 def flag(like: Tree) -> Tensor:
@@ -223,6 +249,23 @@ def flag(like: Tree) -> Tensor:
     return torch.zeros((), dtype=torch.bool, device=tree.leaves(like)[0].device)
 
 
-@cache
-def _choices(method: Any) -> dict[str, tuple[Any, ...]]:
-    return {name: get_args(hint) for name, hint in get_type_hints(method).items() if get_origin(hint) is Literal}
+def arguments(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's arguments but for `self`."""
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def misplaced(function: Callable[..., Any], like: Callable[..., Any] | Sequence[str]) -> str:
+    """Say what to change where a function takes the contract's arguments, which `like` has, in another order.
+
+    Names of its own are free, so are `*args`; "" if nothing is to be changed.
+    """
+    right = arguments(like) if callable(like) else list(like)
+    kinds = {own.kind for own in inspect.signature(function).parameters.values()}
+    given = arguments(function)
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        return ""
+    known = {name for hook in hooks() for name in arguments(getattr(Method, hook))}
+    strange = any(own != wanted and own in known for own, wanted in zip(given, right, strict=False))
+    if not strange and len(given) == len(right):
+        return ""
+    return f"({', '.join(given)}) where the contract has ({', '.join(right)}); change its arguments, and calls of it"

@@ -76,10 +76,14 @@ def prefix(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
     return with_always(plan["place"] < kept(plan, share, rounding))
 
 
+def first(plan: Tree, counts: Tensor) -> Tensor:
+    """Return the first neurons of each group, as many as `counts` `[groups]` says."""
+    return with_always(plan["place"] < counts[plan["group"]])
+
+
 def leading(plan: Tree, active: Tensor) -> Tensor:
     """Return as many of the first neurons of every group as it has active ones."""
-    counts = torch.zeros_like(plan["width"]).index_add(0, plan["group"], active[:-1].long())
-    return with_always(plan["place"] < counts[plan["group"]])
+    return first(plan, torch.zeros_like(plan["width"]).index_add(0, plan["group"], active[:-1].long()))
 
 
 def window(plan: Tree, share: Tensor, shift: Tensor, rounding: Rounding = "floor") -> Tensor:

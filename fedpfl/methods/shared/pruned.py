@@ -5,15 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared import neurons
-from fedpfl.methods.shared.method import flag
-from fedpfl.methods.shared.submodel import Submodel, padded
+from fedpfl.methods.shared.submodel import Submodel
 
 
 @dataclass(frozen=True)
@@ -26,56 +26,50 @@ class Pruned(Submodel, ABC):
     first: what a client ranks and begins with: the `initial` model, as in that comparison, or the `current` global one.
     """
 
-    ranking_epochs: int = 1
-    ranking_lr: float = 0.01
+    ranking_epochs: Annotated[int, AtLeast(0)] = 1
+    ranking_lr: Annotated[float, Above(0)] = 0.01
     first: Literal["initial", "current"] = "initial"
 
     @abstractmethod
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
         """Return what entries count, from the copy trained for ranking and the sum of its gradients on the way."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.check(self.ranking_epochs >= 0, "ranking_epochs", "0 or more")
-        self.check(0 < self.ranking_lr < float("inf"), "ranking_lr", "a positive number")
-
     def init(self, params, parts):
         """Give the client all neurons, not yet ranked."""
         server, client = super().init(params, parts)
         own = torch.ones_like(server["plan"]["group"], dtype=torch.bool)
-        return server, {**client, "own": own, "ranked": flag(params)}
+        return server, {**client, "own": own}
 
-    def before_training(self, net, shard, server, client):
-        """Return the client's neurons, which it ranks once, and whether it has just done so."""
-        if bool(client["ranked"]):
-            return {"own": client["own"], "new": flag(server["model"])}
+    def before_training(self, server, client, net, shard):
+        """Return the client's neurons, which it ranks once."""
+        if bool(client["participated"]):
+            return {"own": client["own"]}
         model = client["model"] if self.first == "initial" else server["model"]
         copy, total = tree.clone(model), tree.full_like(model, 0.0)
         for epoch in range(self.ranking_epochs):
             for batch in shard.batches("ranking", epoch):
-                grads, _ = net.gradient(partial(self.loss, server=server, client=client), copy, batch)
+                grads, _ = net.gradient(partial(self.loss, server, client), copy, batch)
                 copy = tree.map(lambda leaf, grad: leaf - self.ranking_lr * grad, copy, grads)
                 total = tree.map(torch.add, total, grads)
         score = neurons.incoming(server["plan"], self._scores(copy, total))
-        own = neurons.top(server["plan"], client["width"], score, self.rounding)[:-1]
-        return {"own": own, "new": ~flag(server["model"])}
+        return {"own": neurons.top(server["plan"], client["width"], score, self.rounding)[:-1]}
 
     def _active(self, server, client):
         return neurons.with_always(client["own"])
 
     def download(self, server, client):
         """Send the full model once, then the client's part."""
-        return Agreed(server["model"], tree.map(lambda mask: mask | client["new"], client["mask"]))
+        return Agreed(server["model"], tree.map(lambda mask: mask | ~client["participated"], client["mask"]))
 
-    def start(self, server, client):
+    def start(self, received, client):
         """Return the received model's entries between the client's neurons."""
-        model = server["model"]
+        model = received
         if self.first == "initial":
-            model = tree.where(client["new"], client["model"], model)
-        return padded(model, client["mask"])
+            model = tree.where(client["participated"], model, client["model"])
+        return tree.masked(model, client["mask"])
 
     def finish(self, server, client, start, end):
         """Upload the client's part, and once which neurons it has."""
-        told = Agreed(client["own"], client["new"].expand(client["own"].shape))
+        told = Agreed(client["own"], ~client["participated"].expand(client["own"].shape))
         upload, client = super().finish(server, client, start, end)
-        return {**upload, "own": told}, {**client, "ranked": ~flag(end)}
+        return {**upload, "own": told}, client

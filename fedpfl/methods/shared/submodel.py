@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Generator, Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Agreed, Tree
+from fedpfl.ground.ranges import Above, AtMost
+from fedpfl.ground.tree import Agreed
 from fedpfl.methods.shared import neurons
 from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.methods.shared.neurons import Rounding
 
 Assign = Literal["blocks", "random"]
+Widths = tuple[Annotated[float, Above(0), AtMost(1)], ...]
 
 FIVE = (0.2, 0.4, 0.6, 0.8, 1.0)  # FedSPU's capability clusters
-PASSING = ("active", "mask", "lot", "sent", "new", "received")  # what this family's clients know for one round alone
 
 
 @dataclass(frozen=True)
 class Cut(Method, ABC):
     """A client trains the part of the global model that lies between its active neurons.
 
-    A sub-model is kept at full size: what is not active is zero (`padded`) or frozen, and never moves. A neuron whose
+    A sub-model is kept at full size: what is not active is zero or frozen, and never moves. A neuron whose
     weights, bias and normalisation are all zero gives zero, so this computes what the small dense network would,
     except under GroupNorm or LayerNorm, whose statistics run over neurons.
     The server averages each entry over the clients that trained it; what nobody trained keeps its value. BatchNorm
@@ -53,10 +54,6 @@ class Cut(Method, ABC):
         """Send the active entries; both sides know where they are."""
         return Agreed(server["model"], client["mask"])
 
-    def start(self, server, client):
-        """Return the global model's active entries with zeros around them."""
-        return padded(server["model"], client["mask"])
-
     def phases(self, server, client, params, epochs):
         """Train the active entries alone."""
         return [Phase(epochs, client["mask"])]
@@ -67,9 +64,9 @@ class Cut(Method, ABC):
 
     def finish(self, server, client, start, end):
         """Upload the active entries, and keep the trained model."""
-        return {"model": Agreed(end, client["mask"])}, {**tree.without(client, PASSING), "model": end}
+        return {"model": Agreed(end, client["mask"])}, {**client, "model": end}
 
-    def aggregate(self, server, uploads, clients, weight):
+    def aggregate(self, server, clients, uploads, weight):
         """Average each entry over the clients that trained it."""
         sent = uploads["model"]
         return {**server, "model": tree.masked_mean(server["model"], sent.values, sent.mask, weight)}, clients
@@ -77,7 +74,7 @@ class Cut(Method, ABC):
     def personal(self, server, client):
         """Return what the client trained last; before that, the part of the initial model that it can hold."""
         own = neurons.entries(server["plan"], self._active(server, client), client["model"])
-        return self.evaluated(server, client, padded(client["model"], own))
+        return self.evaluated(server, client, tree.masked(client["model"], own))
 
     def metrics(self, server, client):
         """Return the share of the network's entries that the client trains."""
@@ -94,21 +91,20 @@ class Submodel(Cut, ABC):
     rounding: of share times neurons; at least one neuron is left.
     """
 
-    widths: tuple[float, ...] = FIVE
+    widths: Widths = FIVE
     assign: Assign = "blocks"
     rounding: Rounding = "floor"
 
     def __post_init__(self):
         super().__post_init__()
         self.check(len(self.widths) > 0, "widths", "at least one share")
-        self.check(all(0 < width <= 1 for width in self.widths), "widths", "above 0 and at most 1")
 
     def init(self, params, parts):
         """Give the client a width too."""
         server, client = super().init(params, parts)
         return server, {"width": torch.ones((), dtype=torch.float64, device=tree.leaves(params)[0].device), **client}
 
-    def init_clients(self, generator, clients):
+    def init_clients(self, clients, generator):
         """Return the clients' widths."""
         return {"width": assigned(self.widths, self.assign, generator, clients)}
 
@@ -117,7 +113,7 @@ class Submodel(Cut, ABC):
 class Drawn(Submodel, ABC):
     """The active neurons are drawn at random, anew for every client and round."""
 
-    def sample(self, generator, server):
+    def sample(self, server, generator):
         """Draw a lot for each neuron."""
         return {"lot": torch.rand(len(server["plan"]["group"]), generator=generator)}
 
@@ -127,6 +123,10 @@ class Drawn(Submodel, ABC):
     def download(self, server, client):
         """Send the active entries, and a bit per neuron."""
         return {"model": super().download(server, client), "active": client["active"][:-1]}
+
+    def start(self, received, client):
+        """Return the active entries with zeros around them."""
+        return received["model"]
 
     def personal(self, server, client):
         """Return what the client trained last; before that, the whole initial model."""
@@ -140,8 +140,3 @@ def assigned(values: tuple[float, ...], assign: Assign, generator: Generator, cl
     else:
         chosen = torch.arange(clients) * len(values) // clients
     return torch.tensor(values, dtype=torch.float64)[chosen]
-
-
-def padded(params: Tree, mask: Tree) -> Tree:
-    """Return `params` with zeros outside of `mask`."""
-    return tree.map(lambda leaf, own: torch.where(own, leaf, 0.0), params, mask)

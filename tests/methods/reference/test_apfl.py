@@ -39,7 +39,7 @@ def test_three_rounds_equal_the_plain_loops(name, norm, backend, expected, setti
             assert_close(got, private, **tolerance)
             buffers = {"w": state.server_buffers["w"], "v": row(state.client_buffers["v"], client)}
             x = setting.clients[client].test_x
-            logits = method.predict(net.bind(buffers), method.personal(state.server, row(state.clients, client)), x)
+            logits = method.predict(net.bind(buffers), method.personal(state.server, state.client(client)), x)
             assert_close(logits, want.logits[t][client], atol=2e-5, rtol=0)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]

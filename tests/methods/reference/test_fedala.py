@@ -7,7 +7,7 @@ import pytest
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.methods import FedALA
-from tests.conftest import assert_close, rounds, row
+from tests.conftest import assert_close, rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.fedala import fedala
 
@@ -39,7 +39,7 @@ def test_three_rounds_equal_the_plain_loops(method, layers, backend, expected, n
         assert_close(state.server, want.shared[t], atol=5e-6, rtol=0.0)
         for client, personal in enumerate(want.personal[t]):
             shard = training_shard(federation, client, 32, Draws(SEED, "adapt", t + 1))
-            own = row(state.clients, client)
+            own = state.client(client)
             own |= method.before_evaluation(net.bind({"main": {}}), shard, state.server, own)
             assert_close(method.personal(state.server, own), personal, atol=5e-6, rtol=0.0)
         assert outcome.before.correct.tolist() == want.before[t]

@@ -9,7 +9,7 @@ import pytest
 
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedDPA
-from tests.conftest import assert_close, rounds, row
+from tests.conftest import assert_close, rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.feddpa import feddpa
 
@@ -38,6 +38,6 @@ def test_three_rounds_equal_the_plain_loops(method, lams, backend, expected, net
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server, want.shared[t], atol=1e-5, rtol=0.0)
         for client, personal in enumerate(want.personal[t]):
-            assert_close(method.personal(state.server, row(state.clients, client)), personal, atol=1e-5, rtol=0.0)
+            assert_close(method.personal(state.server, state.client(client)), personal, atol=1e-5, rtol=0.0)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]

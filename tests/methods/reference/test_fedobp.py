@@ -8,7 +8,7 @@ import torch
 
 from fedpfl.engine.backend import EvalCall
 from fedpfl.engine.participation import One, evaluation
-from fedpfl.methods import FedOBP
+from fedpfl.methods import FedOBPAdaptive
 from tests.conftest import COHORTS, assert_close, federate, holding, rounds
 from tests.methods.reference import plain
 from tests.methods.reference.conftest import SEED, described
@@ -35,7 +35,7 @@ def personal(method, net, federation, state, client):
 
 
 def test_five_rounds_equal_the_plain_loops(backend, expected, net, federation):
-    method = FedOBP(q=SEVERAL)
+    method = FedOBPAdaptive(q=SEVERAL)
     states, outcomes = rounds(method, net, federation, FIVE, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert state.clients["q"][FIVE[t]].tolist() == expected.chosen[t]

@@ -65,7 +65,7 @@ def agree(method, states, outcomes, want, names, atol):
         server = state.server.get("model", state.server)
         assert_close(server, {name: want.shared[t][name] for name in server}, atol=atol, rtol=0.0)
         for client, personal in enumerate(want.personal[t]):
-            own, buffers = row(state.clients, client), row(state.client_buffers["main"], client)
+            own, buffers = state.client(client), row(state.client_buffers["main"], client)
             got = {**method.personal(state.server, own), **buffers}
             assert set(got) == set(names)
             assert_close(got, {name: personal[name] for name in got}, atol=atol, rtol=0.0)

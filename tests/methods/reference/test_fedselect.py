@@ -73,7 +73,7 @@ def test_four_rounds_equal_the_plain_loops(name, backend, expected, net, federat
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server, want.shared[t], atol=1e-6, rtol=0.0)
         for client, personal in enumerate(want.personal[t]):
-            assert_close(method.personal(state.server, row(state.clients, client)), personal, atol=1e-6, rtol=0.0)
+            assert_close(method.personal(state.server, state.client(client)), personal, atol=1e-6, rtol=0.0)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
 
@@ -88,7 +88,7 @@ def test_with_batch_normalisation_whose_statistics_are_the_clients(
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server, {name: want.shared[t][name] for name in net.params}, atol=5e-6, rtol=1e-5)
         for client, personal in enumerate(want.personal[t]):
-            own, buffers = row(state.clients, client), row(state.client_buffers["main"], client)
+            own, buffers = state.client(client), row(state.client_buffers["main"], client)
             got = {**method.personal(state.server, own), **buffers}
             assert_close(got, {name: personal[name] for name in got}, atol=5e-6, rtol=1e-5)
         assert outcome.before.correct.tolist() == want.before[t]

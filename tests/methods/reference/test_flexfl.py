@@ -52,7 +52,7 @@ def test_flexfl(case, backend, federation):
         shared = {name: want.shared[t][name] for name in state.server["model"]}
         assert_close(state.server["model"], shared, atol=2e-6, rtol=0.0)
         for i, personal in enumerate(want.personal[t]):
-            own = method.personal(state.server, row(state.clients, i))
+            own = method.personal(state.server, state.client(i))
             assert_close(own, {name: personal[name] for name in own}, atol=2e-6, rtol=0.0)
             kept = row(state.client_buffers["main"], i)
             assert_close(kept, {name: personal[name] for name in kept}, atol=1e-5, rtol=1e-5)

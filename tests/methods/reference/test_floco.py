@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import Floco
-from tests.conftest import assert_close, rounds, row
+from fedpfl.methods import Floco, FlocoPlus
+from tests.conftest import assert_close, rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.floco import WEIGHT, floco
 
@@ -37,8 +37,8 @@ def expected(setting, net):
         (Floco(endpoints=3, tau=1), None),
         (Floco(endpoints=4, tau=2, rho=0.5), None),
         (Floco(endpoints=3, tau=9), None),
-        (Floco(endpoints=3, tau=1, pers_epochs=2, lam=0.7), (2, 0.7)),
-        (Floco(endpoints=3, tau=1, pers_epochs=1), (1, 1.0)),
+        (FlocoPlus(endpoints=3, tau=1, pers_epochs=2, lam=0.7), (2, 0.7)),
+        (FlocoPlus(endpoints=3, tau=1, pers_epochs=1), (1, 1.0)),
     ],
     ids=["early", "wide", "never", "plus", "plus-short"],
 )
@@ -50,6 +50,6 @@ def test_three_rounds_equal_the_plain_loops(method, plus, backend, expected, net
         got = {**state.server["shared"], **state.server["endpoints"]}
         assert_close(got, want.shared[t], atol=1e-5, rtol=0.0)
         for client, personal in enumerate(want.personal[t]):
-            assert_close(method.personal(state.server, row(state.clients, client)), personal, atol=1e-5, rtol=0.0)
+            assert_close(method.personal(state.server, state.client(client)), personal, atol=1e-5, rtol=0.0)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == [next(after) for _ in want.before[t]]

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from fedpfl.methods import FLUTE, FedPAC, FedRoD
-from tests.conftest import CLASSES, LOCAL, assert_close, rounds, row
+from tests.conftest import CLASSES, LOCAL, assert_close, rounds
 from tests.methods.reference import heads
 from tests.methods.reference.conftest import SEED
 
@@ -22,7 +22,7 @@ def agree(method, want, states, outcomes, body, **tolerance):
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(body(state.server), want.shared[t], **tolerance)
         for client, personal in enumerate(want.personal[t]):
-            assert_close(method.personal(state.server, row(state.clients, client)), personal, **tolerance)
+            assert_close(method.personal(state.server, state.client(client)), personal, **tolerance)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
 
@@ -35,7 +35,7 @@ def test_fedrod(gamma, backend, expected, net, federation):
     agree(method, want, states, outcomes, dict, **TOLERANCE)
     for state, own in zip(states[1:], kept, strict=True):
         for client, head in enumerate(own):
-            judged = method.personal(state.server, row(state.clients, client))["q"]
+            judged = method.personal(state.server, state.client(client))["q"]
             if head:
                 assert_close(judged, head, **TOLERANCE)
             else:

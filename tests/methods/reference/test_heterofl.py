@@ -110,7 +110,7 @@ def test_three_rounds_equal_the_plain_loops(case, backend, federation):
         shared = {name: want.shared[t][name] for name in state.server["model"]}
         assert_close(state.server["model"], shared, atol=2e-6, rtol=0.0)
         for i, personal in enumerate(want.personal[t]):
-            own = method.personal(state.server, row(state.clients, i))
+            own = method.personal(state.server, state.client(i))
             own = own["model"] if method.masked else own
             assert_close(own, {name: personal[name] for name in own}, atol=2e-6, rtol=0.0)
             if state.client_buffers["main"]:

@@ -13,8 +13,8 @@ from fedpfl.engine import make
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.methods import PFedFDA
-from fedpfl.methods.pfedfda import unpacked
-from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds, row
+from fedpfl.methods.shared.gaussian import unpacked
+from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.pfedfda import pfedfda
 
@@ -41,8 +41,8 @@ def test_three_rounds_equal_the_plain_loops(backend, played, expected, setting, 
         assert_close(state.server["body"], body, atol=1e-5 if t else 2e-6, rtol=0.0)
         for client in range(10):
             shard = training_shard(federation, client, 32, Draws(0, "adapt", t))
-            own = row(state.clients, client)
-            own |= METHOD.before_evaluation(net.bind({"main": {}}), shard, state.server, own)
+            own = state.client(client)
+            own |= METHOD.before_evaluation(state.server, own, net.bind({"main": {}}), shard)
             params = METHOD.personal(state.server, own)
             x = setting.clients[client].test_x
             assert_close(METHOD.predict(net.bind({"main": {}}), params, x), logits[t][client], atol=1e-3, rtol=1e-3)

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from fedpfl.methods import PFedMe
-from tests.conftest import Tiny, assert_close, rounds, row, tiny
+from tests.conftest import Tiny, assert_close, rounds, tiny
 from tests.methods.reference import pfedme
 from tests.methods.reference.conftest import SEED
 
@@ -47,7 +47,7 @@ def test_three_rounds_equal_the_plain_loops(case, backend, federation):
         got = {**state.server, **statistics}
         assert_close(got, {k: want.shared[t][k] for k in got}, **tolerance)
         for client, personal in enumerate(want.personal[t]):
-            got = {**method.personal(state.server, row(state.clients, client)), **statistics}
+            got = {**method.personal(state.server, state.client(client)), **statistics}
             assert_close(got, {k: personal[k] for k in got}, **tolerance)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]

@@ -81,7 +81,7 @@ def test_three_rounds_equal_the_plain_loops(name, backend, expected, net, federa
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(flat(state.server), want.shared[t], **TOLERANCE)
         for client, personal in enumerate(want.personal[t]):
-            assert_close(method.personal(state.server, row(state.clients, client)), personal, **TOLERANCE)
+            assert_close(method.personal(state.server, state.client(client)), personal, **TOLERANCE)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
 

@@ -66,7 +66,7 @@ def test_subflot(case, backend, federation):
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server["model"], want.shared[t], atol=3e-6, rtol=0.0)
         for i, personal in enumerate(want.personal[t]):
-            own = method.personal(state.server, row(state.clients, i))
+            own = method.personal(state.server, state.client(i))
             assert_close(own, {name: personal[name] for name in own}, atol=3e-6, rtol=0.0)
             kept = row(state.client_buffers["main"], i)
             assert_close(kept, {name: personal[name] for name in kept}, atol=1e-5, rtol=1e-5)

@@ -53,7 +53,7 @@ def compare(method, want, states, outcomes):
         shared = {name: want.shared[t][name] for name in state.server["model"]}
         assert_close(state.server["model"], shared, atol=2e-6, rtol=0.0)
         for i, personal in enumerate(want.personal[t]):
-            own = method.personal(state.server, row(state.clients, i))
+            own = method.personal(state.server, state.client(i))
             assert_close(own, {name: personal[name] for name in own}, atol=2e-6, rtol=0.0)
             if method.buffers()["main"] == "local" and state.client_buffers["main"]:
                 kept = row(state.client_buffers["main"], i)

@@ -1,0 +1,94 @@
+"""Checks: keys, types and ranges of a configuration's values, against the annotations of what they are for."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import unicodedata
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+
+from fedpfl.ground.casting import cast, hints
+from fedpfl.ground.errors import SHORT, FedpflError, near, one_of
+
+FLOAT = torch.finfo(torch.float32)
+
+
+def typed(schema: Callable[..., Any], values: Any, path: str) -> Any:
+    """Build the dataclass `schema` from a group of keys; `path` is where they stand. Raises FedpflError."""
+    try:
+        return schema(**arguments(schema, values, path))
+    except ValueError as error:  # of several values together
+        raise FedpflError(f"{path}.{error}" if path else str(error)) from None
+
+
+def arguments(
+    schemas: Callable[..., Any] | tuple[Callable[..., Any], ...], values: Any, path: str, given: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return `values` as arguments of dataclasses or functions, checked against their annotations.
+
+    given: arguments that come from elsewhere in the configuration. Raises FedpflError.
+    """
+    if not isinstance(values, Mapping):
+        raise FedpflError(f"{path} must be a group of keys, got {values!r}")
+    parameters: dict[str, inspect.Parameter] = {}
+    annotations: dict[str, Any] = {}
+    for schema in schemas if isinstance(schemas, tuple) else (schemas,):
+        parameters |= inspect.signature(schema).parameters
+        annotations |= hints(schema)
+    dot = f"{path}." if path else ""
+    check_keys(values, [name for name in parameters if name not in given], path)
+    for key, parameter in parameters.items():
+        if key not in values and key not in given and parameter.default is parameter.empty:
+            raise FedpflError(f"{dot}{key} has no value; set it with {dot}{key}=...")
+    checked = {}
+    for key, value in values.items():
+        try:
+            checked[key] = cast(representable(value, dot + key), annotations.get(key, Any), dot + key)
+        except ValueError as error:
+            raise FedpflError(str(error)) from None
+    return checked
+
+
+def check_keys(values: Mapping[str, Any], known: Collection[str], path: str) -> None:
+    """Raise FedpflError for a key of a group that is not known."""
+    dot = f"{path}." if path else ""
+    for key in values:
+        if key not in known:
+            meant = near(str(key), known, f"did you mean {dot}{{}}?")
+            listed = f"known keys: {', '.join(known) or 'name'}" if len(known) <= SHORT or not meant else ""
+            raise FedpflError(f"{dot}{key} is not a key here; {'; '.join(filter(None, (listed, meant)))}")
+
+
+def representable(value: Any, path: str) -> Any:
+    """Return a value that can be computed with (float32, int64) and written down. Raises FedpflError for others."""
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        representable(item, f"{path}.{key}")
+    for item in value if isinstance(value, list) else ():
+        representable(item, path)
+    if type(value) is float and not math.isfinite(value):
+        raise FedpflError(f"{path} must be a finite number, got {value}")
+    if type(value) is float and value and not FLOAT.smallest_normal <= abs(value) <= FLOAT.max:
+        raise FedpflError(
+            f"{path} must be within {FLOAT.smallest_normal:.2g} and {FLOAT.max:.2g} in size, as float32 is, got {value}"
+        )
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise FedpflError(f"{path} must be a whole number of at most 64 bits, got {value}")
+    if isinstance(value, str) and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
+        raise FedpflError(f"{path} must be a text without control characters, got {value!r}")
+    return value
+
+
+def chosen(group: str, values: Any, registry: Mapping[str, Any]) -> Any:
+    """Return what a group's `name` stands for. Raises FedpflError for a name that is not in the registry."""
+    name = values.get("name") if isinstance(values, Mapping) else values
+    if not isinstance(name, str) or name not in registry:
+        raise FedpflError(f"{group}.name must be {one_of(sorted(registry), name)}")
+    return registry[name]
+
+
+def options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group's keys beside `name`."""
+    return {key: value for key, value in values.items() if key != "name"}

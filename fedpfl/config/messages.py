@@ -1,0 +1,125 @@
+"""Messages: those of Hydra and OmegaConf as one line that helps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedpfl.config.choices import choices, moved
+from fedpfl.config.schema import GROUPS, OPTIONAL
+from fedpfl.ground.errors import FedpflError, near, one_of
+
+NOISE = (
+    "full_key:",
+    "object_type=",
+    "reference_type=",
+    "Set the environment variable",
+    "See https",
+    "Error parsing override",
+    "LexerNoViableAltException",
+    "^",
+)
+"""How lines of Hydra's and OmegaConf's messages begin that help nobody."""
+KNOWN = {
+    r"Ambiguous value for argument '(.*?)'\n": r"\1 is a sweep, which needs -m; if it is one value, write a list "
+    "as key=[a,b], a text as \"key='a,b'\"",
+    r"Multiple values for (.*?)\. To override": r"\1 has a value, which \1=... replaces; leave out the +",
+    "Input config does not have a `_target_` field": "hydra.launcher and hydra.sweeper are groups of keys; choose by "
+    "hydra/launcher=... and hydra/sweeper=...",
+    ".* does not support sweep type": "interval is no sweep over values; name them, as in seed=1,2,3 or "
+    "seed=range(1,4)",
+}
+"""What to say instead of messages of Hydra's that begin so."""
+PLUGINS = ("launcher", "sweeper")  # groups of Hydra's, which are chosen with a slash
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's message as one line; of Hydra's and OmegaConf's, the part that helps."""
+    text, cause = str(error), error.__cause__
+    if isinstance(error, FedpflError):
+        return text
+    if told := _ours(error):
+        return told
+    if isinstance(error, MissingConfigException):
+        group, name = re.fullmatch(r"((?:hydra/)?[^/]*)/?(.*)", str(error.missing_cfg_file)).groups()  # type: ignore[union-attr]
+        if now := moved(group, name):
+            return f"{group}={name} is now {now}"
+        # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
+        if known := choices(group) or error.options:
+            return f"{group} must be {one_of(known, name)}"
+    if unknown := re.search(r"Could not override '(.*?)'", text):
+        return _no_key(unknown[1], cause)
+    for pattern, told in KNOWN.items():
+        if found := re.match(pattern, text):
+            return found.expand(told)
+    if isinstance(error, OSError) and error.filename:
+        return f"cannot make {error.filename}: {error.strerror}; choose another place with hydra.run.dir=..."
+    if isinstance(error, OverrideParseException):
+        text = f"{error.override!r} cannot be read as key=value\n{text}"
+    if isinstance(cause, OmegaConfBaseException):
+        text = f"{text}\n{cause}"
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        text = f"{error.full_key}: {text}"
+    lines = [line.strip().removesuffix(".") for line in text.splitlines()]
+    return "; ".join(line for line in lines if line and not line.startswith(NOISE)) or type(error).__name__
+
+
+def at_its_source(message: str, cfg: DictConfig) -> str:
+    """Return a message about `method.q` as one about `quantile.q`, where `method.q` takes its value from there."""
+    key, space, rest = message.partition(" ")
+    value: Any = OmegaConf.to_container(cfg, resolve=False)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    source = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
+    return f"{source[1]}{space}{rest}" if source else message
+
+
+def described(choice: Mapping[str, Any]) -> str:
+    """Return a group's choice for people: `dirichlet (alpha=0.1, min_samples=10)`."""
+    values = ", ".join(f"{key}={value}" for key, value in choice.items() if key != "name" and value is not None)
+    return f"{choice['name']} ({values})" if values else str(choice["name"])
+
+
+def _ours(error: Exception) -> str:
+    """The message of the FedpflError that a resolver raised, which OmegaConf wraps; empty without one."""
+    inner: BaseException | None = error if isinstance(error, OmegaConfBaseException) else None
+    while inner and not isinstance(inner, FedpflError):
+        inner = inner.__cause__ or inner.__context__
+    return str(inner or "")
+
+
+def _no_key(key: str, cause: BaseException | None) -> str:
+    if key.split(".")[0] in OPTIONAL:
+        return f"{key} is for a hyperparameter that the method does not have"
+    root = cause.parent_node._get_root() if isinstance(cause, OmegaConfBaseException) and cause.parent_node else None
+    known: Any = dict.fromkeys(GROUPS) if root is None else OmegaConf.to_container(root, resolve=False)
+    if now := moved(str((known.get("method") or {}).get("name")), key):
+        return f"{key} is now {now}"
+    asked = "--cfg hydra" if key.startswith("hydra") else "--help"
+    meant = _near_key(key, known)
+    mend = f"did you mean {meant}?" if meant else f"`python -m fedpfl.train {asked}` tells all keys"
+    return f"{key or 'nothing'} is not a key here; {mend}"
+
+
+def _near_key(got: str, config: Any) -> str | None:
+    """The key, with dots, that was probably meant: of the same name elsewhere, or with a similar one."""
+
+    def keys(values: Any, path: str) -> Iterator[str]:
+        for key, value in values.items() if isinstance(values, Mapping) else ():
+            yield f"{path}{key}"
+            yield from keys(value, f"{path}{key}.")
+
+    known = [key for key in keys(config, "") if key.startswith("hydra") == got.startswith("hydra")]
+    place, dot, name = got.replace("/", ".").rpartition(".")
+    beside = [key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == place]
+    if ("/" in got or got in PLUGINS) and (group := near(name, PLUGINS, "hydra/{}")):
+        return group
+    if meant := near(name, beside, "{}"):
+        return f"{place}{dot}{meant}"
+    elsewhere = next((key for key in known if key.endswith(f".{name}")), None)
+    return elsewhere or (None if beside else near(got, known, "{}"))

@@ -1,0 +1,123 @@
+"""The schema: which keys and groups of keys there are, and what their values may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from fedpfl.data import Augment
+from fedpfl.engine import Engine, Local, Stopping, Store
+from fedpfl.ground.casting import Checked
+from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
+
+Seed = Annotated[int, Between(0, 2**32 - 1)]
+
+
+@dataclass(frozen=True)
+class Eval(Checked):
+    """When all clients are judged; see conf/train.yaml."""
+
+    every: Annotated[int, AtLeast(1)]
+    finetune_epochs: Annotated[int, AtLeast(0)]
+    finetune_every: int
+    finetune_part: Literal["all", "head"]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        multiple = self.finetune_every >= 1 and self.finetune_every % self.every == 0
+        allowed = f"a positive multiple of eval.every ({self.every})"
+        self.check(multiple or not self.finetune_epochs, "finetune_every", allowed)
+
+
+@dataclass(frozen=True)
+class Checkpoint(Checked):
+    """How often the state is saved, and whether a finished run keeps it; see conf/train.yaml."""
+
+    seconds: Annotated[float, AtLeast(0)]
+    keep: bool = True
+
+    def due(self, since: float, cost: float) -> bool:
+        """Return whether to save, so many seconds after the last time, which took `cost` seconds.
+
+        At most a twentieth of a run's time goes into checkpoints, unless one after every round is asked for.
+        """
+        return since >= max(self.seconds, 20 * cost if self.seconds else 0)
+
+
+@dataclass(frozen=True)
+class Settings(Checked):
+    """The top level of the configuration."""
+
+    seed: Seed
+    rounds: Annotated[int, AtLeast(1)]
+    clients: Annotated[int, AtLeast(1)]
+    participation: Annotated[float, Above(0), AtMost(1)]
+    validation: Annotated[float, AtLeast(0), Below(1)]
+    unseen: Annotated[float, AtLeast(0), Below(1)]
+    data_dir: str
+    device: str
+    restart: bool
+    extend: str
+    name: str
+    plugins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = self.newcomers > 0 or not self.unseen
+        self.check(rule, "unseen", f"0, or a share that is a client or more of {self.clients}")
+
+    @property
+    def newcomers(self) -> int:
+        """How many of the clients never take part."""
+        return int(round(self.unseen * self.clients, 9))
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What every partition may have: a seed of its own in place of the run's; see docs/data.md."""
+
+    seed: Seed | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What every network may start from; see docs/run.md."""
+
+    weights: Path | None = None
+
+
+SETTINGS = tuple(get_type_hints(Settings))
+GROUPS = (
+    "local",
+    "eval",
+    "stopping",
+    "checkpoint",
+    "state",
+    "dataset",
+    "augment",
+    "partition",
+    "model",
+    "method",
+    "quantile",
+    "norm",
+    "score",
+    "engine",
+    "logger",
+)
+
+
+SCHEMAS: dict[str, Callable[..., Any]] = {
+    "local": Local,
+    "eval": Eval,
+    "stopping": Stopping,
+    "checkpoint": Checkpoint,
+    "state": Store,
+    "engine": Engine,
+    "augment": Augment,
+}
+"""What groups of keys are for that hold the same keys whatever is chosen."""
+
+OPTIONAL: dict[str, tuple[str, ...]] = {"quantile": ("q", "otherwise", "table", "title"), "norm": (), "score": ()}
+"""Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names those it has."""

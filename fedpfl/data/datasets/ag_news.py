@@ -1,0 +1,65 @@
+"""AG News: titles and descriptions of news of four kinds, as numbered words."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from fedpfl.data.datasets.shared.samples import Raw, merged
+from fedpfl.data.datasets.shared.source import Source, file, kept, reading
+from fedpfl.ground.errors import FedpflError
+
+URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+MD5 = {"train": "b1a00f826fdfbd249f79597b59e1dc12", "test": "d52ea96a97a2d943681189a97654912d"}  # torchtext's
+PLACE = "ag_news_csv/train.csv and ag_news_csv/test.csv"
+WORD = re.compile(r"[a-z0-9]+")
+PAD, UNKNOWN = 0, 1
+
+
+def ag_news(source: Source, vocabulary: int = 20_000, length: int = 64) -> Raw:
+    """Read title and description (Zhang et al. 2015), training then test, int32 `[length]`.
+
+    Words are runs of letters a-z and digits of the lower-case text. The `vocabulary` - 2 most frequent of the training
+    part (of equals the first by alphabet) have ids from 2 on, the most frequent first; 1 is any other word, 0 fills up.
+    What is longer than `length` words is cut.
+    """
+    for key, value, least in (("vocabulary", vocabulary, 3), ("length", length, 1)):
+        if value < least:
+            raise FedpflError(f"dataset.{key} must be {least} or more, got {value}")
+    paths = {part: file(source, f"ag_news_csv/{part}.csv", (MD5[part],), [f"{URL}{part}.csv"], PLACE) for part in MD5}
+
+    def make() -> Raw:
+        texts = {part: _texts(path) for part, path in paths.items()}
+        counts = Counter(word for words, _ in texts["train"] for word in words)
+        frequent = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - 2]
+        ids = {word: number for number, word in enumerate(frequent, start=UNKNOWN + 1)}
+        return merged(*(_encoded(part, ids, length) for part in texts.values()))
+
+    return kept(source, {"vocabulary": vocabulary, "length": length}, paths.values(), make)
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text, in order."""
+    return WORD.findall(text.lower())
+
+
+def _texts(path: Path) -> list[tuple[list[str], int]]:
+    """Words and class, from 0, of every row."""
+    found = []
+    with reading(path), path.open(encoding="utf-8", newline="") as rows:
+        for row in csv.reader(rows):
+            kind, *text = row
+            found.append((words(" ".join(text)), int(kind) - 1))
+    return found
+
+
+def _encoded(texts: list[tuple[list[str], int]], ids: dict[str, int], length: int) -> tuple[np.ndarray, np.ndarray]:
+    x = np.full((len(texts), length), PAD, np.int32)
+    for row, (text, _) in zip(x, texts, strict=True):
+        known = [ids.get(word, UNKNOWN) for word in text[:length]]
+        row[: len(known)] = known
+    return x, np.array([kind for _, kind in texts], np.int64)

@@ -1,0 +1,31 @@
+"""Mini-ImageNet (Vinyals et al. 2016): 60,000 colour images of 100 classes."""
+
+from __future__ import annotations
+
+from fedpfl.data.datasets.shared.images import check_size, images, rows
+from fedpfl.data.datasets.shared.samples import Raw, numbered
+from fedpfl.data.datasets.shared.source import Source, counted, folder, kept, wrong
+
+PLACE = "mini-imagenet/ with images/, train.csv, val.csv and test.csv (split of Ravi and Larochelle; no address)"
+SIZE = 60_000
+
+
+def mini_imagenet(source: Source, size: int = 84) -> Raw:
+    """Read uint8 `[3, size, size]`, 600 images a class, in order of their WordNet ids.
+
+    The three lists are of different classes, so there is no test part.
+    """
+    check_size(size)
+    root = folder(source, PLACE, "mini-imagenet", "mini_imagenet", "miniImageNet")
+    lists = [root / f"{part}.csv" for part in ("train", "val", "test")]
+    names, kinds = [], []
+    for path in lists:
+        table = rows(path, ",")
+        if not table or table[0][:2] != ["filename", "label"]:
+            raise wrong(path, "its first line is not filename,label")
+        if not all(len(row) >= 2 for row in table):
+            raise wrong(path, "a line has fewer than two columns")
+        names += [root / "images" / row[0] for row in table[1:]]
+        kinds += [row[1] for row in table[1:]]
+    counted(root, "images in its three lists", len(names), SIZE)
+    return kept(source, {"size": size}, [*names, *lists], lambda: Raw(images(names, size), numbered(kinds)[0]))

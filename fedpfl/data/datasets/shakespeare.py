@@ -1,0 +1,38 @@
+"""LEAF's Shakespeare (Caldas et al. 2018, arXiv:1812.01097): the next letter in what the roles of the plays say."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedpfl.data.datasets.shared.leaf import Part, clients
+from fedpfl.data.datasets.shared.samples import Raw
+from fedpfl.data.datasets.shared.source import Source
+
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # in LEAF's order
+LENGTH = 80
+
+
+def shakespeare(source: Source) -> Raw:
+    """Read places in LETTERS of 80 letters, int32 `[80]`, and of the next one; groups are the roles.
+
+    A letter that is not in LETTERS is an error: LEAF's own code takes it for the last one where it is the label.
+    """
+    return clients(source, _texts)
+
+
+def _texts(x: list, y: list) -> Part:
+    return _places(x, LENGTH), _places(y, 1)[:, 0].astype(np.int64)
+
+
+def _places(texts: list[str], length: int) -> np.ndarray:
+    """Places of texts' letters in the alphabet, int32 `[texts, length]`."""
+    for text in texts:
+        if len(text) != length:
+            raise ValueError(f"a text has {len(text)} letters, expected {length}")
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+    places = np.full(128, -1, np.int32)
+    places[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
+    found = places[np.minimum(codes, 127)]  # the last of ASCII is no letter
+    if (found < 0).any():
+        raise ValueError(f"{chr(codes[found < 0][0])!r} is none of LEAF's {len(LETTERS)} letters")
+    return found.reshape(len(texts), length)

@@ -1,0 +1,1 @@
+"""What data sets share: where files lie, what a reader returns, file formats."""

@@ -1,0 +1,72 @@
+"""The user's own arrays, and MedMNIST's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedpfl.data import npz
+from fedpfl.data.datasets.shared.samples import Raw, merged, numbered
+from fedpfl.data.datasets.shared.source import Source, check_md5, file, reading, shown
+from fedpfl.ground.errors import FedpflError
+
+
+def archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
+    """Read an .npz archive: `x` and `y`, if there are any `groups` and `test_from`; or MedMNIST's keys, merged in the
+    order train, val, test.
+
+    `medmnist_md5` holds for a file in MedMNIST's form; one with `x` and `y` is the user's own.
+    """
+
+    def fault(_: Path | str, reason: str) -> FedpflError:
+        if medmnist_md5:
+            check_md5(path, medmnist_md5)
+        return FedpflError(
+            f"{path} cannot be read as an .npz archive of plain arrays ({reason}); save it with "
+            "np.savez(path, x=x, y=y)"
+        )
+
+    with reading(path, fault), npz.opened(path) as arrays:
+        if "train_images" in arrays and "x" not in arrays:
+            if medmnist_md5:
+                check_md5(path, medmnist_md5)
+            parts = ("train", "val", "test")
+            return merged(*((arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in parts))
+        for key in ("x", "y"):
+            if key not in arrays:
+                raise FedpflError(
+                    f"{path} has no array {key!r}, only {shown(', '.join(arrays)) or 'no named arrays'}; save it with "
+                    "np.savez(path, x=x, y=y), x uint8 [samples, channels, height, width], y integers [samples]"
+                )
+        x, y = arrays["x"], arrays["y"]
+        groups, names = _groups(arrays["groups"], y.shape[:1]) if "groups" in arrays else (None, ())
+        return Raw(x, y, groups, names, _whole(arrays["test_from"]) if "test_from" in arrays else None)
+
+
+def _groups(values: np.ndarray, samples: tuple[int, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+    if values.shape != samples:
+        raise ValueError(f"groups must be a number or a name per sample, {list(samples)}, got {list(values.shape)}")
+    return numbered(values)
+
+
+def _whole(value: np.ndarray) -> int:
+    if value.size != 1 or value.dtype.kind not in "iu":
+        raise ValueError(f"test_from must be one whole number, got {value.dtype} {list(value.shape)}")
+    return int(value.item())
+
+
+@dataclass(frozen=True)
+class MedMNIST:
+    """Reads a data set of MedMNIST of 28 x 28 images (Yang et al. 2023, MedMNIST v2).
+
+    md5: of its releases, that behind `url` first. A file that is there is read as the archive `<name>.npz`.
+    """
+
+    url: str
+    md5: tuple[str, ...]
+
+    def __call__(self, source: Source) -> Raw:
+        """Download and read, train, val and test merged."""
+        return archive(file(source, f"{source.name}.npz", self.md5, (self.url,)), self.md5)

@@ -1,0 +1,77 @@
+"""Folders of image files: what several data sets are."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from fedpfl.data.datasets.shared.samples import Raw, numbered
+from fedpfl.data.datasets.shared.source import Source, counted, kept, reading, wrong
+from fedpfl.ground.errors import FedpflError
+
+ENDINGS = (".jpg", ".jpeg", ".png")
+PIXELS = 80_000_000  # of one image, before it is brought to size
+
+
+def domains(source: Source, root: Path, sizes: dict[str, int], size: int) -> Raw:
+    """Read folders of domains, in these of classes, in these of images; groups are the domains.
+
+    sizes: images of each domain. Spaces in a domain's name may be _ or left out in its folder's.
+    """
+    check_size(size)
+    paths: list[Path] = []
+    groups: list[int] = []
+    for number, (name, published) in enumerate(sizes.items()):
+        spellings = [root / name.replace(" ", gap) for gap in (" ", "_", "")]
+        base = next((path for path in spellings if path.is_dir()), None)
+        if base is None:
+            raise wrong(root, f"folder {name} is missing")
+        files = sorted(path for path in base.glob("*/*") if path.suffix.lower() in ENDINGS)
+        counted(base, "images", len(files), published)
+        paths += files
+        groups += [number] * len(files)
+    labels, _ = numbered([path.parent.name for path in paths])
+    names = tuple(sizes)
+    return kept(source, {"size": size}, paths, lambda: Raw(images(paths, size), labels, np.array(groups), names))
+
+
+def images(paths: Sequence[Path], size: int) -> np.ndarray:
+    """Read images, uint8 `[images, 3, size, size]`, stretched to a square where they are none."""
+    from PIL import Image
+
+    def read(path: Path) -> np.ndarray:
+        with reading(path, wrong):
+            with Image.open(path) as image:
+                if math.prod(image.size) > PIXELS:
+                    raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than any of these images")
+                image.verify()  # a PNG's checksums, which are not all looked at otherwise
+            with Image.open(path) as image:
+                colours = image.convert("RGB")
+                if colours.size != (size, size):
+                    colours = colours.resize((size, size), Image.Resampling.BILINEAR)
+                return np.asarray(colours).transpose(2, 0, 1)
+
+    found = np.empty((len(paths), 3, size, size), np.uint8)
+    with ThreadPoolExecutor() as pool:
+        for place, image in enumerate(pool.map(read, paths)):
+            found[place] = image
+    return found
+
+
+def rows(path: Path, separator: str) -> list[list[str]]:
+    """Read the lines of a table, empty ones left out."""
+    if not path.is_file():
+        raise wrong(path, "it is missing")
+    with reading(path, wrong), path.open(encoding="utf-8", newline="") as rows:
+        return [row for row in csv.reader(rows, delimiter=separator) if row]
+
+
+def check_size(size: int) -> None:
+    """Raise FedpflError for images without pixels."""
+    if size < 1:
+        raise FedpflError(f"dataset.size must be 1 or more, got {size}")

@@ -1,0 +1,225 @@
+"""What a data set is once it is read: images, token ids or signals, labels, groups, the constants of scaling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedpfl.ground.errors import FedpflError
+
+CLASSES = 2**16  # at most: counts per client and class, and a classifier, are to fit into memory
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """One data set, its original parts merged in order (training, then validation where there is one, then test)."""
+
+    name: str
+    x: Tensor
+    """uint8 images `[samples, channels, height, width]`, int32 token ids `[samples, length]`, or float32 signals
+    `[samples, channels or features, ...]`."""
+    y: Tensor  # int64 [samples]
+    classes: int
+    mean: tuple[float, ...]  # per channel or feature, applied to x, of images to x / 255; empty: x is taken as it is
+    std: tuple[float, ...]
+    groups: Tensor | None = None  # int64 [samples]: the domain or the person that a sample is from
+    group_names: tuple[str, ...] = ()
+    test_from: int | None = None  # where the original test part begins, if there is one
+
+
+class Raw(NamedTuple):
+    """What a reader returns, not yet checked."""
+
+    x: np.ndarray
+    y: np.ndarray
+    groups: np.ndarray | None = None  # numbers of `group_names`
+    group_names: tuple[str, ...] = ()
+    test_from: int | None = None
+
+
+def merged(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
+    """Join original parts (x, y), the last of which is the test part. Raises ValueError if x and y do not match."""
+    for number, (x, labels) in enumerate(parts, start=1):
+        if len(x) != len(labels):
+            raise ValueError(f"part {number} of {len(parts)} has {len(x)} samples, but {len(labels)} labels")
+    y = [part[1] for part in parts]
+    return Raw(np.concatenate([part[0] for part in parts]), np.concatenate(y), test_from=sum(map(len, y[:-1])))
+
+
+def numbered(values: Sequence | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return group numbers 0, 1, ... of any values, and the groups' names, in order of the values."""
+    found, numbers = np.unique(np.asarray(values), return_inverse=True)
+    return numbers.astype(np.int64), tuple(map(str, found.tolist()))
+
+
+def checked(
+    name: str,
+    raw: Raw,
+    where: str,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    classes: int | None,
+    normalize: bool,
+) -> Samples:
+    """Check what was read and compute what was not given. Raises FedpflError."""
+    if not raw.x.ndim:
+        raise FedpflError(f"{where}: x must be one entry per sample, got {raw.x.dtype} []; see docs/data.md")
+    x, y = _x(raw.x, where), _y(raw.y, len(raw.x), where)
+    classes = _classes(y, classes, where)
+    groups = None if raw.groups is None else _groups(raw, where)
+    if raw.test_from is not None and not 0 < raw.test_from < len(x):
+        raise FedpflError(
+            f"{where}: test_from must be from 1 to {len(x) - 1}, got {raw.test_from}; it is the first test sample"
+        )
+    tensor = torch.from_numpy(x)
+    mean, std = _scaling(tensor, mean, std, normalize)
+    return Samples(name, tensor, torch.from_numpy(y), classes, mean, std, groups, raw.group_names, raw.test_from)
+
+
+# Checks
+
+
+def _x(x: np.ndarray, where: str) -> np.ndarray:
+    """Contiguous images, signals or token ids."""
+    if x.dtype.kind == "f":
+        if x.ndim < 2 or 0 in x.shape[1:]:
+            raise FedpflError(f"{where}: signals must be [samples, channels or features, ...], got {list(x.shape)}")
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            x = x.astype(np.float32, copy=False)
+        if not np.isfinite(x).all():
+            raise FedpflError(
+                f"{where}: x holds values that are not finite (or not as float32); mend or leave out those samples"
+            )
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2) if x.ndim == 4 and _channels_last(x.shape) else x)
+    if x.dtype != np.uint8 and x.dtype.kind in "iu" and x.ndim == 2 and x.shape[1]:
+        worst = min(int(x.min(initial=0)), 2**31 - 1 - int(x.max(initial=0)))
+        if worst < 0:
+            raise FedpflError(f"{where}: token ids must be from 0 to 2147483647, found {x.min()} to {x.max()}")
+        return np.ascontiguousarray(x.astype(np.int32))
+    if x.dtype != np.uint8:
+        raise FedpflError(
+            f"{where}: x must be uint8 (pixels 0..255), got {x.dtype} {list(x.shape)}; convert it, or give signals "
+            "as floats, token ids as int32 [samples, length]"
+        )
+    if x.ndim == 3:
+        x = x[:, None]
+    if x.ndim != 4 or 0 in x.shape[1:]:
+        raise FedpflError(
+            f"{where}: x must be [samples, channels, height, width], or without channels, or with channels last; "
+            f"got shape {list(x.shape)}"
+        )
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2) if _channels_last(x.shape) else x)
+
+
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether `[n, a, b, c]` can only be `[n, h, w, c]`: a is no usual number of channels; c is, or a x b is square."""
+    usual = (1, 3, 4)
+    return shape[1] not in usual and (shape[3] in usual or shape[1] == shape[2] != shape[3])
+
+
+def _y(y: np.ndarray, samples: int, where: str) -> np.ndarray:
+    """Labels as int64 `[samples]`."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise FedpflError(f"{where}: y must be integers [samples], got {y.dtype} {list(y.shape)}; convert the labels")
+    if samples != len(y):
+        raise FedpflError(f"{where}: x has {samples} samples but y has {len(y)}; they must be of one length")
+    if not len(y):
+        raise FedpflError(f"{where}: there are no samples; x and y must hold at least one")
+    if y.min() < 0:
+        raise FedpflError(f"{where}: labels must be 0..C-1, found {y.min()}; number the classes from 0")
+    if y.max() >= CLASSES:
+        raise FedpflError(f"{where}: labels must be below {CLASSES:,}, found {y.max()}; number the classes from 0")
+    return y.astype(np.int64)
+
+
+def _classes(y: np.ndarray, classes: int | None, where: str) -> int:
+    if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int) or classes < 1):
+        raise FedpflError(f"dataset.classes must be null or an integer of at least 1, got {classes!r}")
+    if classes is not None and classes > CLASSES:
+        raise FedpflError(f"dataset.classes must be at most {CLASSES:,}, got {classes}")
+    if classes is not None and y.max() >= classes:
+        raise FedpflError(f"{where}: found label {y.max()}, but dataset.classes={classes} allows 0..{classes - 1}")
+    if classes is not None:
+        return classes
+    present = np.unique(y)
+    classes = int(present[-1]) + 1
+    if len(present) != classes:
+        absent = int(np.flatnonzero(present != np.arange(len(present)))[0])
+        raise FedpflError(
+            f"{where}: labels must be 0..C-1, but no sample has label {absent} and the largest is {present[-1]}; "
+            "number the classes from 0, or set dataset.classes if a class is empty on purpose"
+        )
+    return classes
+
+
+def _groups(raw: Raw, where: str) -> Tensor:
+    groups = raw.groups
+    assert groups is not None
+    if groups.shape != (len(raw.x),) or groups.dtype.kind not in "iu":
+        raise FedpflError(
+            f"{where}: groups must be integers [samples], got {groups.dtype} {list(groups.shape)}; number them from 0"
+        )
+    if groups.min() < 0 or groups.max() >= len(raw.group_names):
+        raise FedpflError(f"{where}: groups must be from 0 to {len(raw.group_names) - 1}, the number of names less one")
+    return torch.from_numpy(groups.astype(np.int64))
+
+
+# Constants
+
+
+def _scaling(
+    x: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None, normalize: bool
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation to scale with: those given, else those of all samples; none for token ids."""
+    channels = x.shape[1]
+    if x.dtype == torch.int32:
+        if mean or std:
+            raise FedpflError("dataset.mean and dataset.std must be null for token ids, which are not scaled")
+        return (), ()
+    if not normalize:
+        return ((0.0,) * channels, (1.0,) * channels) if x.dtype == torch.uint8 else ((), ())
+    if mean is None or std is None:
+        moments = (_pixel_moments if x.dtype == torch.uint8 else _signal_moments)(x)
+        mean, std = (moments[0] if mean is None else mean), (moments[1] if std is None else std)
+    for key, values in (("mean", mean), ("std", std)):
+        if len(values) != channels:
+            raise FedpflError(
+                f"dataset.{key} has {len(values)} entries, but the samples have {channels} channels; give one per "
+                "channel, or null to compute it"
+            )
+        if not all(math.isfinite(value) and (key == "mean" or value > 0) for value in values):
+            raise FedpflError(
+                f"dataset.{key} must be {'positive' if key == 'std' else 'finite'} numbers, got {list(values)}"
+            )
+    return tuple(map(float, mean)), tuple(map(float, std))
+
+
+def _pixel_moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of x / 255 per channel, exact from the histogram of the pixels."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    means, stds = [], []
+    for channel in x.unbind(1):
+        share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
+        mean = float((share * values).sum())
+        means.append(mean)
+        stds.append(max(float((share * (values - mean) ** 2).sum()) ** 0.5, 1 / 255))  # a constant channel stays finite
+    return tuple(means), tuple(stds)
+
+
+def _signal_moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel or feature, of all samples; 1 for a constant one."""
+    means, stds = [], []
+    for channel in x.unbind(1):
+        values = channel.double()
+        means.append(float(values.mean()))
+        spread = float(values.std(correction=0))
+        stds.append(spread if spread > 1e-6 * max(1.0, abs(means[-1])) else 1.0)
+    return tuple(means), tuple(stds)

@@ -1,0 +1,244 @@
+"""Where files are, how they get there, what is kept of slow reading, and what a user is told if anything is wrong."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import stat
+import tarfile
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedpfl.data import npz
+from fedpfl.data.datasets.shared.samples import Raw
+from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.files import whole
+
+log = logging.getLogger(__name__)
+
+LONG = 300  # letters of another library's message that are shown
+
+
+class Source(NamedTuple):
+    """What a reader is given: the data set's name, the folder `data_dir`, and whether files may be downloaded."""
+
+    name: str
+    folder: Path
+    download: bool
+
+
+def file(source: Source, relative: str, md5: tuple[str, ...], urls: Sequence[str], place: str = "") -> Path:
+    """Return the file below `data_dir`, its md5 checked; downloaded if it is absent and the user allows.
+
+    place: which files the user is to put there, if it is not this one alone. Raises FedpflError.
+    """
+    path = source.folder / relative
+    if path.is_file():
+        check_md5(path, md5)
+        return path
+    if not source.download:
+        raise absent(source, f"{relative} is absent and dataset.download is false", place or relative)
+    reasons = []
+    for url in urls:
+        try:
+            _download(url, path, md5)
+            return path
+        except (OSError, HTTPException) as error:  # URLError, timeouts and a read-only folder are OSErrors
+            reasons.append(line(error))
+    raise absent(source, f"{relative} is absent and its download failed: {'; '.join(reasons)}", place or relative)
+
+
+def folder(source: Source, place: str, *relatives: str) -> Path:
+    """Return the first of some folders below `data_dir` that is there; none of them can be downloaded.
+
+    place: what the user is to put there. Raises FedpflError if there is none.
+    """
+    for relative in relatives:
+        if (source.folder / relative).is_dir():
+            return source.folder / relative
+    raise absent(source, f"{relatives[0]} is absent and has no address to download from", place)
+
+
+@contextmanager
+def unpacked(
+    source: Source,
+    base: str,
+    archive: str,
+    md5: tuple[str, ...],
+    urls: Sequence[str],
+    flat: bool = False,
+    hint: str = "",
+) -> Iterator[Path]:
+    """Yield folder `base` below `data_dir`, unpacked from the archive where it is absent.
+
+    flat: the archive holds what is in the folder, not the folder. hint: what else the user may do where both are
+    absent. From a `data_dir` that cannot be written to it is unpacked to a temporary folder.
+    """
+    target = source.folder / base
+    if target.is_dir():
+        yield target
+        return
+    path = file(source, archive, md5, urls, f"{archive} (or {base}/, unpacked){hint}")
+    writable = os.access(source.folder, os.W_OK)
+    with tempfile.TemporaryDirectory(dir=source.folder if writable else None) as scratch:
+        found = Path(scratch) / target.name
+        _unpack(path, found if flat else Path(scratch))
+        if not found.is_dir():
+            raise corrupt(path, f"it holds no folder {target.name}")
+        if not writable:
+            yield found
+            return
+        if not target.is_dir():  # else another process was first
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(found, target)
+    yield target
+
+
+def _unpack(path: Path, into: Path) -> None:
+    with reading(path):
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as zipped:
+                zipped.extractall(into)
+        else:
+            with tarfile.open(path) as tar:
+                tar.extractall(into, filter="data")
+
+
+def _download(url: str, path: Path, md5: tuple[str, ...]) -> None:
+    """Fetch and check a file. Raises OSError or HTTPException if it cannot be had."""
+    log.info("downloading %s to %s", url, path)
+    digest = hashlib.md5(usedforsecurity=False)
+    with urllib.request.urlopen(url, timeout=60) as response:
+        path.parent.mkdir(parents=True, exist_ok=True)  # only now: without network nothing is left behind
+        with whole(path) as aside, aside.open("wb") as file:
+            while chunk := response.read(1 << 20):
+                digest.update(chunk)
+                file.write(chunk)
+            if digest.hexdigest() not in md5:
+                raise OSError(f"{url} gave another file: md5 is {digest.hexdigest()}, expected {' or '.join(md5)}")
+
+
+def check_md5(path: Path, md5: tuple[str, ...]) -> None:
+    """Raises FedpflError with both sums if the file is another one."""
+    with path.open("rb") as file:
+        actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if actual not in md5:
+        raise corrupt(path, f"md5 is {actual}, expected {' or '.join(md5)}")
+
+
+# What is slow to read
+
+
+def kept(source: Source, options: Mapping[str, Any], inputs: Iterable[Path], make: Callable[[], Raw]) -> Raw:
+    """Return what `make` reads from `inputs`, kept in `data_dir`/cache from the second time on.
+
+    It is made again if the options, or name, size or time of any input change. A `data_dir` that cannot be written to
+    keeps nothing. Raises FedpflError if an input is missing, or is what one would wait for without end (a pipe).
+    """
+    inputs = sorted(inputs)
+    if not all(path.is_relative_to(source.folder) for path in inputs):
+        return make()  # unpacked elsewhere, for this once
+    digest = hashlib.blake2b(repr((1, sorted(options.items()))).encode(), digest_size=6)
+    for path in inputs:
+        try:
+            facts = path.stat()
+        except OSError:
+            raise wrong(path, "it is missing") from None
+        if not stat.S_ISREG(facts.st_mode):
+            raise wrong(path, "it is no regular file")
+        digest.update(f"{path.relative_to(source.folder)} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+    path = source.folder / "cache" / f"{source.name}-{digest.hexdigest()}.npz"
+    if path.is_file():
+        try:
+            return _restored(path)
+        except Exception:  # whatever is wrong with it, it can be made again
+            log.warning("%s cannot be read and is made again", path)
+    log.info("reading %s, which takes a while the first time", source.name)
+    raw = make()
+    try:
+        _keep(raw, path)
+    except OSError as error:
+        log.warning("%s is read anew at each start: cannot write to %s (%s)", source.name, path.parent, line(error))
+    return raw
+
+
+def _keep(raw: Raw, path: Path) -> None:
+    arrays: dict[str, Any] = {"x": raw.x, "y": raw.y, "names": np.array(raw.group_names, dtype=np.str_)}
+    if raw.groups is not None:
+        arrays["groups"] = raw.groups
+    if raw.test_from is not None:
+        arrays["test_from"] = np.int64(raw.test_from)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as aside, aside.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def _restored(path: Path) -> Raw:
+    with npz.opened(path) as arrays:
+        test_from = int(arrays["test_from"]) if "test_from" in arrays else None
+        return Raw(arrays["x"], arrays["y"], arrays.get("groups"), tuple(arrays["names"].tolist()), test_from)
+
+
+# Errors
+
+
+def absent(source: Source, reason: str, place: str) -> FedpflError:
+    """Return that files are not there, and which to put where."""
+    return FedpflError(
+        f"data set {source.name} is not in data_dir={source.folder} ({reason}): put {place} there, or "
+        f"{source.name}.npz with x and y; dataset=digits works offline"
+    )
+
+
+def corrupt(path: Path | str, reason: str) -> FedpflError:
+    """Return that a file that can be downloaded is not the right one."""
+    return FedpflError(f"{path} is corrupt: {reason}; delete it to have it downloaded again, or put a good copy there")
+
+
+def wrong(path: Path | str, reason: str) -> FedpflError:
+    """Return that a file or folder that only the user can replace is not as published."""
+    return FedpflError(f"{path} is not as published: {reason}; put a good copy there")
+
+
+@contextmanager
+def reading(path: Path | str, fault: Callable[[Path | str, str], FedpflError] = corrupt) -> Iterator[None]:
+    """Turn whatever a library raises on what it finds in a file into one line that names the file.
+
+    fault: what to say of the file for a reason.
+    """
+    try:
+        yield
+    except FedpflError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # the system's fault, not the file's
+            raise FedpflError(f"{path} cannot be read: {line(error)}; mend that and start again") from error
+        raise fault(path, line(error)) from error
+
+
+def counted(path: Path, what: str, found: int, published: int) -> None:
+    """Raises FedpflError if the data set has been cut short, or is another edition."""
+    if found != published:
+        raise wrong(path, f"{found:,} {what}, {published:,} are published")
+
+
+def shown(text: str) -> str:
+    """Return what a file or another library says as one line of letters that a terminal shows, not too long."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    return text if len(text) <= LONG else f"{text[:LONG]}..."
+
+
+def line(error: BaseException) -> str:
+    """Return an error's message as one line, with the error's name where it says little alone."""
+    terse = LookupError | TypeError | AttributeError | NameError | ArithmeticError
+    return shown(reason(error, kind=isinstance(error, terse)))

@@ -1,0 +1,59 @@
+"""Data sets that torchvision reads."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedpfl.data.datasets.shared.samples import Raw, merged
+from fedpfl.data.datasets.shared.source import Source, check_md5, corrupt, reading, unpacked
+
+_schemas: list[torch.library.Library] = []  # an op schema lives as long as the Library that defined it
+
+
+def torchvision() -> Any:
+    """Return `torchvision.datasets`, imported when first needed.
+
+    The plain wheel is a CUDA build: beside a CPU build of torch its ops do not load and the import fails. Data sets
+    need none of them, so the two missing schemas are declared and the import repeated.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import torchvision.datasets
+        except RuntimeError as error:
+            if "torchvision::nms" not in str(error):
+                raise
+            schemas = torch.library.Library("torchvision", "DEF")
+            for op in ("nms", "qnms"):
+                schemas.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _schemas.append(schemas)
+            import torchvision.datasets
+    return torchvision.datasets
+
+
+def cifar(source: Source, kind: Any) -> Raw:
+    """Read what torchvision's class `kind` does, from the unpacked folder or the archive."""
+    with unpacked(source, kind.base_folder, kind.filename, (kind.tgz_md5,), (kind.url,)) as base:
+        return _read_cifar(kind, base.parent)
+
+
+def _read_cifar(kind: Any, root: Path) -> Raw:
+    files = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
+    for name, md5 in files:  # torchvision checks too, but does not name the file
+        path = root / kind.base_folder / name
+        if not path.is_file():
+            raise corrupt(path.parent, f"{name} is missing")
+        check_md5(path, (md5,))
+    with reading(root / kind.base_folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the pickles are of an old numpy
+        parts = [kind(root, train=train) for train in (True, False)]
+        return merged(*((part.data.transpose(0, 3, 1, 2), labels(part.targets)) for part in parts))
+
+
+def labels(values: Any) -> Any:
+    """Return labels as an array."""
+    return torch.as_tensor(values).numpy()

@@ -1,0 +1,16 @@
+"""SVHN, cropped digits (Netzer et al. 2011): 99,289 colour images of house numbers."""
+
+from fedpfl.data.datasets.shared.samples import Raw, merged
+from fedpfl.data.datasets.shared.source import Source, file, reading
+from fedpfl.data.datasets.shared.vision import labels, torchvision
+
+
+def svhn(source: Source) -> Raw:
+    """Read the two .mat files: uint8 `[3, 32, 32]`, training then test, without extra; the digit 0 is class 0."""
+    kind = torchvision().SVHN
+    for split in ("train", "test"):
+        url, name, md5 = kind.split_list[split]
+        file(source, name, (md5,), (url,), "train_32x32.mat and test_32x32.mat")
+    with reading(source.folder / kind.split_list["train"][1]):
+        parts = [kind(source.folder, split=split) for split in ("train", "test")]
+        return merged(*((part.data, labels(part.labels)) for part in parts))

@@ -1,0 +1,158 @@
+"""Values held against annotations: their types, choices and `ranges`."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fedpfl.ground.errors import near
+from fedpfl.ground.ranges import Range
+
+LISTS = (tuple, list, Sequence)
+UNIONS = (Union, types.UnionType)
+NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+
+
+class Unfit(ValueError):
+    """Says that a value does not fit an annotation.
+
+    wanted: in words what would. kind: what of it does not fit: its "type", its "range", or the single "value" that an
+    annotation names. meant: which value was probably meant.
+    """
+
+    def __init__(self, wanted: str, kind: Literal["type", "range", "value"], meant: str = ""):
+        super().__init__(wanted)
+        self.wanted, self.kind, self.meant = wanted, kind, meant
+
+
+class Checked:
+    """Check a dataclass's values against its annotations when it is made."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for the first field whose value does not fit."""
+        for name, hint in hints(type(self)).items():  # type: ignore[arg-type]
+            cast(getattr(self, name), hint, name)
+
+    def check(self, rule: bool, field: str, allowed: str) -> None:
+        """Raise ValueError about a field unless `rule` holds."""
+        if not rule:
+            raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}")
+
+
+@cache
+def hints(schema: Any) -> dict[str, Any]:
+    """Return the annotations of a dataclass's fields, or of what a function or class is called with."""
+    if inspect.isclass(schema) and is_dataclass(schema):
+        known = get_type_hints(schema, include_extras=True)
+        return {field.name: known[field.name] for field in fields(schema)}
+    return get_type_hints(schema.__init__ if inspect.isclass(schema) else schema, include_extras=True)
+
+
+def cast(value: Any, hint: Any, name: str) -> Any:
+    """Return a value as its annotation has it: a list as a tuple, an int for a float as a float, a text as a Path.
+
+    Raises ValueError, in one line with the name, what is allowed and the value, where it does not fit.
+    """
+    try:
+        return _fit(value, hint)
+    except Unfit as error:
+        raise ValueError(f"{name} must be {error.wanted}, got {value!r}{error.meant}") from None
+
+
+def _fit(value: Any, hint: Any) -> Any:
+    origin, inside = get_origin(hint), get_args(hint)
+    if hint is Any or hint is inspect.Parameter.empty:
+        return value
+    if origin is Annotated:
+        value, whole = _fit(value, inside[0]), _range(inside)
+        if value not in whole:
+            raise Unfit(str(whole), "range")
+        return value
+    if origin in UNIONS:
+        return _fit_one(value, inside)
+    if origin is Literal:
+        if value in inside:
+            return value
+        raise Unfit(described(hint), "value", near(str(value), map(str, inside)))
+    kind = origin or hint
+    if kind in LISTS:
+        return _fit_items(value, hint, inside)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is float and number:
+        return float(value)
+    if isinstance(kind, type) and isinstance(value, kind) and (number or kind is not int):
+        return value
+    raise Unfit(described(hint), "value" if hint is type(None) else "type")
+
+
+def _range(annotated: tuple[Any, ...]) -> Range:
+    return sum((note for note in annotated if isinstance(note, Range)), Range(()))
+
+
+def _fit_items(values: Any, hint: Any, inside: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not isinstance(values, list | tuple):
+        raise Unfit(described(hint), "type")
+    if get_origin(hint) is tuple and inside[-1] is not ...:
+        if len(values) != len(inside):
+            raise Unfit(described(hint), "type")
+        return tuple(map(_fit, values, inside))
+    try:
+        return tuple(_fit(value, inside[0] if inside else Any) for value in values)
+    except Unfit as error:
+        raise error if error.kind == "range" else Unfit(described(hint), "type", error.meant) from None
+
+
+def _fit_one(value: Any, options: tuple[Any, ...]) -> Any:
+    """As the first of several annotations that it fits."""
+    faults = []
+    for option in options:
+        try:
+            return _fit(value, option)
+        except Unfit as fault:
+            faults.append(fault)
+    close = any(fault.kind == "range" for fault in faults)
+    words = [fault.wanted for fault in faults if fault.kind != "type" or not close]
+    meant = next((fault.meant for fault in faults if fault.meant), "")
+    raise Unfit(_either(words), "range" if close else "type", meant)
+
+
+def _either(words: list[str]) -> str:
+    return (", or " if any(" and " in word or " or " in word for word in words) else " or ").join(words)
+
+
+def described(hint: Any) -> str:
+    """Return in words what values an annotation takes, without their range."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if hint is type(None):
+        return "null"
+    if origin is Annotated:
+        return described(inside[0])
+    if origin in UNIONS:
+        return " or ".join(map(described, inside))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, inside))}" if len(inside) > 1 else str(inside[0])
+    if (origin or hint) in LISTS:
+        count = f"{len(inside)} " if origin is tuple and inside[-1] is not ... else ""
+        return f"a list of {count}{described(inside[0]).removeprefix('a ')}s" if inside else "a list"
+    return NAMES.get(hint, str(hint))
+
+
+def allowed(hint: Any) -> str:
+    """Return in words the range or the choices that an annotation gives, empty where it gives none."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return str(_range(inside))
+    if origin is Literal:
+        return described(hint)
+    if origin in LISTS:
+        return allowed(inside[0])
+    if origin in UNIONS and (words := list(dict.fromkeys(filter(None, map(allowed, inside))))):
+        return _either([*words, *(described(one) for one in inside if one is type(None))])
+    return ""

@@ -1,0 +1,23 @@
+"""Nested mappings, such as configurations, by dotted keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value of nested mappings with its dotted key."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def at(values: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Return what a dotted key holds, a value or a mapping."""
+    found: Any = values
+    for part in key.split("."):
+        found = found.get(part, default) if isinstance(found, Mapping) else default
+    return found

@@ -1,0 +1,101 @@
+"""FedOBP with an adaptive quantile: each client chooses its q from a list, by its validation samples."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedpfl.ground import tree
+from fedpfl.ground.ranges import Between
+from fedpfl.ground.tree import Tree
+from fedpfl.methods.fedobp import FedOBP
+from fedpfl.methods.shared.batch import Data, Shard
+from fedpfl.models import Bound
+
+
+@dataclass(frozen=True)
+class FedOBPAdaptive(FedOBP):
+    """FedOBP with the adaptive quantile that its authors leave to future work; the algorithm is ours.
+
+    Each client that is about to train or to be evaluated chooses its q by its validation samples V_i:
+    1. it receives the entries of theta_g that are not above the quantile of the largest q, and ranks these itself:
+       those withheld rank above all of them, so it knows the entries above the quantile of every q;
+    2. for each q it forms the model that it would start from, and counts the hits and adds up the cross-entropy of
+       that model on V_i, without training and with BatchNorm's statistics as they are;
+    3. it takes the q of most hits, of these that of least cross-entropy, of these the largest; so does who has no V_i;
+    4. it starts from that model, and beside theta_i it sends a bit for each q but the least: whether it is its choice.
+
+    q: the list, ascending. All else as FedOBP; of what it lacks a client knows no score, so with the obp scores there
+    is neither `ema` nor norm=layer.
+    """
+
+    q: tuple[Annotated[float, Between(0, 1)], ...]  # type: ignore[assignment]
+
+    validates: ClassVar[bool] = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check(self.q == tuple(sorted({*self.q})) != (), "q", "one or more, ascending")
+        if len(self.q) > 1 and self.score.startswith("obp"):
+            self.check(not self.ema, "ema", f"0 with several q and score={self.score}")
+            self.check(self.norm != "layer", "norm", f"none or global with several q and score={self.score}")
+
+    def init(self, params, parts):
+        """Begin with the largest q."""
+        server, client = super().init(params, parts)
+        return server, {**client, "q": tree.leaves(params)[0].new_tensor(self.q[-1], dtype=torch.float64)}
+
+    def before_training(self, server, client, net, shard):
+        """Choose q."""
+        return self._choice(server, client, net, shard)
+
+    def before_evaluation(self, server, client, net, shard):
+        """Choose q for the present theta_g."""
+        return self._choice(server, client, net, shard)
+
+    def _choice(self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard) -> dict[str, Tree]:
+        score = self._score(server, client)
+        judged = []
+        for q in self.q:
+            mine = {**client, "mask": self._above(score, q, client)}
+            model = self.start({"whole": server, "shared": {}}, mine)
+            judged.append(self._judged(net.still(), model, shard.held_out))
+        best = max((hits, -loss, q) for (hits, loss), q in zip(torch.stack(judged).tolist(), self.q, strict=True))
+        return {"q": torch.full_like(client["q"], best[-1])}
+
+    def _judged(self, net: Bound, model: Tree, data: Data) -> Tensor:
+        """Return hits and summed cross-entropy, `[2]`."""
+        total = torch.zeros(2, dtype=torch.float64, device=data.y.device)
+        with torch.no_grad():
+            for x, y, *_ in data.chunks():
+                logits = self.predict(net, model, x)
+                total += torch.stack([(logits.argmax(1) == y).sum(), F.cross_entropy(logits, y, reduction="sum")])
+        return total
+
+    def _masks(self, score, client):
+        """Return the mask of the chosen q, and what is withheld: that of the largest."""
+        *others, mask = (self._above(score, q, client) for q in self.q)
+        withheld = mask
+        for q, other in zip(self.q[:-1], others, strict=True):
+            mask = tree.where(client["q"] == q, other, mask)
+        return {"mask": mask, "withheld": withheld}
+
+    def download(self, server, client):
+        """Return what any q shares."""
+        return super().download(server, {**client, "mask": client["withheld"]})
+
+    def finish(self, server, client, start, end):
+        """Send the choice up too."""
+        upload, client = super().finish(server, client, start, end)
+        return {"model": upload, "chosen": torch.stack([client["q"] == q for q in self.q])[1:]}, client
+
+    def aggregate(self, server, clients, uploads, weight):
+        """Average the models."""
+        return super().aggregate(server, clients, uploads["model"], weight)
+
+    def metrics(self, server, client):
+        """Tell who chose which q, too."""
+        shares = {f"q_share/{q}": (client["q"] == q).float() for q in self.q}
+        return {"q_mean": client["q"], **shares, **super().metrics(server, client)}

@@ -1,0 +1,78 @@
+"""What figures of several papers are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedpfl.ground.errors import FedpflError
+from fedpfl.papers.plan import Rule
+from fedpfl.report.figures import look, told
+from fedpfl.report.grouping import Group
+from fedpfl.report.run import Mask, Run
+from fedpfl.report.table import over_seeds
+from fedpfl.report.tables import judged, unchosen
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Points = list[tuple[float, tuple[float, float]]]
+"""Places on the x axis, each with the mean and the standard deviation over seeds."""
+
+
+class Figure(NamedTuple):
+    """of: the groups it shows. paint: draws them. experiment: that makes its runs, if not its namesake."""
+
+    of: Callable[[Sequence[Group]], list[Group]]
+    paint: Callable[[list[Group], Path, Rule], list[Path]]
+    experiment: str = ""
+
+    def draw(self, name: str, gathered: Sequence[Group], folder: Path, rule: Rule) -> list[Path]:
+        """Draw `paper/figure` to `paper_figure.png` and `.pdf`. Raises FedpflError where no run fits."""
+        shown = self.of(gathered)
+        if not shown:
+            experiment = self.experiment or name
+            raise FedpflError(f"no runs for {name}; run `python -m fedpfl.train experiment={experiment}`")
+        return self.paint(shown, folder / name.replace("/", "_"), rule)
+
+
+def several(
+    gathered: Iterable[Group],
+    fits: Callable[[Run], bool],
+    key: Callable[[Run], Any],
+    least: int = 2,
+    place: Callable[[Group], Any] = lambda group: group.setting,
+) -> list[Group]:
+    """Return the groups that fit, of those places where `key` takes at least so many values."""
+    values: dict[Any, set[Any]] = {}
+    known = [group for group in gathered if fits(group.runs[0]) and key(group.runs[0]) is not None]
+    for group in known:
+        values.setdefault(place(group), set()).add(key(group.runs[0]))
+    return [group for group in known if len(values[place(group)]) >= least]
+
+
+def value(group: Group, rule: Rule, column: str = "") -> tuple[float, float]:
+    """Return mean and standard deviation over seeds of the judged accuracy, or of another column of its row."""
+    rows = judged(group, rule.select, rule.every).values()
+    if rule.select == "validation" and not rows:
+        raise unchosen(group)  # a figure has no notes
+    return over_seeds([float(row.get(column or rule.accuracy, math.nan)) for row in rows])
+
+
+def line(ax: Axes, points: Points, label: str, place: int, **changes: Any) -> None:
+    """Draw a line through the means, with error bars where there is a spread."""
+    across, means, spreads = [x for x, _ in points], [mean for _, (mean, _) in points], [std for _, (_, std) in points]
+    error = None if all(map(math.isnan, spreads)) else [0.0 if math.isnan(spread) else spread for spread in spreads]
+    ax.errorbar(across, means, yerr=error, label=told(label), capsize=2, **{**look(place), **changes})
+
+
+def of_method(method: str, recorded: Callable[[Group], Any]) -> Callable[[Sequence[Group]], list[Group]]:
+    """Return a choice of the method's runs that recorded it."""
+    return lambda every: [group for group in every if group.runs[0].method_name == method and recorded(group)]
+
+
+def masks(group: Group) -> list[dict[str, Mask]]:
+    """Return the masks of each seed that recorded them, by tensor."""
+    return [run.masks for run in group.used if run.masks]

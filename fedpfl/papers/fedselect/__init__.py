@@ -1,0 +1,1 @@
+"""FedSelect (CVPR 2024)."""

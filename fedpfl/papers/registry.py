@@ -1,0 +1,47 @@
+"""The papers, found by folder: each has `tables.py` with TABLES, and may have `figures.py` and `beside.py`.
+
+A table and a figure go by `paper/name`, such as `fedobp/table3`; where no other paper has the name, by it alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from importlib.util import find_spec
+from typing import Any
+
+import fedpfl.papers
+from fedpfl.ground.errors import FedpflError
+from fedpfl.papers.drawing import Figure
+from fedpfl.papers.plan import Listing, Plan
+
+PAPERS = [module.name for module in pkgutil.iter_modules(fedpfl.papers.__path__) if module.ispkg]
+
+
+def _all(module: str, name: str) -> dict[str, Any]:
+    """What every paper that has the module calls so, by `paper/key`."""
+    found: dict[str, Any] = {}
+    for paper in PAPERS:
+        path = f"{fedpfl.papers.__name__}.{paper}.{module}"
+        if find_spec(path):
+            found |= {f"{paper}/{key}": value for key, value in getattr(importlib.import_module(path), name).items()}
+    return found
+
+
+TABLES: dict[str, Plan | Listing] = _all("tables", "TABLES")
+FIGURES: dict[str, Figure] = _all("figures", "FIGURES")
+NAMES = (*TABLES, *FIGURES)
+
+
+def datasets(paper: str = "") -> set[str]:
+    """Return the data sets of a paper's tables, or of all."""
+    plans = [plan for name, plan in TABLES.items() if name.startswith(f"{paper}/" if paper else "")]
+    return {place.dataset for plan in plans if isinstance(plan, Plan) for place in plan.places if place.dataset}
+
+
+def full(word: str) -> str:
+    """Return `paper/name` of a table or a figure; empty for a word that names none. Raises FedpflError for several."""
+    found = [name for name in NAMES if word in (name, name.partition("/")[2])]
+    if len(found) > 1:
+        raise FedpflError(f"{word} is in several papers; name one of {', '.join(found)}")
+    return found[0] if found else ""

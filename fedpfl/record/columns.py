@@ -1,0 +1,113 @@
+"""Every column of rounds.csv once: its name, words for people, unit, and what kind of number it is.
+
+The name of what all clients are judged by says on whose samples (SPLITS), whether after fine-tuning, and which
+statistic over clients: `unseen_ft_accuracy_worst10`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SPLITS = {"test": "", "validation": "val_", "unseen": "unseen_"}
+"""What models are judged on, each with what its columns begin with: the test and the held-out samples of clients that
+take part, and the test samples of clients that never do."""
+TUNED = "ft_"
+"""What stands before the statistic after fine-tuning."""
+VALIDATION = "val_accuracy"
+"""By what a round is chosen without a look at test data."""
+PERSONAL = "personal/"
+"""What stands before a tensor's name where its personalised entries are counted."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a round.
+
+    about: of SPLITS where it is known after evaluations only; `cohort`, `traffic` or `time` where every round has it.
+    heading: the shortest word, of a table's column. words: without unit and split, such as `mean over clients`.
+    label: all that there is to say, with the unit, of an axis. unit: %, s, bits or nothing. kind: how tables write it
+    (`report.table.number`). best: `max` or `min`, nothing where neither end is better. tuned: after fine-tuning.
+    """
+
+    name: str
+    about: str
+    heading: str
+    words: str
+    label: str
+    unit: str = ""
+    kind: str = "short"
+    best: str = ""
+    tuned: bool = False
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether only the rounds have it after which all clients were evaluated."""
+        return self.about in SPLITS
+
+
+_STATISTICS = (
+    ("accuracy", "mean", "mean over clients", "mean {} accuracy over clients", "max"),
+    ("accuracy_pooled", "pooled", "pooled", "pooled {} accuracy", "max"),
+    ("accuracy_std", "std", "std over clients", "standard deviation of {} accuracy over clients", ""),
+    ("accuracy_worst10", "worst 10%", "worst 10%", "{} accuracy of the worst decile of clients", "max"),
+    ("loss", "loss", "loss", "{} loss", "min"),
+)
+STATISTICS = tuple(name for name, *_ in _STATISTICS)
+"""Over the clients of a split."""
+
+
+def column(statistic: str, about: str = "test", tuned: bool = False) -> str:
+    """Return the name of the column that holds a statistic of a split."""
+    return f"{SPLITS[about]}{TUNED if tuned else ''}{statistic}"
+
+
+def _judged(about: str, tuned: bool) -> list[Metric]:
+    found = []
+    for name, heading, words, label, best in _STATISTICS:
+        text = label.format("validation" if about == "validation" else "test")
+        text = f"{'unseen clients: ' if about == 'unseen' else ''}{text}{' after fine-tuning' if tuned else ''}"
+        unit, kind = ("", "short") if name == "loss" else ("%", "percent")
+        text += f" ({unit})" if unit else ""
+        found.append(Metric(column(name, about, tuned), about, heading, words, text, unit, kind, best, tuned))
+    return found
+
+
+_BEFORE, _AFTER = (f"cohort {when} local training" for when in ("before", "after"))
+_FIRST = (
+    Metric("participants", "cohort", "clients", "clients that took part", "clients that took part", kind="whole"),
+    Metric("seconds", "time", "s/round", "seconds per round", "time of a round (s)", "s", "number"),
+    Metric(
+        "eval_seconds", "time", "s/evaluation", "seconds per evaluation", "time of an evaluation (s)", "s", "number"
+    ),
+    Metric("cohort_before", "cohort", "before", _BEFORE, f"pooled test accuracy, {_BEFORE} (%)", "%", "percent", "max"),
+    Metric("cohort_after", "cohort", "after", _AFTER, f"pooled test accuracy, {_AFTER} (%)", "%", "percent", "max"),
+    Metric("train_loss", "cohort", "training loss", "training loss", "training loss of the cohort", best="min"),
+)
+_LAST = tuple(
+    Metric(f"{what}_{way}", "traffic", way, f"{what} {way}", f"{what} {way}, all clients of the cohort", unit)
+    for what, unit in (("values", ""), ("bits", "bits"))
+    for way in ("down", "up")
+)
+METRICS = {
+    metric.name: metric
+    for metric in (
+        *_FIRST,
+        *(one for about in SPLITS for tuned in (False, True) for one in _judged(about, tuned)),
+        *_LAST,
+    )
+}
+"""By name, in the order of the file; those of single methods are not among them."""
+
+
+def columns(validation: bool = False, unseen: bool = False) -> tuple[str, ...]:
+    """Return the columns of rounds.csv after `round`; a method's follow. Empty cells: nothing was measured.
+
+    validation, unseen: whether there are held-out samples, and clients that never take part.
+    """
+    absent = {"validation" if not validation else "", "unseen" if not unseen else ""}
+    return tuple(name for name, metric in METRICS.items() if metric.about not in absent)
+
+
+def names(about: str, tuned: bool | None = None) -> tuple[str, ...]:
+    """Return the columns about a split, the cohort, traffic or time. tuned: only those after or before fine-tuning."""
+    return tuple(name for name, metric in METRICS.items() if metric.about == about and tuned in (None, metric.tuned))

@@ -1,0 +1,173 @@
+"""Progress of a run on the terminal, and rows as lines of text."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from statistics import fmean
+from typing import Any, TextIO
+
+from fedpfl.record.callbacks import Callback, RunInfo
+
+
+class Console(Callback):
+    """Progress on the terminal: a bar with what is known, or plain lines where nobody watches.
+
+    Plain: a line at most every `every` seconds, and for every evaluated and the last round. plain=None decides: lines
+    where the stream is no terminal and in the worker processes or threads of a parallel sweep, whose bars would
+    overwrite each other. quiet: nothing at all.
+    """
+
+    def __init__(
+        self,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+        plain: bool | None = None,
+        every: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._quiet, self._stream, self._plain, self._every, self._clock = quiet, stream, plain, every, clock
+        self._run: RunInfo | None = None
+        self._bar: Any = None
+        self._prefix = ""
+        self._told = float("-inf")
+        self._begun = clock()
+        self._times: deque[float] = deque(maxlen=51)
+        self._round = 0
+        self._last = ""
+
+    def on_begin(self, run: RunInfo) -> None:
+        """Print the first lines and start the bar."""
+        self._run, self._round = run, run.start_round
+        worker = (
+            multiprocessing.parent_process() is not None or threading.current_thread() is not threading.main_thread()
+        )
+        # Lines of parallel runs are mixed on one terminal.
+        self._prefix = f"{run.name}: " if worker else ""
+        for line in (*(run.among or run.lines), *resumed(run)):
+            self.on_note(line)
+        self._begun = self._clock()
+        self._times.append(self._begun)
+        stream = self._stream or sys.stderr
+        plain = self._plain
+        if plain is None:
+            plain = worker or not stream.isatty() or os.environ.get("TERM") == "dumb"
+        if not (plain or self._quiet):
+            self._start_bar(stream, run)
+
+    def on_round(self, round: Any) -> None:
+        """Show one round."""
+        assert self._run is not None
+        row, now = round.row, self._clock()
+        self._times.append(now)
+        self._round = int(row["round"])
+        left = self._run.rounds - self._round
+        eta = duration(left * (now - self._times[0]) / (len(self._times) - 1))
+        judged = everyone(row)
+        self._last = judged or self._last
+        if self._bar is not None:
+            text = "  ".join(filter(None, (cohort(row), self._last)))
+            self._bar.update(self._bar.task_ids[0], completed=self._round, text=text, eta=f"ETA {eta}")
+        elif judged or not left or now - self._told >= self._every:
+            self._told = now
+            self.on_note(describe_row(row, self._run.rounds) + (f"  ETA {eta}" if left else ""))
+
+    def on_note(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._quiet:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(self._prefix + text, file=self._stream or sys.stderr, flush=True)
+
+    def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Stop the bar and say how it ended."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        spent = duration(self._clock() - self._begun)
+        self.on_note(", ".join(filter(None, (f"{status} after round {self._round} in {spent}", self._last))))
+
+    def _start_bar(self, stream: TextIO, run: RunInfo) -> None:
+        from rich.console import Console as Terminal
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bar = Progress(
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[text]}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[eta]}", markup=False),
+            console=Terminal(file=stream),
+        )
+        self._bar.add_task("", total=run.rounds, completed=run.start_round, text="", eta="")
+        self._bar.start()
+
+
+def resumed(run: RunInfo) -> tuple[str, ...]:
+    """Return where a resumed run goes on."""
+    return (f"resumed     after round {run.start_round} of {run.rounds}",) if run.start_round else ()
+
+
+def describe_row(row: Mapping[str, Any], rounds: int) -> str:
+    """Write one round as one line: `round 10/400  cohort 61.20 -> 88.31 %  all clients 90.04 %  0.82 s`."""
+    seconds = row.get("seconds")
+    took = f"{seconds:.2f} s" if seconds is not None else ""
+    return "  ".join(filter(None, (f"round {row['round']}/{rounds}", cohort(row), everyone(row), took)))
+
+
+def cohort(row: Mapping[str, Any]) -> str:
+    """Write the cohort's accuracy before and after its training, `` where unknown."""
+    before, after = row.get("cohort_before"), row.get("cohort_after")
+    if before is None or after is None:
+        return ""
+    return f"cohort {before:.2f} -> {after:.2f} %"
+
+
+def everyone(row: Mapping[str, Any]) -> str:
+    """Write all clients' mean accuracy, `` where they were not evaluated."""
+
+    def told(words: str, prefix: str = "") -> str:
+        plain, tuned = row.get(f"{prefix}accuracy"), row.get(f"{prefix}ft_accuracy")
+        if plain is None and tuned is None:
+            return ""
+        more = f"fine-tuned {tuned:.2f} %" if tuned is not None else ""
+        if plain is None:
+            return f"{words} {more}"
+        return f"{words} {plain:.2f} %" + (f" ({more})" if more else "")
+
+    return ", ".join(filter(None, (told("all clients"), told("validation", "val_"), told("unseen", "unseen_"))))
+
+
+def duration(seconds: float) -> str:
+    """Write seconds as `1:02:03`."""
+    whole = max(0, round(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def progress(events: str, jobs: int, now: float) -> str:
+    """Return how far a sweep is: `3/8 done, ETA 0:12:30`, or without ETA where nothing tells it.
+
+    events: a line for each job that began: its number and when; another when it ended, with the seconds that it took,
+    0 where it had nothing to do. The others are taken to need as long as those that ended, as many at once as now.
+    """
+    told = [line.split() for line in events.splitlines()]
+    ended = {job: float(seconds) for job, _, *rest in told for seconds in rest}
+    began = {job: float(when) for job, when, *_ in told}
+    done = f"{len(ended)}/{jobs} done"
+    took = [seconds for seconds in ended.values() if seconds]
+    running = [now - when for job, when in began.items() if job not in ended]
+    waiting = jobs - len(began)
+    if len(ended) == jobs:
+        return f"{done} in {duration(now - min(began.values()))}"
+    if not took:
+        return done
+    left = [max(0.0, fmean(took) - spent) for spent in running]
+    seconds = max([(sum(left) + fmean(took) * waiting) / (len(running) + bool(waiting)), *left])
+    return f"{done}, ETA {duration(seconds)}" if seconds else done

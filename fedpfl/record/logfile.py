@@ -1,0 +1,68 @@
+"""run.log: a run as plain lines with local time, appended over resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from fedpfl.record.callbacks import Callback, RunInfo
+from fedpfl.record.console import describe_row, resumed
+
+
+class LogFile(Callback):
+    """`run.log` in the run directory: everything as plain lines with local time, appended over resumes."""
+
+    def __init__(self) -> None:
+        self._file: TextIO | None = None
+        self._rounds = 0
+
+    def on_begin(self, run: RunInfo) -> None:
+        """Open the file and write the first lines."""
+        self._file = (run.path / "run.log").open("a+", encoding="utf-8", buffering=1)
+        self._rounds = run.rounds
+        if _torn(run.path / "run.log"):
+            self._file.write("\n")
+        for line in (*run.lines, *resumed(run)):
+            self.on_note(line)
+
+    def on_round(self, round: Any) -> None:
+        """Write one round."""
+        self.on_note(describe_row(round.row, self._rounds))
+
+    def on_note(self, text: str) -> None:
+        """Write a line."""
+        if self._file is not None:
+            self._file.write(_stamped(text))
+
+    def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Write how it ended and close the file."""
+        error = summary.get("error")
+        self.on_note(f"{status}: {error}" if error else status)
+        if self._file is not None:
+            self._file.write(summary.get("traceback", ""))
+            self._file.close()
+            self._file = None
+
+
+def add_to_log(path: Path, text: str) -> None:
+    """Write a line to the `run.log` of a run that has ended; what cannot be written was said on the terminal."""
+    with contextlib.suppress(OSError), (path / "run.log").open("a", encoding="utf-8") as file:
+        file.write(_stamped(text))
+
+
+def _stamped(text: str) -> str:
+    """Return a line with local time."""
+    return f"{datetime.now().astimezone().isoformat(timespec='seconds')} {' '.join(text.split())}\n"
+
+
+def _torn(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if not size:
+            return False
+        file.seek(size - 1)
+        return file.read(1) != b"\n"

@@ -1,0 +1,80 @@
+"""TensorBoard as a mirror of rounds.csv: event files in the run directory, complete by themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from fedpfl.ground.dotted import flat
+from fedpfl.ground.errors import FedpflError
+from fedpfl.record.callbacks import RunInfo
+from fedpfl.record.mirror import Mirror, require
+
+FOLDER = "tensorboard"
+EVENTS = "events.out.tfevents."
+FLUSH = 10  # seconds that a round may wait in memory
+
+
+class TensorboardLogger(Mirror):
+    """Event files below `tensorboard/`; those of an earlier process are replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._writer: Any = None
+        self._config: dict[str, Any] = {}
+        self._round = 0
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Check what the configuration says. Raises FedpflError, in one line, where it cannot work."""
+        for key in options:
+            raise FedpflError(f"logger.tensorboard.{key} is unknown; logger=tensorboard has no keys")
+        require("tensorboard")
+        return cls()
+
+    def _picture(self, name: str, path: Path) -> None:
+        """Add an image."""
+        from PIL import Image
+
+        with Image.open(path) as image:
+            self._writer.add_image(name, np.array(image.convert("RGB")), dataformats="HWC")
+
+    def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run.path / FOLDER
+        for old in folder.glob(f"{EVENTS}*"):
+            old.unlink()
+        self._writer = SummaryWriter(str(folder), flush_secs=FLUSH)
+        self._config = {key: value for key, value in flat(run.config) if value is not None}
+        self._config["identity"] = run.identity  # to group seeds by
+        self._writer.add_text("configuration", _code(run.config))
+        return 0
+
+    def _send(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        self._round = row["round"]
+        for name, value in values.items():
+            if name != "round":  # the step
+                self._writer.add_scalar(name, value, self._round)
+
+    def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        numbers = {key: value for key, value in summary.items() if isinstance(value, int | float)}
+        texts = {key: value if isinstance(value, int | float) else str(value) for key, value in self._config.items()}
+        try:
+            writer.add_text("summary", _code(summary), self._round)
+            # `.`: beside the other values, not as a run of its own.
+            writer.add_hparams({**texts, "status": status}, numbers, run_name=".", global_step=self._round)
+        finally:
+            writer.close()
+
+
+def _code(values: Mapping[str, Any]) -> str:
+    """Nested values as TensorBoard's Markdown."""
+    return "\n".join(f"    {line}" for line in json.dumps(values, indent=2, default=str).splitlines())

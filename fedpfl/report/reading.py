@@ -1,0 +1,76 @@
+"""Files of a run directory, read so that whatever is wrong with one is told in a line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.record import rounds
+from fedpfl.report.text import clip
+
+UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What values of an unexpected kind raise."""
+# The C loader reads a config some ten times faster; a thousand runs are a common sweep.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """Read config.yaml. Raises FedpflError, as all here."""
+    with _reading(folder / "config.yaml") as text:
+        return _mapping(yaml.load(text, _Loader))
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Read summary.json."""
+    return document(folder / "summary.json")
+
+
+def document(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    with _reading(path) as text:
+        return _mapping(json.loads(text))
+
+
+def numbers(path: Path) -> pd.DataFrame:
+    """Read a table of numbers, such as rounds.csv; nan where a cell is empty or not finite."""
+    with _reading(path) as text:
+        values = {name: np.array(column, dtype=float) for name, column in rounds.columns(text).items()}
+    return pd.DataFrame({name: np.where(np.isfinite(column), column, np.nan) for name, column in values.items()})
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[str]:
+    """Yield a regular file's text; what is wrong with it, or found to be while it is parsed, becomes one line."""
+    try:
+        # A pipe that nobody writes must not be waited for.
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), encoding="utf-8") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError("it is no regular file")
+            text = file.read()
+        yield text
+    except FileNotFoundError:
+        why = f"no {path.name}; the run never started or is half written"
+        raise FedpflError(f"{path.parent}: {why}") from None
+    except (OSError, yaml.YAMLError, *UNUSABLE) as error:
+        raise FedpflError(f"{path.parent}: {path.name} cannot be read: {one_line(error)}") from None
+
+
+def _mapping(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise ValueError("it must hold keys and values")
+    return found
+
+
+def one_line(error: Exception) -> str:
+    """Return kind and message of an error."""
+    return clip(reason(error, kind=True), 200)

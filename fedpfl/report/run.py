@@ -1,0 +1,242 @@
+"""One run directory as tables and figures see it."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedpfl.ground import dotted
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.lock import verdict
+from fedpfl.record.columns import PERSONAL, names
+from fedpfl.report.names import METHODS
+from fedpfl.report.reading import UNUSABLE, document, numbers, one_line
+from fedpfl.report.text import clip, plain
+
+STATUSES = ("finished", "running", "interrupted", "failed", "diverged", "broken")
+"""The first that a configuration's seeds have speaks for it."""
+QUIET = 600.0
+"""Seconds: where no lock tells, a directory that has not changed for longer is nobody's."""
+_NEEDED = ("round", "accuracy")
+
+
+class Mask(NamedTuple):
+    """How the masks of several clients lie to each other in a tensor.
+
+    entries: of the tensor. held: how many of them 0, 1, ... clients hold. both: how many clients i and j both hold,
+    `[clients, clients]`; at i = j those of i.
+    """
+
+    entries: float
+    held: np.ndarray
+    both: np.ndarray
+
+    def overlaps(self, chance: bool = False) -> np.ndarray:
+        """Return intersection over union of every two clients, nan where both hold nothing.
+
+        chance: what it would be about if masks of these sizes were independent.
+        """
+        first, second = np.triu_indices(len(self.both), 1)
+        sizes = self.both.diagonal()
+        both = sizes[first] * sizes[second] / max(self.entries, 1) if chance else self.both[first, second]
+        union = sizes[first] + sizes[second] - both
+        return np.divide(both, union, out=np.full(len(both), math.nan), where=union > 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run directory.
+
+    config: the resolved configuration. summary: `summary.json`. held: whether a living process holds it, None where no
+    lock can tell. changed: when a file of it last was written, in seconds since 1970. method, dataset, partition: names
+    for people, the method's with what it is first told apart by (see `groups` for the rest); method_name, dataset_name:
+    those of the configuration. q: the quantile of element-wise methods. cohort: clients per round, as planned.
+    identity: a hash of what the run computes, the same for all seeds. fingerprint: a hash of the data that it read, of
+    older runs also of who holds which samples; empty if there is none.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    held: bool | None
+    changed: float
+    seed: int
+    method: str
+    method_name: str
+    dataset: str
+    dataset_name: str
+    partition: str
+    q: float | None
+    cohort: int
+    identity: str
+    fingerprint: str
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row per round, ascending; nan where a cell is empty. Raises FedpflError where the file is damaged."""
+        if not os.path.lexists(self.path / "rounds.csv"):
+            return pd.DataFrame(columns=_NEEDED, dtype=float)
+        frame = numbers(self.path / "rounds.csv")
+        for name in _NEEDED:
+            if name not in frame:
+                raise FedpflError(f"{self.path}: rounds.csv lacks the column {name}")
+        # A round written twice (killed between row and checkpoint, then resumed) counts once, as last written.
+        number = frame["round"]
+        if not (number.notna() & (number == number.round()) & (number > 0) & (number < 1e15)).all():
+            raise FedpflError(f"{self.path}: rounds.csv holds a round that is no whole number")
+        frame["round"] = number.astype(int)
+        if number.is_monotonic_increasing and number.is_unique:
+            return frame
+        return frame.drop_duplicates("round", keep="last").sort_values("round", ignore_index=True)
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One row per client. Raises FedpflError where the file cannot be read."""
+        frame = numbers(self.path / "clients.csv")
+        if "client" not in frame or frame["client"].isna().any():
+            raise FedpflError(f"{self.path}: clients.csv lacks the column client, or a client its number")
+        if "unseen" in frame and not frame["unseen"].isin([0, 1]).all():
+            raise FedpflError(f"{self.path}: clients.csv does not say of every client whether it is unseen, by 0 or 1")
+        return frame
+
+    @property
+    def participating(self) -> pd.DataFrame:
+        """The rows of `clients` that are about those which may take part. Raises as `clients`."""
+        return self.clients[self.clients["unseen"] == 0] if "unseen" in self.clients else self.clients
+
+    @cached_property
+    def evaluations(self) -> pd.DataFrame:
+        """The rounds after which all clients were evaluated; without an accuracy where a model was not finite."""
+        judged = self.rounds["accuracy"].notna()
+        if "eval_seconds" in self.rounds:
+            judged |= self.rounds["eval_seconds"].notna()
+        return self.rounds[judged]
+
+    @cached_property
+    def personal(self) -> pd.DataFrame:
+        """Personalised entries of all clients that took part, by round and tensor."""
+        entries = self.rounds.set_index("round").filter(regex=f"^{PERSONAL}")
+        return entries.rename(columns=lambda name: name.removeprefix(PERSONAL))
+
+    @cached_property
+    def masks(self) -> dict[str, Mask]:
+        """Clients' masks in the end, by tensor; {} where there are none. Raises FedpflError where they are damaged."""
+        path = self.path / "masks.json"
+        if not os.path.lexists(path):
+            return {}
+        told = document(path)
+        try:
+            count = len(told["clients"])
+            found = {
+                name: Mask(float(own["entries"]), np.array(own["held"], float), np.array(own["both"], float))
+                for name, own in told["tensors"].items()
+            }
+            for name, (entries, held, both) in found.items():
+                if held.shape != (count + 1,) or both.shape != (count, count):
+                    raise ValueError(f"{clip(name)} is not of {count} clients")
+                sizes, times = np.minimum.outer(both.diagonal(), both.diagonal()), np.arange(count + 1)
+                counted = held.sum() == entries and held @ times == both.trace()
+                if not (counted and held.min() >= 0 <= both.min() and (both <= sizes).all()):
+                    raise ValueError(f"the numbers of {clip(name)} fit no masks")
+        except UNUSABLE as error:
+            raise FedpflError(f"{self.path}: masks.json holds no usable value: {one_line(error)}") from None
+        return found
+
+    @cached_property
+    def status(self) -> str:
+        """Of STATUSES, as it was when the directory was read."""
+        return verdict(str(self.summary.get("status") or "running"), self.held, self.quiet)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it has not changed for so long that nobody can be writing it."""
+        # A round may take long; three of the last one are given.
+        last = [own.iloc[-1:].get(key) for own, key in ((self.rounds, "seconds"), (self.evaluations, "eval_seconds"))]
+        seconds = math.fsum(value for own in last if own is not None for value in own if not math.isnan(value))
+        return time.time() - self.changed > max(QUIET, 3 * seconds)
+
+    @property
+    def words(self) -> str:
+        """The status, and how far it is: `running 40/400`."""
+        whole = self.status == "finished" and self.reached >= self.planned
+        return self.status if whole else f"{self.status} {self.reached}/{self.planned}"
+
+    @property
+    def called(self) -> str:
+        """The method's name for people, without its values."""
+        return METHODS.get(self.method_name, plain(self.method_name))
+
+    @property
+    def planned(self) -> int:
+        """Rounds asked for."""
+        return int(self.config.get("rounds") or self.reached)
+
+    @cached_property
+    def reached(self) -> int:
+        """Rounds recorded."""
+        return 0 if self.rounds.empty else int(self.rounds["round"].iloc[-1])
+
+    @cached_property
+    def participants(self) -> pd.Series:
+        """Clients that took part in each round; the planned number in runs that did not record it."""
+        return self.rounds.reindex(columns=["participants"])["participants"].astype(float).fillna(float(self.cohort))
+
+    def value(self, name: str, row: Mapping[str, Any] | pd.Series) -> float:
+        """Return a metric as tables show it, nan where it is not recorded: that of the row that the run is judged by.
+
+        But traffic is a mean per client and round, seconds are a median over rounds, and hours are of the whole run.
+        """
+        if name == "hours":
+            return self.fact(name)
+        if name == "seconds":
+            return self.seconds
+        return self.per_client(name) if name in names("traffic") else float(row.get(name, math.nan))
+
+    @property
+    def last(self) -> pd.Series:
+        """The last row of rounds.csv, empty without any."""
+        return self.rounds.iloc[-1] if self.reached else pd.Series(dtype=float)
+
+    @property
+    def judged(self) -> pd.Series:
+        """The last row after which all clients were evaluated, empty without any."""
+        return self.evaluations.iloc[-1] if len(self.evaluations) else pd.Series(dtype=float)
+
+    def per_client(self, column: str) -> float:
+        """Return what one client of the cohort moves in a round, mean over all that took part; nan if not recorded."""
+        if column not in self.rounds:
+            return math.nan
+        values = self.rounds[column]
+        count = float(self.participants[values.notna()].sum())
+        return float(values.sum()) / count if count > 0 else math.nan
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds of a round without evaluation; nan where not recorded."""
+        return float(self.rounds["seconds"].median()) if "seconds" in self.rounds else math.nan
+
+    def get(self, key: str) -> Any:
+        """Return the configuration's value of a dotted key, None where there is none."""
+        return dotted.at(self.config, key)
+
+    def fact(self, key: str) -> float:
+        """Return a number of summary.json, nan where there is none."""
+        value = self.summary.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+            return float(value)
+        return math.nan
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What summary.json says of versions and machine."""
+        found = self.summary.get("environment")
+        return found if isinstance(found, dict) else {}

@@ -1,0 +1,66 @@
+"""All clients of the partition in its order, those who never take part among them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fedpfl.config.messages import described
+from fedpfl.config.plan import Run
+from fedpfl.data import Federation
+from fedpfl.record.rundir import RunDirectory
+
+
+def places(run: Run) -> list[tuple[Federation, int]]:
+    """Return where each client of the partition is, in its order: the federation and the number there."""
+    numbered = {one.number(client): (one, client) for one in _federations(run) for client in range(one.clients)}
+    return [numbered[number] for number in sorted(numbered)]
+
+
+def _federations(run: Run) -> list[Federation]:
+    return [run.federation, *([run.unseen] if run.unseen else [])]
+
+
+class Everyone:
+    """Know each client's place and samples.
+
+    places: by the client's number in the partition, its federation and the number there. counts: samples by label,
+    `[clients, classes]`.
+    """
+
+    def __init__(self, run: Run):
+        federations = _federations(run)
+        self.places = places(run)
+        order = torch.tensor([one.number(client) for one in federations for client in range(one.clients)])
+        self.counts = torch.cat([one.label_counts() for one in federations])[order.argsort()]
+        self._run = run
+
+    def write_partition(self, directory: RunDirectory) -> None:
+        """Write who holds which samples, as indices and as a picture."""
+        run = self._run
+        train, test, validation = (
+            [getattr(one, split)[client].numpy() for one, client in self.places if getattr(one, split)]
+            for split in ("train", "test", "validation")
+        )
+        how = described(run.config["partition"])
+        title = f"{run.federation.name}, {run.settings.clients} clients, {how}"
+        unseen = run.unseen.numbers if run.unseen else ()
+        directory.write_partition(train, test, self.counts.numpy(), title, validation, unseen)
+
+    def rows(self, measured: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
+        """Return the rows of clients.csv. measured: values by column and client."""
+        run, labels = self._run, self.counts.tolist()
+        return [
+            {
+                "client": number,
+                **({"unseen": int(federation is run.unseen)} if run.unseen else {}),
+                "train": int(federation.train_sizes[client]),
+                **({"validation": len(federation.validation[client])} if federation.validation else {}),
+                "test": int(federation.test_sizes[client]),
+                **{f"label_{label}": count for label, count in enumerate(labels[number])},
+                **{name: values.get(number, math.nan) for name, values in measured.items()},
+            }
+            for number, (federation, client) in enumerate(self.places)
+        ]

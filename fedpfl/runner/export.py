@@ -1,0 +1,72 @@
+"""What can be taken out of a run: its personal models as files, and its record for loggers."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedpfl.ground import files, lock
+from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.identity import essence, identity
+from fedpfl.record.loggers import mirrors
+from fedpfl.runner.header import info
+from fedpfl.runner.library import Trained
+
+
+def write(run: Trained, out: Path) -> int:
+    """Write `client<k>.pt` for every client into a new folder, all or none; returns how many. Raises FedpflError.
+
+    `torch.load(..., weights_only=True)` reads them.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+            models = Path(folder) / "models"
+            models.mkdir()
+            for client in range(len(run)):
+                torch.save(run.personal(client), models / f"client{client}.pt")
+            models.rename(out)  # refused where something is
+    except (OSError, RuntimeError) as error:  # torch hides a full disk behind the second
+        raise FedpflError(f"cannot write {out}: {reason(error)}; choose a new folder where there is room") from None
+    return len(run)
+
+
+def log(run: Trained, logger: Mapping[str, Any]) -> int:
+    """Send a run that is over to loggers, as it would have done, but for rounds that they have; returns its rounds.
+
+    logger: that part of a configuration. Raises FedpflError for a run that is being written, and for a logger that
+    fails.
+    """
+    config, played = run.config, run.rounds["round"]
+    summary = {key: value for key, value in run.summary.items() if key != "digest"}
+    parts = run.path.resolve().parts
+    place = (essence(config)["method"]["name"], identity(config), f"seed{config['seed']}")
+    usual = parts[-3:] == place and len(parts) > 4
+    group, done = parts[-4] if usual else config["dataset"]["name"], int(played.iloc[-1]) if len(played) else 0
+    used = summary.get("engine", {})
+    # Where nothing was to choose, the name that was asked for is recorded.
+    backend = "loop" if (used.get("backend"), used.get("device")) == ("auto", "cpu") else used.get("backend")
+    told = info(config, run.path, summary, group, backend, start_round=done)
+    try:
+        held = lock.take(run.path)
+    except OSError as error:
+        raise files.refused(run.path, error) from None
+    try:
+        for mirror in mirrors(logger):
+            try:
+                mirror.on_begin(told)
+                mirror.on_end("interrupted" if run.status == "running" else run.status, summary)
+            except Exception as error:
+                told_by = type(mirror).__name__
+                raise FedpflError(f"{run.path} is not logged, {told_by} failed: {reason(error)}") from error
+            finally:
+                with contextlib.suppress(Exception):
+                    mirror.on_end("failed", {})  # does nothing where it has ended
+    finally:
+        lock.release(held, run.path.resolve())
+    return done

@@ -1,0 +1,124 @@
+"""What is said of a run before its first round: to its summary, to callbacks, and to who reads its first lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedpfl import engine
+from fedpfl.config.messages import described
+from fedpfl.config.plan import Run
+from fedpfl.engine import lockstep
+from fedpfl.ground import tree
+from fedpfl.ground.identity import identity
+from fedpfl.methods import METHODS
+from fedpfl.methods.shared.cost import devices
+from fedpfl.methods.shared.submodel import Submodel
+from fedpfl.record import environment
+from fedpfl.record.callbacks import RunInfo
+from fedpfl.record.logfile import add_to_log
+from fedpfl.record.rundir import RunDirectory
+from fedpfl.runner.needs import Needs, mib, tight
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """Return what the summary says of a run from its first moment on."""
+    settings, method, clients = run.settings, run.method, run.federation.clients
+    return {
+        "rounds": settings.rounds,
+        "seed": settings.seed,
+        "read": run.read,
+        "cohort": len(next(engine.cohorts(settings.seed, clients, settings.participation, 1))),
+        "parameters": tree.size(run.net.params),
+        **({"devices": devices(method, run.net, run.federation.shape)} if isinstance(method, Submodel) else {}),
+        "environment": environment.describe(),
+    }
+
+
+def info(
+    config: dict[str, Any], path: Path, summary: Mapping[str, Any], group: str, backend: str | None, **more: Any
+) -> RunInfo:
+    """Return what callbacks are told of a run. group: where it belongs. more: other fields of RunInfo."""
+    name, method, seed, key = config.get("name"), config["method"]["name"], config["seed"], identity(config)
+    kind = METHODS[method].__name__ if method in METHODS else method
+    chosen = (config[group]["name"] for group in ("dataset", "partition", "model"))
+    return RunInfo(
+        name="-".join(filter(None, (name, kind, key, f"seed{seed}"))),
+        group=group,
+        job_type=method,
+        tags=tuple(filter(None, (*chosen, backend, config.get("engine", {}).get("precision")))),
+        config=config,
+        path=path,
+        identity=key,
+        seed=seed,
+        rounds=config["rounds"],
+        facts=summary,
+        **more,
+    )
+
+
+def header(run: Run, path: Path, cohort: int, counts: torch.Tensor, backend: str, held: int, needs: Needs) -> list[str]:
+    """Return the first lines that a user sees.
+
+    cohort: clients of a round. counts: samples `[clients, classes]`. backend: its name. held: bytes of client states.
+    """
+    federation, settings, sizes = run.federation, run.settings, counts.sum(1)
+    spread = "/".join(f"{int(value):,}" for value in (sizes.min(), sizes.median(), sizes.max()))
+    where = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.state.device]
+    idle = federation.idle(run.local.batch_size)
+    never = f"; {idle} never train, for lack of samples" if idle else ""
+    never += f"; {run.unseen.clients} others never take part" if run.unseen else ""
+    shape = "x".join(map(str, federation.shape))
+    return [
+        *([f"name        {settings.name}"] if settings.name else []),
+        f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
+        f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}{never}",
+        f"partition   {described(run.config['partition'])}",
+        f"method      {described(run.config['method'])}",
+        f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
+        f"engine      {backend} on {run.device}, {run.engine.precision}",
+        f"memory      client states {mib(held)} MiB{where}, up to {mib(needs.states)} once {needs.clients:,} clients "
+        f"have trained; checkpoint up to {mib(needs.checkpoint)} MiB",
+        f"directory   {path}",
+    ]
+
+
+def introduced(
+    run: Run,
+    directory: RunDirectory,
+    group: str,
+    backend: engine.Backend,
+    state: engine.State,
+    counts: torch.Tensor,
+    needs: Needs,
+) -> RunInfo:
+    """Return what callbacks are told of a run that begins or goes on. group, counts, needs: as in `info`, `header`."""
+    path, held = directory.path, sum(map(tree.nbytes, state.rows.trees))
+    notes = (*directory.notes, *engine.slow(run.engine, run.device), *tight(run, path, needs, held))
+    lines = header(run, path, directory.summary["cohort"], counts, backend.name, held, needs)
+    among = (f"{lockstep.title.get()}; {backend.name} on {run.device}; {path}", *notes)
+    return info(
+        run.config,
+        path,
+        directory.summary,
+        group,
+        backend.name,
+        start_round=state.round,
+        lines=(*lines, *notes),
+        among=among if lockstep.stage.get() else (),
+    )
+
+
+def tell_finished(directory: RunDirectory, quiet: bool) -> None:
+    """Say that the run is finished already. quiet: to run.log alone."""
+    last = directory.summary.get("last", {})
+    words = {"accuracy": "mean over clients", "accuracy_pooled": "pooled", "ft_accuracy": "after fine-tuning"}
+    final = ", ".join(f"{last[name]:.2f} % {what}" for name, what in words.items() if last.get(name) is not None)
+    line = f"already finished: {directory.path} ({final or 'no test samples'}); restart=true runs it again"
+    if not quiet:
+        print(line, *directory.notes, sep="\n")
+    for note in directory.notes:
+        add_to_log(directory.path, note)

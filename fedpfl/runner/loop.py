@@ -1,0 +1,100 @@
+"""The rounds of a run: train a cohort, judge everyone, hand the round on.
+
+This is all that a run does. Whoever takes a round writes, shows, saves and judges it: session.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from fedpfl import engine
+from fedpfl.config.plan import Run
+from fedpfl.engine.evaluate import pooled
+from fedpfl.ground.errors import FedpflError
+from fedpfl.record.columns import columns
+from fedpfl.runner.evaluate import Judged, judge
+from fedpfl.runner.faults import Diverged
+from fedpfl.runner.models import Models
+
+
+@dataclass(eq=False)
+class Round(Models):
+    """A finished round, and the models after it, which can be asked for until the next one begins.
+
+    row: of rounds.csv, None where nothing was measured. clients: percent correct by column and client, {} unless all
+    were judged. notes: lines for the user. last: whether it ends the run.
+    """
+
+    run: Run = field(repr=False)
+    state: engine.State = field(repr=False)
+    row: dict[str, Any]
+    clients: dict[str, dict[int, float]] = field(repr=False)
+    notes: list[str] = field(repr=False)
+    last: bool = field(repr=False)
+    over: bool = field(default=False, repr=False)
+
+    @property
+    def judged(self) -> bool:
+        """Tell whether all clients were judged."""
+        return bool(self.clients)
+
+    @property
+    def _run(self) -> Run:
+        return self.run
+
+    @property
+    def _state(self) -> engine.State:
+        if self.over:
+            raise FedpflError(f"round {self.state.round} is over, and its models with it: ask before the next round")
+        return self.state
+
+
+def rounds(run: Run, backend: engine.Backend, state: engine.State) -> Iterator[Round]:
+    """Yield the rounds that follow on `state`, which is used up. Raises Diverged."""
+    settings, federation = run.settings, run.federation
+    cohorts = engine.cohorts(settings.seed, federation.clients, settings.participation, settings.rounds)
+    planned = islice(cohorts, state.round, None)
+    unmeasured = dict.fromkeys(columns(validation=bool(federation.validation), unseen=bool(run.unseen)))
+    cohort = engine.pick(state, next(planned, []), settings.seed)
+    while cohort:
+        # ---- train
+        began = time.monotonic()
+        local = run.local.at(state.round + 1, settings.rounds)
+        state, outcome = engine.play(backend, run.method, federation, state, cohort, local, settings.seed, run.stopping)
+        row: dict[str, Any] = {"round": state.round, **unmeasured}
+        row |= _trained(outcome, [federation.number(client) for client in cohort])
+        row["seconds"] = time.monotonic() - began
+        cohort = engine.pick(state, next(planned, []), settings.seed)
+
+        # ---- judge
+        judged, last = Judged({}, {}, []), not cohort
+        if state.round % run.eval.every == 0 or last:
+            began = time.monotonic()
+            judged = judge(run, backend, state, not outcome.sent.values_down, last)
+            row |= {**judged.row, "eval_seconds": time.monotonic() - began}
+
+        # ---- hand on
+        played = Round(run, state, row, judged.clients, judged.notes, last)
+        yield played
+        played.over = not last
+
+
+def _trained(outcome: engine.Outcome, cohort: list[int]) -> dict[str, Any]:
+    """Return the columns that each round has. Raises Diverged where a client's numbers are not finite."""
+    if not bool(outcome.finite.all()):
+        client = sorted(cohort)[int((~outcome.finite).nonzero()[0])]
+        raise Diverged(f"training diverged: client {client} brought back numbers that are not finite; lower local.lr")
+    if not outcome.sound:
+        raise Diverged("training diverged: the server's numbers are not finite after the round; lower local.lr")
+    return {
+        "participants": len(cohort),
+        "cohort_before": pooled(outcome.before),
+        "cohort_after": pooled(outcome.after),
+        "train_loss": float(outcome.loss.mean()),
+        **outcome.sent._asdict(),
+        **outcome.metrics,
+    }

@@ -1,0 +1,168 @@
+"""The models of a run's clients and of its server, after a round."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpfl import engine
+from fedpfl.config.plan import Run
+from fedpfl.data import Federation
+from fedpfl.engine.backend import EvalCall, arithmetic
+from fedpfl.engine.jobs import EvalJob
+from fedpfl.engine.participation import One, evaluation
+from fedpfl.engine.shard import laid_out
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.models.net import Bound
+from fedpfl.runner.evaluate import looking, newcomers
+from fedpfl.runner.everyone import places
+
+
+class Models(ABC):
+    """Answer with the models that are in a run's state.
+
+    Raises FedpflError, in one line, for a client that there is not.
+    """
+
+    @property
+    @abstractmethod
+    def _run(self) -> Run:
+        """Give the run's data, network and method."""
+
+    @property
+    @abstractmethod
+    def _state(self) -> engine.State:
+        """Give the state after the round."""
+
+    def personal(self, client: int) -> dict[str, Tensor]:
+        """Return a client's personal model: the one that is evaluated between rounds, as a `state_dict` of `network`.
+
+        Of methods that predict with more than one network (APFL, FedRoD, masked HeteroFL) all their entries, with dots:
+        `w.fc.weight`, `buffers.w.norm.running_mean`.
+        """
+        job = self._judged(client)
+        if job.params.keys() == self._run.net.params.keys():
+            values = {**job.params, **job.buffers.get(self._role(job), {})}
+        else:
+            values = dict(tree.items({**job.params, "buffers": job.buffers}))
+        return _own(values)
+
+    def mask(self, client: int) -> dict[str, Tensor]:
+        """Return which entries are a client's own: bool tensors by names of parameters, of those that may be."""
+        run, (_, state, number) = self._run, self._place(client)
+        masks = run.method.masks(state.server, state.client(number))
+        if not masks:
+            raise FedpflError(f"method={run.config['method']['name']} has no mask of single entries")
+        return _own(masks)
+
+    def predict(self, client: int, samples: Any) -> Tensor:
+        """Return the logits `[samples, classes]` of a client's personal model, float32 on the CPU.
+
+        samples: `[samples, ...]`, an array or a tensor, of the data set's shape and type (images: uint8); they are
+        normalised as in training.
+        """
+        run, job = self._run, self._judged(client)
+        x, like = torch.as_tensor(samples), run.federation.x
+        if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
+            wanted, got = ((f"{t.dtype}".removeprefix("torch."), list(t.shape[1:])) for t in (like, x))
+            raise FedpflError(
+                f"samples must be {wanted[0]} [samples, {str(wanted[1])[1:]} as those of data set "
+                f"{run.federation.name}, got {got[0]} {list(x.shape)}"
+            )
+        if not len(x):
+            return torch.empty(0, run.federation.classes)
+        bound = run.net.bind(job.buffers)
+        with torch.no_grad(), arithmetic(run.device, run.engine.precision), self._autocast():
+            chunks = laid_out(run.federation, x.to(run.device)).split(256)
+            return torch.cat([run.method.predict(bound, job.params, chunk).float() for chunk in chunks]).cpu()
+
+    def samples(self, client: int, split: str = "test") -> tuple[Tensor, Tensor]:
+        """Return a client's samples of a split (train, test, validation) and their labels, as the data set has them."""
+        run, (federation, _, number) = self._run, self._place(client)
+        splits = {"train": federation.train, "test": federation.test, "validation": federation.validation}
+        if not splits.get(split):
+            known = ", ".join(name for name, indices in splits.items() if indices)
+            raise FedpflError(f"split must be one of {known}, got {split!r}")
+        indices = splits[split][number].to(run.device)
+        return run.federation.x[indices].cpu(), run.federation.y[indices].cpu()
+
+    def global_model(self) -> dict[str, Tensor]:
+        """Return what the server holds of the network, as a `state_dict`; without what stays with the clients.
+
+        Raises FedpflError where that is everything.
+        """
+        run, server = self._run, self._state.server
+        values: dict[str, Tensor] = {}
+        for part in (server, *server.values()):
+            for name, leaf in part.items() if isinstance(part, dict) else ():
+                if isinstance(leaf, Tensor) and name in run.net.params and leaf.shape == run.net.params[name].shape:
+                    values.setdefault(name, leaf)
+        if not values:
+            raise FedpflError(f"method={run.config['method']['name']} has no global model: all stays with the clients")
+        values = tree.named(values, [name for name in run.net.params if name in values])
+        return _own({**values, **next(iter(self._state.server_buffers.values()), {})})
+
+    def network(self) -> nn.Module:
+        """Return a copy of the network as it was before round 1, for `load_state_dict`; it takes normalised samples."""
+        net = self._run.net.copy()
+        net.module.load_state_dict({**net.params, **net.buffers})
+        return net.module.cpu().eval()
+
+    @property
+    def _autocast(self) -> Any:
+        return partial(torch.autocast, self._run.device.type, torch.bfloat16, self._run.engine.precision == "bf16")
+
+    def _judged(self, client: int) -> EvalJob:
+        """Return what the engine evaluates of a client: its personal model, and its statistics."""
+        run, (federation, state, number) = self._run, self._place(client)
+        call = EvalCall(run.method, federation, state, [number], before=looking(run, state))
+        with arithmetic(run.device, run.engine.precision):
+            job = next(evaluation(call, One(number), run.net, self._autocast))
+        assert isinstance(job, EvalJob)
+        return job
+
+    def _role(self, job: EvalJob) -> str:
+        """Return whose statistics the method predicts with."""
+        asked: list[str] = []
+
+        class Asked(Bound):
+            def __call__(self, params: tree.Tree, x: Tensor, role: str = "main") -> Tensor:
+                asked.append(role)
+                return super().__call__(params, x, role)
+
+        run = self._run
+        with torch.no_grad():
+            x = laid_out(run.federation, run.federation.x[:1])
+            run.method.predict(Asked(run.net, job.buffers, False, None), job.params, x)
+        return asked[0]
+
+    def _place(self, client: int) -> tuple[Federation, engine.State, int]:
+        """Return where a client is: its federation, that one's state, and the number there."""
+        run, clients = self._run, self._run.settings.clients
+        try:
+            number = operator.index(client)
+        except TypeError:
+            number = -1
+        if not 0 <= number < clients:
+            raise FedpflError(f"client must be a whole number from 0 to {clients - 1}, got {client!r}")
+        federation, number = places(run)[number]
+        state = self._newcomers if federation is run.unseen else self._state
+        if state.rows.mine and not state.rows.mine(number):
+            raise FedpflError(f"the state of client {client} is in another process; leave out state.sharded=true")
+        return federation, state, number
+
+    @cached_property
+    def _newcomers(self) -> engine.State:
+        return newcomers(self._run, self._state)
+
+
+def _own(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies on the CPU, of which each has its own memory."""
+    return {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in values.items()}

@@ -1,0 +1,183 @@
+"""Where a run begins, and what it saves to go on from: from the start, from its last checkpoint, or from a shorter run.
+
+A run's processes (torchrun) share it: process 0 has the directory, the others hear from it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from fedpfl import engine
+from fedpfl.config import plugins
+from fedpfl.config.plan import Run
+from fedpfl.engine import ranks
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.files import damaged
+from fedpfl.ground.identity import identity
+from fedpfl.record import environment, rounds, rundir
+from fedpfl.record.columns import METRICS
+from fedpfl.record.rundir import Absent, RunDirectory
+from fedpfl.runner.loop import Round
+
+STATE = ("server", "server_buffers", "stopping")
+"""Trees of a state that a checkpoint holds beside the clients' rows."""
+
+
+def opened(run: Run, path: Path) -> AbstractContextManager[Any]:
+    """Open the run's directory; processes beside the first get an Absent. Raises FedpflError."""
+    text, name = OmegaConf.to_yaml(run.config), f"{run.identity}-seed{run.settings.seed}"
+    code = written(run)
+    ranks.agree(configuration=name, data=run.fingerprint, code=code, torch=torch.__version__)
+    if not ranks.leads():
+        return Absent(path)
+    return RunDirectory.open(path, text, name, run.fingerprint, code, run.settings.restart)
+
+
+def written(run: Run) -> dict[str, str]:
+    """Return digests of the code that a run's numbers come from."""
+    return environment.source(type(run.method)) | plugins.code(run.config["plugins"])
+
+
+def finished(directory: RunDirectory | Absent) -> bool:
+    """Return whether the run is finished already."""
+    return ranks.share(directory.status) == "finished"
+
+
+# ---- begin
+
+
+def begin(run: Run, past: dict[str, Any], path: Path | None) -> engine.State:
+    """Return the state of a checkpoint, of which nothing is left in `past`; for {} a fresh one. path: the directory."""
+    place = run.federation.clients, run.device, run.state, path
+    mine = ranks.mine if run.state.sharded else None
+    state = engine.begin(run.method, run.net, *place, run.settings.seed, run.stopping.early, mine)
+    if past and "rows" not in past:
+        raise damaged((path or Path()) / "state.pt", "is of an older version")
+    for block in map(state.rows.renewed, ranks.share_each(past.pop("rows", []))):
+        if tree.form(tree.take(tree.without(block, ["who"]), 0)) != tree.form(state.rows.initial):
+            how = "holds client states of another form than the method now has"
+            raise damaged((path or Path()) / "state.pt", how)
+        state.rows.load_([block])
+    saved = ranks.share({part: past.pop(part, {}) for part in ("round", *STATE)})
+    if not saved["round"]:
+        return state
+    trees = {part: tree.clone(tree.to(saved[part], run.device)) for part in STATE}
+    return replace(state, round=saved["round"], **trees)
+
+
+# ---- go on
+
+
+@dataclass
+class Progress:
+    """Keep how far a run is, and save it.
+
+    best, last: of the evaluated rows. seconds: before this process. known, used: what answered rounds before this
+    process, and in it.
+    """
+
+    run: Run
+    directory: Any
+    started: float
+    state: engine.State
+    best: dict[str, Any]
+    last: dict[str, Any]
+    seconds: float
+    known: dict[str, Any]
+
+    @classmethod
+    def of(cls, run: Run, directory: Any, earlier: dict[str, Any] | None, started: float) -> Progress:
+        """Return where the directory's run is, or the `earlier` one that it goes on from. Raises FedpflError."""
+        past = directory.restore(earlier) or {}
+        state = begin(run, past, directory.path)
+        known = {"best": {}, "last": {}, "seconds": 0.0, "engine": {}}
+        saved = ranks.share({key: past.get(key, value) for key, value in known.items()})
+        return cls(run, directory, started, state, *saved.values())
+
+    def __post_init__(self) -> None:
+        self.used: dict[str, Any] = {}
+        self._saved, self._cost = time.monotonic(), 0.0
+
+    @property
+    def spent(self) -> float:
+        """Return the seconds that the run took so far."""
+        return self.seconds + time.monotonic() - self.started
+
+    def count(self, round: Round, used: dict[str, Any]) -> None:
+        """Take a round in, and what answered it."""
+        self.state = round.state
+        if round.judged:
+            self.last = dict(round.row)  # callbacks may change theirs
+            self.best = self.last if self.last["accuracy"] > self.best.get("accuracy", -1) else self.best
+        if used != self.used:
+            self.used = used
+            self.directory.write_summary(engine=used)
+
+    def save_if_due(self, last: bool) -> None:
+        """Save where it is time to. last: after the last round, where a run may be told to keep no checkpoint."""
+        keeps = self.run.checkpoint
+        due = keeps.keep if last else keeps.due(time.monotonic() - self._saved, self._cost)
+        if ranks.share(due):
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        began, rows = time.monotonic(), self.state.rows
+        saved = ranks.collect(rows.saved()) if rows.mine else rows.saved()
+        trees = {part: getattr(self.state, part) for part in STATE}
+        told = {"best": self.best, "last": self.last, "seconds": self.spent, "engine": self.used}
+        self.directory.checkpoint({"round": self.state.round, "rows": saved, **trees, **told})
+        self._saved = time.monotonic()
+        self._cost = self._saved - began
+
+
+# ---- extend
+
+
+def extended(run: Run) -> dict[str, Any] | None:
+    """Return the last checkpoint of the shorter run that `extend` names, as this run would have made it, or None.
+
+    Raises FedpflError where it is no such run.
+    """
+    settings = run.settings
+    if not settings.extend or not ranks.leads():
+        return None
+    place = Path(settings.extend).expanduser()
+    summary, state = rundir.ended(place)
+    done = state["round"]
+    if run.local.decay == "cosine":
+        raise FedpflError("extend is not for local.decay=cosine, whose learning rates depend on rounds; run it anew")
+    shorter = f"{identity({**run.config, 'rounds': done})}-seed{settings.seed}"
+    if summary["identity"] != shorter or done >= settings.rounds:
+        raise FedpflError(
+            f"extend: {place} holds no run of these settings, seed {settings.seed} and fewer rounds than "
+            f"{settings.rounds}; set rounds to more than it has, and all else as it was"
+        )
+    if summary.get("data") != run.fingerprint:
+        raise FedpflError(f"extend: {place} was run on other data (samples, labels, groups, or who holds which)")
+    return {**state, **_without_end(run, done, state["files"])}
+
+
+def _without_end(run: Run, done: int, texts: dict[str, str]) -> dict[str, Any]:
+    """Return a shorter run's rows, and the best and last of them, but for what was judged for the end's sake alone."""
+    header, table = rounds.cells(texts["rounds.csv"])
+    evaluated, tuned = done % run.eval.every == 0, done % (run.eval.finetune_every or 1) == 0
+    for place, name in enumerate(header):
+        metric = METRICS.get(name)
+        if metric is None:
+            continue
+        extra = metric.tuned and not tuned
+        if extra or ((metric.evaluated or name == "eval_seconds") and not evaluated):
+            table[-1][place] = ""
+    text = "".join(map(rounds.line, (header, *table)))
+    rows = [row for row in rounds.read(text) if row["accuracy"] is not None]
+    best = max(rows, key=lambda row: row["accuracy"] or 0.0, default={})
+    return {"best": best, "last": rows[-1] if rows else {}, "files": {**texts, "rounds.csv": text}}

@@ -1,0 +1,157 @@
+"""A run in its directory: each round of loop.py is written, shown, saved, and judged by a search, in that order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from fedpfl import engine
+from fedpfl.config import plugins
+from fedpfl.config.plan import Run, alone, build, check
+from fedpfl.engine import lockstep, ranks
+from fedpfl.ground import tree
+from fedpfl.record import loggers
+from fedpfl.record.callbacks import Callback, Callbacks
+from fedpfl.record.rundir import RunDirectory
+from fedpfl.runner import header, resume
+from fedpfl.runner.everyone import Everyone
+from fedpfl.runner.faults import Diverged, GivenUp
+from fedpfl.runner.loop import Round, rounds
+from fedpfl.runner.needs import foresee
+from fedpfl.runner.trials import Watch
+
+CHOSEN = ("backend", "graphs", "width")
+"""What engine=auto finds out, of the engine's keys."""
+
+
+def session(
+    cfg: DictConfig,
+    path: Path,
+    experiment: str | None = None,
+    quiet: bool = False,
+    callbacks: Sequence[Callback] = (),
+    watch: Watch = lambda number, row: False,
+) -> Iterator[Round]:
+    """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; yields rounds as they end.
+
+    Closed before its end it saves the run, which goes on from there when it is asked for again. quiet: nothing on the
+    terminal. watch: asked at the beginning and after evaluations whether to give up. Raises FedpflError.
+    """
+    started, stage = time.monotonic(), lockstep.stage.get()
+    path = Path(ranks.share(str(path)))
+    run = build(check(cfg), stage.share if stage else alone)
+    needs = foresee(run)
+    added = plugins.callbacks(run.config["plugins"]) if ranks.leads() else []
+    earlier = resume.extended(run)
+    with resume.opened(run, path) as directory:
+        if resume.finished(directory):
+            if ranks.leads():
+                header.tell_finished(directory, quiet)
+            return
+        progress = resume.Progress.of(run, directory, earlier, started)
+        backend, everyone = _backend(run, stage, progress.known), Everyone(run)
+        directory.write_summary(status="running", **header.facts(run))
+        everyone.write_partition(directory)
+        heard = Callbacks()
+        if ranks.leads():
+            group = experiment or run.federation.name
+            info = header.introduced(run, directory, group, backend, progress.state, everyone.counts, needs)
+            heard = loggers.opened(run.config["logger"], info, quiet, [*callbacks, *added])
+        with heard, _ending(directory, heard, progress):
+            yield from _recorded(run, backend, directory, everyone, heard, progress, watch)
+
+
+def _recorded(
+    run: Run,
+    backend: engine.Backend,
+    directory: RunDirectory,
+    everyone: Everyone,
+    callbacks: Callbacks,
+    progress: resume.Progress,
+    watch: Watch,
+) -> Iterator[Round]:
+    """Yield the rounds when all is done that there is to do with them."""
+    if watch(progress.state.round, None):
+        raise GivenUp("given up")
+    for round in rounds(run, backend, progress.state):
+        # ---- run directory
+        if round.judged:
+            directory.write_clients(everyone.rows(round.clients))
+        directory.row(round.row)
+        progress.count(round, _used(run, backend))
+
+        # ---- callbacks
+        for note in round.notes:
+            callbacks.on_note(note)
+        callbacks.on_round(round)
+
+        # ---- checkpoint
+        progress.save_if_due(round.last)
+
+        # ---- whoever asked for rounds
+        try:
+            yield round
+        except GeneratorExit:
+            progress.save()
+            raise
+
+        # ---- search
+        if round.judged and not round.last and watch(round.state.round, progress.last):
+            raise GivenUp("given up")
+
+
+@contextmanager
+def _ending(directory: RunDirectory, callbacks: Callbacks, progress: resume.Progress) -> Iterator[None]:
+    """Write and tell how a run ends: finished, diverged or given up. Of failures and interrupts others take care."""
+    try:
+        yield
+    except GivenUp:
+        done = progress.state.round
+        callbacks.on_note(f"given up after round {done}: its validation accuracy is below the others' median")
+        callbacks.on_end("interrupted", directory.summary)
+        raise
+    except Diverged as error:
+        directory.write_summary(status="diverged", error=str(error))
+        callbacks.on_end("diverged", directory.summary)
+        raise
+    run, state = progress.run, progress.state
+    masks = engine.compared(run.method, state)
+    directory.write_masks(masks and {**masks, "clients": [run.federation.number(one) for one in masks["clients"]]})
+    ended = {"best": progress.best, "last": progress.last, "hours": progress.spent / 3600}
+    directory.write_summary(status="finished", **ended, rounds_played=state.round)
+    if not run.checkpoint.keep:
+        directory.drop_checkpoint()
+    callbacks.on_end("finished", directory.summary)
+
+
+def play(cfg: DictConfig, path: Path, **more: Any) -> None:
+    """Play a `session` to its end. Raises FedpflError."""
+    for _ in session(cfg, path, **more):
+        pass
+
+
+def _backend(run: Run, stage: lockstep.Stage | None, known: dict[str, Any]) -> engine.Backend:
+    """Return that of the run's processes, or in a lockstep sweep of all runs with such a network and engine.
+
+    known: `_used` by the part of the run that is done; on the same kind of device the rest goes on by it, bit for bit.
+    """
+    taken = tree.named(known, CHOSEN) if known.get("device") == run.device.type else {}
+    over = partial(ranks.over, device=run.device)
+    make = partial(engine.choose, run.engine, run.net, run.device, taken, over, ranks.share)
+    if stage is None:
+        return make()
+    shape = (str(run.config["model"]), run.federation.shape, run.federation.classes)
+    key = ("backend", *shape, run.engine, run.device, *taken.values())
+    return lockstep.Shared(stage, stage.share(key, make))
+
+
+def _used(run: Run, backend: engine.Backend) -> dict[str, Any]:
+    """Return what answers, on what, and the seconds of each that was tried."""
+    chosen = {name: getattr(backend.engine, name) for name in CHOSEN}
+    return {"device": run.device.type, **chosen, "seconds": getattr(backend, "seconds", {})}

@@ -1,0 +1,181 @@
+"""Methods tuned on equal terms: a search for each, and what it chose run with fresh seeds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import pandas as pd
+import yaml
+
+from fedpfl.config import overrides
+from fedpfl.config.schema import GROUPS
+from fedpfl.ground.errors import FedpflError
+from fedpfl.report import load
+from fedpfl.report.names import METHODS
+from fedpfl.report.table import Cell, Column, Table, over_seeds
+from fedpfl.report.tables import chosen_round
+from fedpfl.runner import trials
+from fedpfl.runner.faults import STATUS, Diverged
+
+SPACES = Path(overrides.CONF) / "tune"
+COLUMNS = (
+    Column("method"),
+    Column("chosen", "long"),
+    Column("finished", "whole", "trials"),
+    Column("given up", "whole", "trials"),
+    Column("rounds", "whole", "trials"),
+    Column("validation", "percent"),
+    Column("mean", "percent", "test accuracy"),
+    Column("pooled", "percent", "test accuracy"),
+    Column("fine-tuned", "percent", "test accuracy"),
+    Column("unseen", "percent"),
+    Column("seeds", "whole"),
+)
+JUDGED = {"accuracy": "mean", "accuracy_pooled": "pooled", "ft_accuracy": "fine-tuned", "unseen_accuracy": "unseen"}
+
+
+class Order(NamedTuple):
+    """What is asked for: the methods, how many trials and fresh seeds, where to write, and words for all."""
+
+    methods: list[str]
+    trials: int
+    seeds: int
+    folder: Path
+    words: list[str]
+
+
+def space(method: str, words: Sequence[str]) -> list[str]:
+    """Return the words of a method's search space, without keys that the user has set. Raises FedpflError.
+
+    A group that the user chose (`quantile=paper`) sets its keys, but for those that it leaves open (as `tuned`).
+    """
+    given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
+    known: dict[str, str] = {}
+    for name in ("all", method):
+        path = SPACES / f"{name}.yaml"
+        if path.is_file():
+            known |= yaml.safe_load(path.read_text()) or {}
+    searched = [f"{key}={text}" for key, text in known.items() if key not in given and _open(key, given)]
+    if not searched and not any(map(overrides.sweeps, words)):
+        return [f"local.lr=choice({given['local.lr']})"]  # every trial is the same run
+    return searched
+
+
+def _open(key: str, given: Mapping[str, str]) -> bool:
+    """Tell whether the group of a key was not chosen, or leaves it without a value."""
+    group, _, name = key.partition(".")
+    if group not in given:
+        return True
+    path = SPACES.parent / group / f"{given[group]}.yaml"
+    return path.is_file() and yaml.safe_load(path.read_text()).get(name) == "???"
+
+
+def tune(asked: Order, play: Callable[..., None]) -> Table:
+    """Search for each method's values, run them with fresh seeds, and return a table of what came of it.
+
+    play: does a command line of fedpfl.train's; but for exit status `bears` it does not return where that failed.
+    """
+    words = list(asked.words)
+    if not any(word.lstrip("+").startswith("validation=") for word in words):
+        words.append("validation=0.1")
+    swept = [word.partition("=")[0] for word in words if overrides.sweeps(word)]
+    plain = [word for word in words if not (word.startswith("hydra.sweeper.") or word.partition("=")[0] in swept)]
+    plain += [f"{key}=null" for key in swept if key not in GROUPS]
+    for method in asked.methods:  # what one lacks is told hours before its turn
+        overrides.composed([f"method={method}", *plain])
+    records = [_tuned(asked, method, words, play) for method in asked.methods]
+    lost = [
+        f"{record['method']}: {count} of the final runs diverged, so its test cells stay empty."
+        for record in records
+        if (count := asked.seeds - record["seeds"])
+    ]
+    return Table(
+        "Tuned on equal terms",
+        COLUMNS,
+        [_row(record) for record in records],
+        pd.DataFrame(records),
+        f"{asked.trials} trials per method, chosen by validation accuracy; then {asked.seeds} other seeds, each at its "
+        "round of the best validation accuracy: mean (standard deviation over seeds), in percent.",
+        (
+            "Rounds: played by all trials together. A trial below the others' median validation accuracy is given up.",
+            *lost,
+        ),
+    )
+
+
+def _tuned(asked: Order, method: str, words: Sequence[str], play: Callable[..., None]) -> dict[str, Any]:
+    """Search for one method's values, run them with fresh seeds, and return what came of it."""
+    # Fine-tuned columns choose nothing.
+    searched = [f"method={method}", *words, *space(method, words), "eval.finetune_epochs=0"]
+    options = ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}"]
+    play([*options, *_below(asked.folder / "trials")], searched)
+    found = trials.found[-1]
+    draw(found, asked.folder, method)
+    chosen = {word.partition("=")[0] for word in found.words}
+    fixed = [word for word in words if not word.startswith("hydra.sweeper.") and word.partition("=")[0] not in chosen]
+    fixed = [f"method={method}", *fixed, *found.words]
+    first = int(overrides.composed_once(fixed).seed) + 1
+    seeds = [first + number for number in range(asked.seeds)]
+    final = [*fixed, f"seed={','.join(map(str, seeds))}"]
+    play(["-m", *_below(asked.folder / "final")], final, bears=STATUS[Diverged])
+    record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
+    return record | {"validation": found.value} | _tested(asked.folder / "final", fixed, seeds)
+
+
+def _below(folder: Path) -> Iterator[str]:
+    return overrides.words("hydra.sweep.dir", str(folder))
+
+
+def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """Return test accuracies of the runs of these seeds, each at its best validation round; nan where one diverged."""
+    found: dict[str, list[float]] = {name: [] for name in JUDGED}
+    diverged = 0
+    for seed in seeds:
+        place = root / overrides.composed_once([*words, f"seed={seed}"]).hydra.sweep.subdir
+        status = load.begun(place).status
+        if status not in ("finished", "diverged"):
+            raise FedpflError(f"{place}: {status}; the same command tries it again")
+        lost = status == "diverged"
+        diverged += lost
+        row = {} if lost else chosen_round(load.read(place).evaluations)
+        for name in found:
+            found[name].append(float(row.get(name, float("nan"))))
+    told = {name: over_seeds(values) for name, values in found.items()}
+    return {"seeds": len(seeds) - diverged} | {
+        f"{name}{suffix}": value[at] for name, value in told.items() for at, suffix in enumerate(("", "_std"))
+    }
+
+
+def _row(record: dict[str, Any]) -> list[Cell]:
+    named = {
+        **{column.heading: Cell(record.get(column.heading)) for column in COLUMNS},
+        **{heading: Cell(record[name], record[f"{name}_std"]) for name, heading in JUDGED.items()},
+        "method": Cell(METHODS.get(record["method"], record["method"])),
+    }
+    return [named[column.heading] for column in COLUMNS]
+
+
+def draw(found: trials.Found, folder: Path, method: str) -> None:
+    """Draw how the search went and what mattered, into `<method>_history.png` and `<method>_importance.png`."""
+    mpl.use("agg")
+    import optuna
+    from matplotlib import pyplot as plt
+    from optuna.visualization import matplotlib as figures
+
+    whole = [trial for trial in found.study.trials if trial.state == optuna.trial.TrialState.COMPLETE]
+    drawn: dict[str, Callable[[], Any]] = {
+        "history": lambda: figures.plot_optimization_history(found.study, target_name="validation accuracy (%)")
+    }
+    if len({trial.value for trial in whole}) > 1:
+        drawn["importance"] = lambda: figures.plot_param_importances(found.study)
+    for name, make in drawn.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            make()
+        plt.tight_layout()
+        plt.savefig(folder / f"{method}_{name}.png", dpi=150)
+        plt.close("all")

@@ -1,0 +1,78 @@
+"""--help: every key, its value, its comment and its choices."""
+
+import re
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedpfl.config import help_page, overrides
+from fedpfl.methods import METHODS
+from tests.command import call
+from tests.conftest import ROOT, sampled
+
+WORDS = ("method=fedobp", "dataset=cifar100", "rounds=7")
+
+
+@pytest.fixture(scope="module")
+def page():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        return help_page.page(WORDS)
+
+
+def leaves(values, path=""):
+    for key, value in values.items():
+        if isinstance(value, dict) and value and key != "table":
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def test_every_key_has_a_line_with_its_value_and_its_comment(page):
+    cfg = overrides.composed(WORDS)
+    told = dict(re.findall(r"^  ([\w.]+)=(\S*)", page, re.MULTILINE))
+    wanted = {
+        key: value
+        for key, value in leaves({k: v for k, v in OmegaConf.to_container(cfg, resolve=True).items() if k != "hydra"})
+        if key.rpartition(".")[2] not in ("name", "title", "groups", "table") or key == "name"
+    }
+    assert told.keys() == wanted.keys()
+    assert (told["rounds"], told["method.q"], told["dataset.classes"]) == ("7", "0.9998", "100")
+    comments = re.findall(
+        r"^ *\w+:.*? # (.*)$", (ROOT / "conf/train.yaml").read_text().split("\nhydra:")[0], re.MULTILINE
+    )
+    assert len(comments) > 25
+    for comment in comments[2:]:  # the first two are of the defaults
+        assert " ".join(comment.split()) in " ".join(page.split())
+
+
+def test_choices_are_the_files_and_what_the_schema_allows(page):
+    flat = " ".join(page.split())
+    assert f"method {', '.join(sorted(METHODS))} quantile" in flat
+    assert re.search(
+        r"method.score=obp +one of obp, obp_as_published, gradient, fisher, fisher_batch$", page, re.MULTILINE
+    )
+    assert re.search(r"method.cold_start=paper +paper or global$", page, re.MULTILINE)  # the comment says them
+    assert "a positive number" in re.search(r"^  local.lr=.*(?:\n {30}.*)*", page, re.MULTILINE)[0]
+    assert re.search(r"method.q=0.9998 .*between 0 and 1$", page, re.MULTILINE)
+    assert re.search(r"^  method.ema=0.0 .*at least 0 and below 1$", page, re.MULTILINE)
+
+
+def test_a_narrow_terminal_gets_narrow_lines(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    assert max(map(len, help_page.page(WORDS).splitlines()[4:])) <= 70
+
+
+@pytest.mark.parametrize("name", sampled(METHODS, 12))
+def test_every_method_has_its_page(name):
+    assert f"\nmethod={name}: " in help_page.page([f"method={name}"])
+
+
+def test_the_command_prints_it_and_does_nothing(tmp_path):
+    result = call("--help", "method=fedper", cwd=tmp_path)
+    assert (result.code, result.err) == (0, "")
+    assert "method.layers=1 " in result.out
+    assert not list(tmp_path.iterdir())
+    bad = call("method=fedpre", "--help", cwd=tmp_path)
+    assert (bad.code, len(bad.complaints)) == (2, 1)
+    assert "did you mean fedrep" in bad.complaints[0]

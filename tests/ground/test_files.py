@@ -1,0 +1,41 @@
+"""Files that are written whole or not at all."""
+
+import pytest
+
+from fedpfl.ground import files
+from fedpfl.ground.errors import FedpflError
+
+
+def test_a_file_takes_its_place_when_all_went_well(tmp_path):
+    path = tmp_path / "table.csv"
+    with files.whole(path) as aside:
+        aside.write_text("new")
+        assert not path.exists()
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("table.csv", "new")]
+
+    def work() -> None:
+        with files.whole(path) as aside:
+            aside.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("table.csv", "new")]
+
+
+def test_what_has_become_another_processs_is_left_alone(tmp_path):
+    path, ours = tmp_path / "state.pt", [True]
+
+    def guard() -> None:
+        if not ours[0]:
+            raise FedpflError("another process writes there")
+
+    def work() -> None:
+        with files.replacing(path, guard) as file:
+            file.write(b"theirs")
+            ours[0] = False
+
+    with pytest.raises(FedpflError, match="another process"):
+        work()
+    assert not path.exists()
+    assert files.temporary(path).read_bytes() == b"theirs"

@@ -1,0 +1,77 @@
+"""Published numbers beside the report's table, and in what runs depart from the published set-up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpfl.papers.fedobp.beside import beside, of_run
+from fedpfl.report import groups, runs
+from fedpfl.report.load import read
+from fedpfl.report.render import render
+from fedpfl.report.table import Table
+from fedpfl.report.tables import accuracy_table
+from tests.report import test_report
+from tests.report.test_report import row_of, silent, write_run
+
+root = test_report.root
+
+
+def table_of(folder: Path) -> Table:
+    return accuracy_table(runs(folder), warn=silent, beside=beside)
+
+
+def test_published_value_and_difference(root: Path) -> None:
+    table = table_of(root)
+    row = row_of(table, "FedOBP")
+    assert (row["published"], row["published_seed_std"]) == (96.89, 0.03)
+    assert row["difference"] == pytest.approx(95.0 - 96.89)
+    assert row["difference_pooled"] == pytest.approx(96.0 - 96.89)
+    assert row_of(table, "FedAvg")["published"] == 87.29
+    assert table.notes[0] == "Set-up that differs from the published one: rounds 4 (published 400)."
+    assert "authors' logs pooled" in table.caption
+
+
+@pytest.mark.parametrize(
+    ("changes", "value"),
+    [
+        ({"dataset": {"name": "organamnist"}, "method": {"name": "fedper"}}, "MEDMNISTA"),
+        ({"partition": {"name": "published", "alpha": 0.1}}, "FMNIST"),
+        ({"method": {"name": "local_only"}}, "FMNIST"),
+        ({"method": {"name": "lg_fedavg"}}, "FMNIST"),
+        ({"method": {"name": "ditto"}}, None),
+        ({"partition": {"alpha": 0.3}}, None),
+        ({"partition": {"name": "iid", "alpha": 0.1}}, None),
+        ({"dataset": {"name": "digits"}}, None),
+    ],
+)
+def test_published_values_match_by_method_data_set_and_setting(
+    tmp_path: Path, changes: dict[str, Any], value: str | None
+) -> None:
+    (group,) = groups([read(write_run(tmp_path / "run", **changes))])
+    known = of_run(group.runs[0])
+    assert (known is None) == (value is None)
+    if known:
+        table = "III" if value == "CIFAR10" else "IV"
+        assert known.source.endswith(f"Table {table}")
+
+
+def test_departures_from_the_published_setup_are_told_briefly(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", rounds=400)
+    for number in range(1, 7):
+        method = {"name": "fedobp", "q": number / 10, "norm": "layer"}
+        write_run(tmp_path / str(number), rounds=400, method=method)
+    note = table_of(tmp_path).notes[0]
+    assert note.startswith(
+        "Set-up that differs from the published one: q 0.1, 0.2, 0.3 and 3 more (published 0.99993) for"
+    )
+    assert "norm layer (published global) for FedOBP (q=0.1), FedOBP (q=0.2), FedOBP (q=0.3) and 3 more." in note
+
+
+def test_no_published_columns_where_nothing_is_published(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", dataset={"name": "digits"})
+    table = table_of(tmp_path)
+    assert "published" not in render(table, "markdown").lower()
+    assert not table.notes

@@ -1,0 +1,61 @@
+"""What is written into rounds.csv reads back as it was."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedpfl.record import rounds
+
+VALUES = {
+    "whole": 2**60 + 1,
+    "below": -3,
+    "third": 1 / 3,
+    "tiny": 5e-324,
+    "nothing": None,
+    "numpy": np.float32(0.1),
+    "torch": torch.tensor(7),
+    'a,"b"': 1.0,
+}
+
+
+def test_numbers_read_back_bit_for_bit():
+    text = rounds.line(VALUES) + rounds.line(VALUES.values())
+    (row,) = rounds.read(text)
+    assert row == VALUES | {"numpy": float(np.float32(0.1)), "torch": 7}
+    assert [type(row[name]) for name in ("whole", "third", "torch")] == [int, float, int]
+    (row,) = rounds.read(rounds.line(["x"]) + rounds.line([math.nan]))
+    assert math.isnan(row["x"])
+
+
+def test_the_line_that_is_being_written_does_not_count():
+    text = "round,accuracy\n1,50.0\n2,60.0\n"
+    assert (
+        rounds.read(text)
+        == rounds.read(text + "3,7")
+        == [{"round": 1, "accuracy": 50.0}, {"round": 2, "accuracy": 60.0}]
+    )
+    assert rounds.read(text[:-1]) == [{"round": 1, "accuracy": 50.0}]
+    assert rounds.read("round,accuracy\n") == []
+
+
+def test_only_the_columns_asked_for_are_looked_at():
+    assert rounds.read("round,accuracy,note\n1,50.0,strange\n", only=("round", "absent")) == [{"round": 1}]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    {
+        "empty": ("", "it is empty"),
+        "one line without end": ("round,accuracy", "it is empty"),
+        "short": ("round,accuracy\n1,50.0\n2\n", "row 2 has 1 cells, and there are 2 columns"),
+        "long": ("round\n1,50.0\n", "row 1 has 2 cells"),
+        "twice": ("round,round\n1,1\n", "two columns have one name"),
+        "words": ("round,accuracy\n1,good\n", "'good' under accuracy is no number"),
+        "endless": (f"round\n{'1' * 200_000}\n", "it is no CSV"),
+    }.values(),
+)
+def test_what_is_no_table_of_numbers_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        rounds.read(text)

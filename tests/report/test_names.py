@@ -1,0 +1,50 @@
+"""Names for people: every method and data set has one, tables have the methods in their order."""
+
+from omegaconf import OmegaConf
+
+from fedpfl.config import overrides
+from fedpfl.config.plan import resolve
+from fedpfl.data import datasets
+from fedpfl.ground.identity import identity
+from fedpfl.methods import METHODS
+from fedpfl.report import names
+
+
+def test_every_method_and_data_set_has_a_title():
+    assert set(names.METHODS) == set(METHODS)
+    assert set(names.DATASETS) == set(datasets.SETS) - {"npz"}  # named after its file
+    assert (names.METHODS["lg_fedavg"], names.DATASETS["cifar10_c"]) == ("LG-FedAvg", "CIFAR10-C")
+
+
+def test_methods_stand_in_the_order_of_the_tables():
+    assert list(names.METHODS)[:3] == ["local_only", "fedavg", "fedavgm"]
+    assert list(names.METHODS)[-1] == "fedobp"
+
+
+def test_a_method_without_a_place_stands_before_the_last_one(tmp_path, monkeypatch):
+    for name in ("late", "zoo", "ant", "untitled"):
+        text = f"name: {name}\n" + (f"title: {name.capitalize()}\n" if name != "untitled" else "")
+        (tmp_path / f"{name}.yaml").write_text(text)
+    monkeypatch.setattr(names, "_CONF", tmp_path.parent)
+    titles = names.Titles(tmp_path.name, "zoo gone late")
+    assert list(titles.items()) == [("zoo", "Zoo"), ("ant", "Ant"), ("late", "Late")]
+    assert titles.get("untitled", "plain") == "plain"
+
+
+def test_titles_are_read_once_and_only_when_asked_for(monkeypatch):
+    read = []
+    monkeypatch.setattr(names.yaml, "load", lambda text, loader: read.append(text) or {"title": "T"})
+    titles = names.Titles("dataset")
+    assert not read
+    for _ in range(3):
+        assert titles.get("mnist") == "T"
+    assert len(read) == len(list((names._CONF / "dataset").glob("*.yaml")))
+
+
+def test_a_title_decides_nothing():
+    cfg = overrides.composed(["method=fedprox", "dataset=mnist"])
+    assert (cfg.method.title, cfg.dataset.title) == ("FedProx", "MNIST")
+    resolved = resolve(cfg)
+    assert "title" not in resolved["method"].keys() | resolved["dataset"].keys()
+    other = OmegaConf.merge(cfg, {"method": {"title": "Other"}, "dataset": {"title": "Other"}})
+    assert identity(resolve(other)) == identity(resolved)

@@ -1,0 +1,226 @@
+"""`fedpfl.rounds` and callbacks: a run from outside while it goes on."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+import fedpfl
+from fedpfl.ground import lock
+from fedpfl.ground.errors import FedpflError
+from fedpfl.record.rounds import cell
+from tests.command import CLOCKED, TINY, call, play, state, summary, table
+from tests.conftest import assert_same
+
+WORDS = (*TINY, "rounds=4", "eval.every=2", "checkpoint.seconds=1000", "model=lenet5", "method=fedobp")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of the command's; tests read it."""
+    path = tmp_path_factory.mktemp("rounds") / "run"
+    play(path, *WORDS)
+    return path
+
+
+def assert_ends_as(folder: Path, whole: Path) -> None:
+    assert table(folder / "rounds.csv") == table(whole / "rounds.csv")
+    assert (folder / "clients.csv").read_bytes() == (whole / "clients.csv").read_bytes()
+    assert_same(state(folder), state(whole))
+    assert summary(folder)["status"] == "finished"
+    assert summary(folder).keys() == summary(whole).keys()
+
+
+def test_rounds_are_those_of_the_file(whole, tmp_path, capfd):
+    rows, judged = [], []
+    for round in fedpfl.rounds(*WORDS, directory=tmp_path / "run"):
+        rows.append({key: cell(value) for key, value in round.row.items() if key not in CLOCKED})
+        judged.append(round.clients.get("accuracy"))
+        assert table(tmp_path / "run/rounds.csv") == rows  # written before it is handed on
+        last = round
+    assert rows == table(whole / "rounds.csv")
+    assert judged[0] is judged[2] is None
+    assert list(judged[3].values()) == fedpfl.load(whole).clients["accuracy"].tolist()
+    assert_same({k: last.personal(k) for k in range(4)}, {k: fedpfl.load(whole).personal(k) for k in range(4)})
+    assert_same(last.mask(2), fedpfl.load(whole).mask(2))
+    assert_ends_as(tmp_path / "run", whole)
+    assert capfd.readouterr() == ("", "")
+    assert list(fedpfl.rounds(*WORDS, directory=tmp_path / "run")) == []  # it is finished
+
+
+def test_the_last_round_is_judged_whenever_it_comes(tmp_path):
+    began = time.monotonic()
+    played = list(fedpfl.rounds(*WORDS[:-1], "rounds=3", method="fedavg", directory=tmp_path / "run"))
+    assert [round.judged for round in played] == [False, True, True]
+    assert [round.last for round in played] == [False, False, True]
+    spent = [round.row["seconds"] + (round.row["eval_seconds"] or 0) for round in played]
+    assert 0 < min(spent) < sum(spent) < time.monotonic() - began
+
+
+def test_of_equal_rounds_the_first_is_the_best(whole):
+    judged = fedpfl.load(whole).rounds.dropna(subset="accuracy")
+    assert judged["accuracy"].nunique() == 1  # clients of a handful of samples
+    assert (summary(whole)["best"]["round"], summary(whole)["last"]["round"]) == (2, 4)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_who_leaves_the_loop_can_go_on(after, whole, tmp_path):
+    run = tmp_path / "run"
+    for round in fedpfl.rounds(*WORDS, directory=run):
+        if round.row["round"] == after:
+            there = round.personal(1)
+            break
+    half = fedpfl.load(run)
+    assert (half.status, half.round, len(half.rounds)) == ("interrupted", after, after)
+    assert_same(half.personal(1), there)
+    lock.release(lock.take(run), run.resolve())  # nobody holds it
+    assert (run / "run.log").read_text().endswith(" interrupted\n")
+    numbers = [round.row["round"] for round in fedpfl.rounds(*WORDS, directory=run)]
+    assert numbers == list(range(after + 1, 5))
+    assert_ends_as(run, whole)
+
+
+def test_an_error_in_the_loop_interrupts_the_run(whole, tmp_path):
+    def work() -> None:
+        for _ in fedpfl.rounds(*WORDS, directory=tmp_path / "run"):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert fedpfl.load(tmp_path / "run").status == "interrupted"
+    fedpfl.run(*WORDS, directory=tmp_path / "run", progress=False)
+    assert_ends_as(tmp_path / "run", whole)
+
+
+def test_models_go_when_the_next_round_begins(tmp_path):
+    rounds = fedpfl.rounds(*WORDS, directory=tmp_path / "run")
+    first = next(rounds)
+    first.personal(0)
+    next(rounds)
+    with pytest.raises(FedpflError, match="round 1 is over, and its models with it: ask before the next round"):
+        first.personal(0)
+    rounds.close()
+
+
+def test_a_model_that_another_process_has_is_refused(tmp_path):
+    rounds = fedpfl.rounds(*WORDS, directory=tmp_path / "run")
+    round = next(rounds)
+    round.state.rows.mine = lambda client: client != 1  # as under torchrun with state.sharded=true
+    round.personal(0)
+    with pytest.raises(FedpflError, match="the state of client 1 is in another process"):
+        round.personal(1)
+    rounds.close()
+
+
+class Heard(fedpfl.Callback):
+    """Writes down its calls, and fails where told."""
+
+    def __init__(self, fails: str = ""):
+        self.calls, self.notes, self._fails = [], [], fails
+
+    def _call(self, *what: object) -> None:
+        self.calls.append(what)
+        if what[0] == self._fails:
+            raise ZeroDivisionError("no\nluck")
+
+    def on_begin(self, run):
+        self._call("begin", run.path, run.config["method"]["name"], run.rounds, run.start_round)
+
+    def on_round(self, round):
+        self._call("round", round.row["round"], sorted(round.clients), len(round.personal(0)))
+
+    def on_note(self, text):
+        self.notes.append(text)
+
+    def on_end(self, status, summary):
+        self._call("end", status, summary.get("rounds_played"))
+
+
+class Spoils(fedpfl.Callback):
+    """Changes what it is given."""
+
+    def on_round(self, round):
+        round.row.clear()
+
+
+def test_callbacks_hear_of_a_run_and_decide_nothing(whole, tmp_path):
+    run, heard = tmp_path / "run", Heard()
+    for round in fedpfl.rounds(*WORDS, directory=run, callbacks=[heard, Spoils()]):
+        assert heard.calls[-1][:2] == ("round", round.state.round)  # they hear first
+        if round.state.round == 2:
+            break
+    fedpfl.run(*WORDS, directory=run, progress=False, callbacks=[heard, Spoils()])
+    entries = len(fedpfl.load(run).personal(0))
+    assert heard.calls == [
+        ("begin", run, "fedobp", 4, 0),
+        ("round", 1, [], entries),
+        ("round", 2, ["accuracy"], entries),
+        ("end", "interrupted", None),
+        ("begin", run, "fedobp", 4, 2),
+        ("round", 3, [], entries),
+        ("round", 4, ["accuracy"], entries),
+        ("end", "finished", 4),
+    ]
+    assert_ends_as(run, whole)
+
+
+@pytest.mark.parametrize("fails", ["begin", "round", "end"])
+def test_a_callback_that_fails_is_named_once_and_left_out(fails, whole, tmp_path):
+    good, bad = Heard(), Heard(fails)
+    fedpfl.run(*WORDS, directory=tmp_path / "run", progress=False, callbacks=[good, bad])
+    assert [what[0] for what in bad.calls].count(fails) == 1
+    assert [what[0] for what in bad.calls].count("end") == 1
+    assert [what[0] for what in good.calls] == ["begin", *["round"] * 4, "end"]
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert log.count("Heard failed and is left out, the run goes on: no luck") == 1
+    assert_ends_as(tmp_path / "run", whole)
+
+
+def test_callbacks_are_instances(tmp_path):
+    with pytest.raises(FedpflError, match=r"callbacks must be instances of subclasses of fedpfl\.Callback, got <class"):
+        fedpfl.run(*WORDS, directory=tmp_path / "run", callbacks=[Heard])
+    assert not (tmp_path / "run").exists()
+
+
+PLUGIN = """
+import fedpfl
+
+class Best(fedpfl.Callback):
+    def on_begin(self, run):
+        self.file = run.path / "best.txt"
+    def on_round(self, round):
+        self.file.open("a").write(f"{round.row['round']}\\n")
+
+CALLBACKS = [Best]
+"""
+
+
+def test_a_plugin_has_callbacks(whole, tmp_path):
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    result = call("-m", *WORDS, "seed=42,43", "plugins=[mine.py]", cwd=tmp_path)
+    assert result.code == 0, result
+    folders = sorted(tmp_path.glob("outputs/*/*/*/seed*"))
+    assert [(folder / "best.txt").read_text() for folder in folders] == ["1\n2\n3\n4\n"] * 2
+    assert table(folders[0] / "rounds.csv") == table(whole / "rounds.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("CALLBACKS = {'a': 1}", "mine.py: CALLBACKS must be a list of classes, got {'a': 1}"),
+        ("CALLBACKS = [int]", "mine.py: CALLBACKS: int must be a subclass of fedpfl.Callback"),
+        ("CALLBACKS = []", "mine.py adds nothing"),
+        (
+            f"{PLUGIN}\nBest.__init__ = lambda self: 1 / 0",
+            "mine.py:12: CALLBACKS: Best() raised ZeroDivisionError: division by zero",
+        ),
+    ],
+)
+def test_a_plugins_fault_is_one_line(text, message, tmp_path):
+    (tmp_path / "mine.py").write_text(text)
+    result = call(*WORDS, "plugins=[mine.py]", cwd=tmp_path)
+    assert result.code == 2, result
+    (line,) = result.err.splitlines()
+    assert line.startswith("fedpfl: plugins: ")
+    assert message in line
+    assert not (tmp_path / "outputs").exists()
