@@ -1,10 +1,15 @@
 """A network that reads a text letter by letter, as LEAF's for Shakespeare (Caldas et al. 2018, arXiv:1812.01097)."""
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.models.shapes import tokens
+
+Count = Annotated[int, AtLeast(1)]
 
 
 class LSTMLayer(nn.Module):
@@ -47,12 +52,9 @@ class LSTM(nn.Module):
     Ids from `vocabulary` on share the last row; none is padding.
     """
 
-    def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: int = 80, width: int = 256):
+    def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: Count = 80, width: Count = 256):
         super().__init__()
         tokens(shape)
-        for name, value in (("vocabulary", vocabulary), ("width", width)):
-            if value < 1:
-                raise ValueError(f"{name} must be 1 or more, got {value}")
         self.embedding = nn.Embedding(vocabulary, 8)
         self.lstm1 = LSTMLayer(8, width)
         self.lstm2 = LSTMLayer(width, width)

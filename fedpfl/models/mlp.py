@@ -1,8 +1,11 @@
 """Fully connected networks."""
 
+from typing import Annotated
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.models.shapes import numbers
 
 
@@ -11,8 +14,6 @@ class MLP(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]):
         super().__init__()
-        if any(width < 1 for width in hidden):
-            raise ValueError(f"hidden must be widths of 1 or more, got {list(hidden)}")
         inputs = [numbers(shape), *hidden]
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(inputs, hidden, strict=False))
         self.classifier = nn.Linear(inputs[-1], classes)
@@ -25,7 +26,7 @@ class MLP(nn.Module):
         return self.classifier(x)
 
 
-def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (200, 200)) -> MLP:
+def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[Annotated[int, AtLeast(1)], ...] = (200, 200)) -> MLP:
     """Build linear layers; two of 200 are McMahan et al.'s 2NN (Communication-Efficient Learning, AISTATS 2017).
 
     199,210 scalars for [1, 28, 28] and 10 classes; 153,806 for the 561 features of UCI HAR and 6 classes.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedpfl.ground import memory
+from fedpfl.ground.casting import cast, hints
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
@@ -62,6 +63,8 @@ def build(
         raise FedpflError(f"model.name must be one of {', '.join(sorted(MODELS))}, got {name!r}")
     make = partial(MODELS[name], shape, classes, **options)
     try:
+        for key, value in options.items():
+            cast(value, hints(MODELS[name]).get(key, Any), key)
         with torch.random.fork_rng(devices=[]):
             _check_size(make)
             torch.manual_seed(seed)

@@ -1,8 +1,11 @@
 """A classifier for texts (after Joulin et al., Bag of Tricks for Efficient Text Classification, EACL 2017)."""
 
+from typing import Annotated
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpfl.ground.ranges import AtLeast
 from fedpfl.models.shapes import tokens
 
 
@@ -16,10 +19,6 @@ class Text(nn.Module):
     def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: int, width: int):
         super().__init__()
         tokens(shape)
-        if vocabulary < 2:
-            raise ValueError(f"vocabulary must be 2 or more, padding and words, got {vocabulary}")
-        if width < 1:
-            raise ValueError(f"width must be 1 or more, got {width}")
         self.embedding = nn.Embedding(vocabulary, width)
         self.fc = nn.Linear(width, width)
         self.classifier = nn.Linear(width, classes)
@@ -32,6 +31,11 @@ class Text(nn.Module):
         return self.classifier(F.relu(self.fc(mean)))
 
 
-def text(shape: tuple[int, ...], classes: int, vocabulary: int = 20_000, width: int = 32) -> Text:
+def text(
+    shape: tuple[int, ...],
+    classes: int,
+    vocabulary: Annotated[int, AtLeast(2)] = 20_000,  # padding and words
+    width: Annotated[int, AtLeast(1)] = 32,
+) -> Text:
     """Build `Text`: 641,188 scalars for 4 classes, however long the texts are."""
     return Text(shape, classes, vocabulary, width)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -269,25 +269,16 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
     others, strange, apart = list[str](), list[str](), False
     for seed, one, other in pairs:
         try:
-            left, right = one.clients, other.clients
+            alike = samples_of(one.clients).equals(samples_of(other.clients))
         except FedpflError as error:
             strange.append(f"Clients of seed {seed} are not compared: {error}")
             continue
-        if not samples_of(left).equals(samples_of(right)):
+        if alike:
+            found, notes = _changes(seed, one, other, words)
+            records, strange = records + found, strange + notes
+            apart = apart or any(len(run.participating) < len(run.clients) for run in (one, other))
+        else:
             others.append(seed)
-            continue
-        took_part = left.index.isin(one.participating.index) & right.index.isin(other.participating.index)
-        apart = apart or not took_part.all()
-        for what, (_, of_left, of_right) in words.items():
-            if of_left in left and of_right in right:
-                gained = (right[of_right] - left[of_left])[took_part]
-                record = {"at": seed, "what": what} | dict(zip(("a", "equal", "b"), counts(gained), strict=True))
-                records.append(record | harm(gained.dropna())._asdict())
-                if "test" in left and (silent := int(((left["test"] > 0)[took_part] & gained.isna()).sum())):
-                    lacks = " or ".join(dict.fromkeys((of_left, of_right)))
-                    strange.append(
-                        f"Seed {seed}: {silent} clients with test samples lack {lacks} in A or in B; they do not count."
-                    )
     if others:
         strange.append(
             f"Clients of seed {', '.join(others)} are not compared: their label counts differ, so the partitions do."
@@ -307,6 +298,27 @@ def _clients(a: Group, b: Group) -> tuple[Table, list[str]]:
     heads = [Column("seed"), Column(""), *(Column(name, "whole") for name in ("in A", "equal", "in B"))]
     heads += [Column(name, "percent", "B instead of A") for name in ("harmed %", "their loss", "worst 10%")]
     return Table("Clients that are better, by their own accuracy", tuple(heads), rows, frame, _CLIENTS), strange
+
+
+def _changes(
+    seed: str, one: Run, other: Run, words: Mapping[str, tuple[str, str, str]]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """What becomes of the clients of a run that take part in both, by key of `words`; and who lacks an accuracy."""
+    left, right = one.clients, other.clients
+    took_part = left.index.isin(one.participating.index) & right.index.isin(other.participating.index)
+    records, notes = list[dict[str, Any]](), list[str]()
+    for what, (_, of_left, of_right) in words.items():
+        if of_left not in left or of_right not in right:
+            continue
+        gained = (right[of_right] - left[of_left])[took_part]
+        record = {"at": seed, "what": what} | dict(zip(("a", "equal", "b"), counts(gained), strict=True))
+        records.append(record | harm(gained.dropna())._asdict())
+        if "test" in left and (silent := int(((left["test"] > 0)[took_part] & gained.isna()).sum())):
+            lacks = " or ".join(dict.fromkeys((of_left, of_right)))
+            notes.append(
+                f"Seed {seed}: {silent} clients with test samples lack {lacks} in A or in B; they do not count."
+            )
+    return records, notes
 
 
 def _about_runs(a: Group, b: Group, select: str) -> list[str]:

@@ -18,7 +18,6 @@ from fedpfl.engine import lockstep, ranks
 from fedpfl.ground import tree
 from fedpfl.record import loggers
 from fedpfl.record.callbacks import Callback, Callbacks
-from fedpfl.record.rundir import RunDirectory
 from fedpfl.runner import header, resume
 from fedpfl.runner.everyone import Everyone
 from fedpfl.runner.faults import Diverged, GivenUp
@@ -63,20 +62,15 @@ def session(
             group = experiment or run.federation.name
             info = header.introduced(run, directory, group, backend, progress.state, everyone.counts, needs)
             heard = loggers.opened(run.config["logger"], info, quiet, [*callbacks, *added])
-        with heard, _ending(directory, heard, progress):
-            yield from _recorded(run, backend, directory, everyone, heard, progress, watch)
+        with heard, _ending(progress, heard):
+            yield from _recorded(progress, backend, everyone, heard, watch)
 
 
 def _recorded(
-    run: Run,
-    backend: engine.Backend,
-    directory: RunDirectory,
-    everyone: Everyone,
-    callbacks: Callbacks,
-    progress: resume.Progress,
-    watch: Watch,
+    progress: resume.Progress, backend: engine.Backend, everyone: Everyone, callbacks: Callbacks, watch: Watch
 ) -> Iterator[Round]:
-    """Yield the rounds when all is done that there is to do with them."""
+    """Yield each round when all is done that there is to do with it."""
+    run, directory = progress.run, progress.directory
     if watch(progress.state.round, None):
         raise GivenUp("given up")
     for round in rounds(run, backend, progress.state):
@@ -107,8 +101,9 @@ def _recorded(
 
 
 @contextmanager
-def _ending(directory: RunDirectory, callbacks: Callbacks, progress: resume.Progress) -> Iterator[None]:
+def _ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
     """Write and tell how a run ends: finished, diverged or given up. Of failures and interrupts others take care."""
+    run, directory = progress.run, progress.directory
     try:
         yield
     except GivenUp:
@@ -120,11 +115,10 @@ def _ending(directory: RunDirectory, callbacks: Callbacks, progress: resume.Prog
         directory.write_summary(status="diverged", error=str(error))
         callbacks.on_end("diverged", directory.summary)
         raise
-    run, state = progress.run, progress.state
-    masks = engine.compared(run.method, state)
+    masks = engine.compared(run.method, progress.state)
     directory.write_masks(masks and {**masks, "clients": [run.federation.number(one) for one in masks["clients"]]})
     ended = {"best": progress.best, "last": progress.last, "hours": progress.spent / 3600}
-    directory.write_summary(status="finished", **ended, rounds_played=state.round)
+    directory.write_summary(status="finished", **ended, rounds_played=progress.state.round)
     if not run.checkpoint.keep:
         directory.drop_checkpoint()
     callbacks.on_end("finished", directory.summary)

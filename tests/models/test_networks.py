@@ -117,7 +117,7 @@ def test_networks_for_images_say_so(name, shape):
         ("lstm", (9, 128), {}, r"takes token ids \[length\], got samples of shape \[9, 128\]"),
         ("lstm", (9,), {"vocabulary": 0}, "vocabulary must be 1 or more"),
         ("lstm", (9,), {"width": 0}, "width must be 1 or more"),
-        ("mlp", (9,), {"hidden": (200, 0)}, r"hidden must be widths of 1 or more, got \[200, 0\]"),
+        ("mlp", (9,), {"hidden": (200, 0)}, r"hidden must be 1 or more, got \(200, 0\)"),
         ("lenet5", (1, 28, 15), {}, "at least 16x16 pixels, got 28x15"),
         ("fedspu_emnist", (1, 3, 28), {}, "nothing is left of images of 3x28 pixels"),
     ],
@@ -287,7 +287,7 @@ DIGITS = (
     ("arguments", "message"),
     [
         (("model=mlp", "model.hidden=8"), "model.hidden must be a list of whole numbers, got 8"),
-        (("model=mlp", "model.hidden=[0]"), "model=mlp: hidden must be widths of 1 or more, got [0]"),
+        (("model=mlp", "model.hidden=[0]"), "model.hidden must be 1 or more, got [0]"),
         (("model=text",), f"model=text: takes token ids [length], got {DIGITS}"),
         (("model=har_cnn",), f"model=har_cnn: takes signals [channels, length], got {DIGITS}"),
         (

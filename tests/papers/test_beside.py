@@ -75,3 +75,8 @@ def test_no_published_columns_where_nothing_is_published(tmp_path: Path) -> None
     table = table_of(tmp_path)
     assert "published" not in render(table, "markdown").lower()
     assert not table.notes
+
+
+def test_what_an_older_run_does_not_tell_is_no_departure(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", rounds=400, local={"momentum": None})
+    assert not table_of(tmp_path).notes

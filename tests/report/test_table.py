@@ -277,3 +277,10 @@ def test_text_is_made_harmless_and_short() -> None:
     assert plain("a\x1b]0;x\x07\u202eb\ud800\n\tc") == r"a\x1b]0;x\x07\u202eb\ud800  c"
     assert plain("Größe ±°†Δ – 数据") == "Größe ±°†Δ – 数据"
     assert clip("x" * 3000, 11) == "xxxxx…xxxxx"
+
+
+def test_a_long_label_folds_rather_than_push_the_numbers_into_another_part() -> None:
+    columns = {"label": Column("method"), "a": Column("a", "percent"), "b": Column("b", "percent")}
+    text = render(Table.of([{"label": "x" * 60, "a": 1.0, "b": 2.0}], columns), width=50)
+    assert sum(set(line) == {"─"} for line in text.splitlines()) == 1
+    assert max(map(len, text.splitlines())) <= 50

@@ -71,7 +71,7 @@ def test_a_run_in_a_hurry_has_a_name_of_ones_choice(tmp_path):
     result = call("debug=fast", "method=fedavg", "model=mlp", "name=my try", cwd=tmp_path)
     assert result.code == 0, result.err
     assert "name        my try\n" in result.err
-    (folder,) = tmp_path.glob("outputs/digits/fedavg/*/seed42")
+    (folder,) = tmp_path.glob("outputs/digits_fast/fedavg/*/seed42")
     rows = table(folder / "rounds.csv")
     assert [(row["participants"], bool(row["ft_accuracy"])) for row in rows] == [("5", True)] * 2
     (entry,) = look(tmp_path)

@@ -6,12 +6,13 @@ import csv
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from fedpfl.data.datasets.shared.samples import Raw, merged
 from fedpfl.data.datasets.shared.source import Source, file, kept, reading
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import AtLeast
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MD5 = {"train": "b1a00f826fdfbd249f79597b59e1dc12", "test": "d52ea96a97a2d943681189a97654912d"}  # torchtext's
@@ -20,16 +21,15 @@ WORD = re.compile(r"[a-z0-9]+")
 PAD, UNKNOWN = 0, 1
 
 
-def ag_news(source: Source, vocabulary: int = 20_000, length: int = 64) -> Raw:
+def ag_news(
+    source: Source, vocabulary: Annotated[int, AtLeast(3)] = 20_000, length: Annotated[int, AtLeast(1)] = 64
+) -> Raw:
     """Read title and description (Zhang et al. 2015), training then test, int32 `[length]`.
 
     Words are runs of letters a-z and digits of the lower-case text. The `vocabulary` - 2 most frequent of the training
     part (of equals the first by alphabet) have ids from 2 on, the most frequent first; 1 is any other word, 0 fills up.
     What is longer than `length` words is cut.
     """
-    for key, value, least in (("vocabulary", vocabulary, 3), ("length", length, 1)):
-        if value < least:
-            raise FedpflError(f"dataset.{key} must be {least} or more, got {value}")
     paths = {part: file(source, f"ag_news_csv/{part}.csv", (MD5[part],), [f"{URL}{part}.csv"], PLACE) for part in MD5}
 
     def make() -> Raw:

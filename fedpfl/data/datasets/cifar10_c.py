@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from fedpfl.data.datasets.shared.archive import archive
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source, check_md5, corrupt, kept, reading, unpacked, wrong
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import Between
 
 # Addresses and sums of Zenodo record 2535967; those of the single files as in torch-uncertainty
 URL = "https://zenodo.org/records/2535967/files/CIFAR-10-C.tar?download=1"
@@ -50,7 +52,7 @@ HINT = "; dataset=cifar10_c_made makes most of it from CIFAR-10"
 def cifar10_c(
     source: Source,
     corruptions: Sequence[str] | None = None,
-    severity: int | None = 5,
+    severity: Annotated[int, Between(1, 5)] | None = 5,
     once: bool = False,
     made: bool = False,
 ) -> Raw:
@@ -69,8 +71,6 @@ def cifar10_c(
             f"dataset.corruptions must be null or some of {', '.join(offered)}, each once, got {list(names)}"
             + ("; with dataset.made=true there are no others" if made else "")
         )
-    if severity is not None and not 1 <= severity <= 5:
-        raise FedpflError(f"dataset.severity must be null or from 1 to 5, got {severity}")
     severities = range(1, 6) if severity is None else (severity,)
     kinds = [(name, degree) for name in names for degree in severities]
     read = _made if made else _published

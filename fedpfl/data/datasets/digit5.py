@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedpfl.data.datasets.shared.images import Side
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source, counted, folder, kept, reading, wrong
-from fedpfl.ground.errors import FedpflError
 
 PLACE = (
     "Digit-Five/ with mnist_data.mat, mnistm_with_label.mat, svhn_train_32x32.mat, svhn_test_32x32.mat, "
@@ -39,13 +39,11 @@ FILES = ("mnist_data", "mnistm_with_label", "svhn_train_32x32", "svhn_test_32x32
 Part = tuple[np.ndarray, np.ndarray]  # images and labels
 
 
-def digit5(source: Source, size: int = 32) -> Raw:
+def digit5(source: Source, size: Side = 32) -> Raw:
     """Read the .mat files of Peng et al. 2019: MNIST, MNIST-M, SVHN, synthetic digits, USPS, in three channels.
 
     First the training parts of all domains, then their test parts; groups are the domains.
     """
-    if size < 1:
-        raise FedpflError(f"dataset.size must be 1 or more, got {size}")
     root = folder(source, PLACE, "Digit-Five", "digit_five", "Digit5")
     paths = [root / f"{name}.mat" for name in FILES]
 

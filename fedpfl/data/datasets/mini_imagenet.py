@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpfl.data.datasets.shared.images import check_size, images, rows
+from fedpfl.data.datasets.shared.images import Side, images, rows
 from fedpfl.data.datasets.shared.samples import Raw, numbered
 from fedpfl.data.datasets.shared.source import Source, counted, folder, kept, wrong
 
@@ -10,12 +10,11 @@ PLACE = "mini-imagenet/ with images/, train.csv, val.csv and test.csv (split of 
 SIZE = 60_000
 
 
-def mini_imagenet(source: Source, size: int = 84) -> Raw:
+def mini_imagenet(source: Source, size: Side = 84) -> Raw:
     """Read uint8 `[3, size, size]`, 600 images a class, in order of their WordNet ids.
 
     The three lists are of different classes, so there is no test part.
     """
-    check_size(size)
     root = folder(source, PLACE, "mini-imagenet", "mini_imagenet", "miniImageNet")
     lists = [root / f"{part}.csv" for part in ("train", "val", "test")]
     names, kinds = [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedpfl.data.datasets.shared.images import check_size, images, rows
+from fedpfl.data.datasets.shared.images import Side, images, rows
 from fedpfl.data.datasets.shared.samples import Raw, merged, numbered
 from fedpfl.data.datasets.shared.source import Source, counted, kept, unpacked, wrong
 
@@ -16,12 +16,11 @@ MD5 = "90528d7ca1a48142e341f4ef8d21d0de"  # Zenodo's and Avalanche's
 SIZES = (100_000, 10_000)  # training and validation
 
 
-def tiny_imagenet(source: Source, size: int = 64) -> Raw:
+def tiny_imagenet(source: Source, size: Side = 64) -> Raw:
     """Read uint8 `[3, size, size]`, classes in order of their WordNet ids; training, then validation.
 
     The validation part is the test part, as the published test part has no labels.
     """
-    check_size(size)
     with unpacked(source, "tiny-imagenet-200", "tiny-imagenet-200.zip", (MD5,), URLS) as root:
         train = sorted(root.glob("train/*/images/*.JPEG"))
         counted(root / "train", "images", len(train), SIZES[0])

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Annotated, Any
 
 import numpy as np
 
+from fedpfl.ground.casting import cast, hints
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below
 
 Index = np.ndarray  # int64 [samples of one client]
 Generator = np.random.Generator | np.random.RandomState
+Alpha = Annotated[float, Above(0), AtMost(10**6)]  # iid is the limit of large alpha
+Count = Annotated[int, AtLeast(1)]
+Fraction = Annotated[float, AtLeast(0), Below(1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,46 +70,37 @@ def split(owned: Sequence[Index], test_fraction: float, rng: Generator, attempts
 # Checks; messages name the keys as the user writes them
 
 
-def checked_labels(y: Any, clients: int, seed: int, test_fraction: float) -> np.ndarray:
-    """Check the arguments that all schemes share; return labels as int64 `[samples]`."""
+def scheme(function: Callable[..., Partition]) -> Callable[..., Partition]:
+    """Check what a scheme is called with against its annotations. It then raises FedpflError for what does not fit."""
+
+    @wraps(function)
+    def checked(y: Any, clients: Any, seed: Any, **options: Any) -> Partition:
+        try:
+            cast(clients, Count, "clients")
+            cast(seed, Annotated[int, AtLeast(0)], "seed")
+            for key, value in options.items():
+                cast(value, hints(function).get(key, Any), f"partition.{key}")
+        except ValueError as error:
+            raise FedpflError(str(error)) from None
+        return function(y, clients, seed, **options)
+
+    return checked
+
+
+def checked_labels(y: Any, clients: int) -> np.ndarray:
+    """Return labels as int64 `[samples]`. Raises FedpflError for other things, or fewer samples than clients."""
     y = np.asarray(y)
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or not len(y) or y.min() < 0:
         raise FedpflError(
             f"labels must be non-negative integers [samples], got {y.dtype} {list(y.shape)}; mend the data"
         )
-    check_integer("clients", clients, 1)
-    check_integer("seed", seed, 0)
     if clients > len(y):
         raise FedpflError(f"clients must be at most the number of samples, {len(y)}, got {clients}")
-    if not is_number(test_fraction) or not 0 <= test_fraction < 1:
-        raise FedpflError(f"partition.test_fraction must be a number in [0, 1), got {test_fraction!r}")
     return y.astype(np.int64)
 
 
-def is_number(value: Any) -> bool:
-    """Return whether it is a finite number, not a bool."""
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def check_integer(key: str, value: Any, least: int) -> None:
-    """Raises FedpflError for anything but an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise FedpflError(f"{key} must be an integer of at least {least}, got {value!r}")
-
-
-def check_alpha(alpha: Any) -> None:
-    """Raises FedpflError for what is no concentration."""
-    if not is_number(alpha) or alpha <= 0:
-        raise FedpflError(f"partition.alpha must be a positive number, got {alpha!r}")
-    if alpha > 1e6:
-        raise FedpflError(
-            f"partition.alpha must be at most 1e6, got {alpha!r}; partition=iid is the limit of large alpha"
-        )
-
-
-def check_minimum(min_samples: Any, clients: int, samples: int) -> None:
+def check_minimum(min_samples: int, clients: int, samples: int) -> None:
     """Raises FedpflError if there are not so many samples for each client."""
-    check_integer("partition.min_samples", min_samples, 1)
     if clients * min_samples > samples:
         raise FedpflError(
             f"clients={clients} with partition.min_samples={min_samples} need {clients * min_samples} samples, "
@@ -112,9 +108,8 @@ def check_minimum(min_samples: Any, clients: int, samples: int) -> None:
         )
 
 
-def check_fixed(samples_per_client: Any, clients: int, samples: int) -> None:
+def check_fixed(samples_per_client: int, clients: int, samples: int) -> None:
     """Raises FedpflError if there are not so many samples for each client."""
-    check_integer("partition.samples_per_client", samples_per_client, 1)
     if clients * samples_per_client > samples:
         raise FedpflError(
             f"clients={clients} with partition.samples_per_client={samples_per_client} need "

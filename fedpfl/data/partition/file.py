@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedpfl.data import npz
-from fedpfl.data.partition.common import Index, Partition, checked_labels, split
+from fedpfl.data.partition.common import Fraction, Index, Partition, checked_labels, scheme, split
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError, reason
 
@@ -19,7 +19,8 @@ Owned = list[Index] | dict[str, list[Index]]
 """Indices per client, of all its samples or by split."""
 
 
-def file(y: Any, clients: int, seed: int, *, path: Path | str, test_fraction: float = 0.25) -> Partition:
+@scheme
+def file(y: Any, clients: int, seed: int, *, path: Path | str, test_fraction: Fraction = 0.25) -> Partition:
     """Deal samples as a file says, by their places in the data set: a run's partition.npz, or JSON.
 
     JSON holds a list or an object with an entry per client: an object of its `train`, `test` and, if there are any,
@@ -28,9 +29,7 @@ def file(y: Any, clients: int, seed: int, *, path: Path | str, test_fraction: fl
 
     Raises: FedpflError if the file is absent, is no such file, or does not fit the data set or the number of clients.
     """
-    y = checked_labels(y, clients, seed, test_fraction)
-    if not isinstance(path, str | Path):
-        raise FedpflError(f"partition.path must be a path, got {path!r}")
+    y = checked_labels(y, clients)
     path = Path(path).expanduser()
     parts = _parts(_read(path), test_fraction, seed)
     _check(parts, clients, len(y), path)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedpfl.data.partition.common import (
+    Alpha,
+    Count,
+    Fraction,
     Index,
     Partition,
     by_class,
-    check_alpha,
-    check_integer,
     checked_labels,
+    scheme,
     split,
     trim,
 )
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import AtLeast
 
 
+@scheme
 def groups(
     y: Any,
     clients: int,
@@ -28,10 +32,10 @@ def groups(
     *,
     groups: Any = None,
     group_names: Sequence[str] = (),
-    min_samples: int = 1,
-    samples_per_client: int | None = None,
+    min_samples: Count = 1,
+    samples_per_client: Count | None = None,
     test_from: int | None = None,
-    test_fraction: float | None = 0.25,
+    test_fraction: Fraction | None = 0.25,
 ) -> Partition:
     """Make natural clients: each is one group (a domain, a person, a role), or an equal random part of one.
 
@@ -42,10 +46,7 @@ def groups(
     Raises: FedpflError if the data set has no groups, clients are more and no multiple of them, a group has too few
     samples, or there is no test part.
     """
-    y = checked_labels(y, clients, seed, test_fraction or 0.0)
-    check_integer("partition.min_samples", min_samples, 1)
-    if samples_per_client is not None:
-        check_integer("partition.samples_per_client", samples_per_client, 1)
+    y = checked_labels(y, clients)
     if groups is None:
         raise FedpflError(
             "partition=groups needs a data set whose samples are from several domains or persons (digit5, har, "
@@ -81,7 +82,7 @@ def groups(
     return Partition(tuple(train), tuple(test))
 
 
-def _taken(groups: np.ndarray, clients: int, min_samples: int, rng: np.random.Generator) -> list[tuple[int, Index]]:
+def _taken(groups: np.ndarray, clients: int, min_samples: Count, rng: np.random.Generator) -> list[tuple[int, Index]]:
     """Numbers and samples of the groups that clients are made of: of those large enough as many as there are clients.
 
     Raises FedpflError if there are none, or clients are more and no multiple of them.
@@ -100,16 +101,17 @@ def _taken(groups: np.ndarray, clients: int, min_samples: int, rng: np.random.Ge
     return large
 
 
+@scheme
 def shuffled_shards(
     y: Any,
     clients: int,
     seed: int,
     *,
     test_from: int | None = None,
-    classes_per_client: int,
-    samples_per_client: int | None = None,
-    test_samples_per_client: int | None = None,
-    test_fraction: float | None = None,
+    classes_per_client: Count,
+    samples_per_client: Count | None = None,
+    test_samples_per_client: Count | None = None,
+    test_fraction: Fraction | None = None,
 ) -> Partition:
     """Make the pathological split with classes dealt at random, and the original test part split likewise.
 
@@ -120,13 +122,7 @@ def shuffled_shards(
 
     Raises: FedpflError if an argument is out of range, there is no test part, or a class has too few samples.
     """
-    y = checked_labels(y, clients, seed, test_fraction or 0.0)
-    for key, value in (
-        ("classes_per_client", classes_per_client),
-        ("samples_per_client", 1 if samples_per_client is None else samples_per_client),
-        ("test_samples_per_client", 1 if test_samples_per_client is None else test_samples_per_client),
-    ):
-        check_integer(f"partition.{key}", value, 1)
+    y = checked_labels(y, clients)
     rng = np.random.default_rng(seed)
     train, test = _halves(y, test_from, test_fraction, rng, "shuffled_shards")
     kinds = len(train)
@@ -156,15 +152,16 @@ def shuffled_shards(
     return Partition(parts, dealt(test, test_samples_per_client, "test_samples_per_client"))
 
 
+@scheme
 def fixed_dirichlet(
     y: Any,
     clients: int,
     seed: int,
     *,
     test_from: int | None = None,
-    alpha: float,
-    train_samples: int = 500,
-    test_samples: int = 100,
+    alpha: Alpha,
+    train_samples: Count = 500,
+    test_samples: Annotated[int, AtLeast(0)] = 100,
 ) -> Partition:
     """Deal equal sizes by one draw of class proportions q ~ Dir(alpha, ..., alpha) for both parts of a client.
 
@@ -175,10 +172,7 @@ def fixed_dirichlet(
 
     Raises: FedpflError if an argument is out of range or a class has fewer samples than a client is to have of it.
     """
-    y = checked_labels(y, clients, seed, 0.0)
-    check_alpha(alpha)
-    check_integer("partition.train_samples", train_samples, 1)
-    check_integer("partition.test_samples", test_samples, 0)
+    y = checked_labels(y, clients)
     for key, value in (("train_samples", train_samples), ("test_samples", test_samples)):
         if value > len(y):
             raise FedpflError(f"partition.{key}={value} is more than the {len(y)} samples of the data set; lower it")

@@ -7,30 +7,33 @@ from typing import Any
 import numpy as np
 
 from fedpfl.data.partition.common import (
+    Alpha,
+    Count,
+    Fraction,
     Generator,
     Index,
     Partition,
     by_class,
-    check_alpha,
     check_fixed,
-    check_integer,
     check_minimum,
     checked_labels,
+    scheme,
     split,
     trim,
 )
 from fedpfl.ground.errors import FedpflError
 
 
+@scheme
 def dirichlet(
     y: Any,
     clients: int,
     seed: int,
     *,
-    alpha: float,
-    min_samples: int = 10,
-    samples_per_client: int | None = None,
-    test_fraction: float = 0.25,
+    alpha: Alpha,
+    min_samples: Count = 10,
+    samples_per_client: Count | None = None,
+    test_fraction: Fraction = 0.25,
 ) -> Partition:
     """Skew labels by Dir(alpha), drawn once and repaired, so that it always ends.
 
@@ -43,8 +46,7 @@ def dirichlet(
 
     Raises: FedpflError if an argument is out of range or there are too few samples.
     """
-    y = checked_labels(y, clients, seed, test_fraction)
-    check_alpha(alpha)
+    y = checked_labels(y, clients)
     rng = np.random.default_rng(seed)
     if samples_per_client is not None:
         check_fixed(samples_per_client, clients, len(y))
@@ -58,15 +60,16 @@ def dirichlet(
     return split(owned, test_fraction, rng)
 
 
+@scheme
 def published(
     y: Any,
     clients: int,
     seed: int,
     *,
-    alpha: float,
-    min_samples: int = 10,
-    max_attempts: int = 1000,
-    test_fraction: float = 0.25,
+    alpha: Alpha,
+    min_samples: Count = 10,
+    max_attempts: Count = 1000,
+    test_fraction: Fraction = 0.25,
 ) -> Partition:
     """Repeat the split of the published FedOBP numbers, index for index: redraw until all clients have `min_samples`.
 
@@ -75,10 +78,8 @@ def published(
 
     Raises: FedpflError after `max_attempts` draws, or if an argument is out of range.
     """
-    y = checked_labels(y, clients, seed, test_fraction)
-    check_alpha(alpha)
+    y = checked_labels(y, clients)
     check_minimum(min_samples, clients, len(y))
-    check_integer("partition.max_attempts", max_attempts, 1)
     if seed >= 2**32:
         raise FedpflError(f"seed must be below 2**32 for partition=published, got {seed}; choose a smaller seed")
     rng = np.random.RandomState(seed)
@@ -94,14 +95,15 @@ def published(
     )
 
 
+@scheme
 def iid(
-    y: Any, clients: int, seed: int, *, samples_per_client: int | None = None, test_fraction: float = 0.25
+    y: Any, clients: int, seed: int, *, samples_per_client: Count | None = None, test_fraction: Fraction = 0.25
 ) -> Partition:
     """Cut a random permutation into parts whose sizes differ by at most one (or are all `samples_per_client`).
 
     Raises: FedpflError if an argument is out of range or there are too few samples.
     """
-    y = checked_labels(y, clients, seed, test_fraction)
+    y = checked_labels(y, clients)
     if samples_per_client is not None:
         check_fixed(samples_per_client, clients, len(y))
     rng = np.random.default_rng(seed)
@@ -109,14 +111,15 @@ def iid(
     return split(np.array_split(rng.permutation(len(y))[:total], clients), test_fraction, rng)
 
 
+@scheme
 def shards(
     y: Any,
     clients: int,
     seed: int,
     *,
-    classes_per_client: int,
-    samples_per_client: int | None = None,
-    test_fraction: float = 0.25,
+    classes_per_client: Count,
+    samples_per_client: Count | None = None,
+    test_fraction: Fraction = 0.25,
 ) -> Partition:
     """Make the pathological split: each client holds one shard of each of exactly `classes_per_client` classes.
 
@@ -128,8 +131,7 @@ def shards(
 
     Raises: FedpflError if an argument is out of range or a class or a client has too few samples.
     """
-    y = checked_labels(y, clients, seed, test_fraction)
-    check_integer("partition.classes_per_client", classes_per_client, 1)
+    y = checked_labels(y, clients)
     rng = np.random.default_rng(seed)
     classes = [index for index in by_class(y) if len(index)]
     if classes_per_client > len(classes):

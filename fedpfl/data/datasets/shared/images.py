@@ -7,14 +7,16 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from fedpfl.data.datasets.shared.samples import Raw, numbered
 from fedpfl.data.datasets.shared.source import Source, counted, kept, reading, wrong
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import AtLeast
 
 ENDINGS = (".jpg", ".jpeg", ".png")
+Side = Annotated[int, AtLeast(1)]  # pixels each way, of all images
 PIXELS = 80_000_000  # of one image, before it is brought to size
 
 
@@ -23,7 +25,6 @@ def domains(source: Source, root: Path, sizes: dict[str, int], size: int) -> Raw
 
     sizes: images of each domain. Spaces in a domain's name may be _ or left out in its folder's.
     """
-    check_size(size)
     paths: list[Path] = []
     groups: list[int] = []
     for number, (name, published) in enumerate(sizes.items()):
@@ -69,9 +70,3 @@ def rows(path: Path, separator: str) -> list[list[str]]:
         raise wrong(path, "it is missing")
     with reading(path, wrong), path.open(encoding="utf-8", newline="") as rows:
         return [row for row in csv.reader(rows, delimiter=separator) if row]
-
-
-def check_size(size: int) -> None:
-    """Raise FedpflError for images without pixels."""
-    if size < 1:
-        raise FedpflError(f"dataset.size must be 1 or more, got {size}")

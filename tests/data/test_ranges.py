@@ -1,0 +1,29 @@
+"""Options of data sets out of range: one line with the key, before anything is read."""
+
+import pytest
+
+from fedpfl.config import plan
+from fedpfl.config.overrides import composed
+from fedpfl.ground.errors import FedpflError
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "partition=iid partition.samples_per_client=0",
+            "partition.samples_per_client must be 1 or more, or null, got 0",
+        ),
+        ("dataset=ag_news dataset.vocabulary=2", "dataset.vocabulary must be 3 or more, got 2"),
+        ("dataset=ag_news dataset.length=0", "dataset.length must be 1 or more, got 0"),
+        ("dataset=cifar10_c dataset.severity=6", "dataset.severity must be between 1 and 5, or null, got 6"),
+        *(
+            (f"dataset={name} dataset.size=0", "dataset.size must be 1 or more, got 0")
+            for name in ("digit5", "mini_imagenet", "office_home", "pacs", "tiny_imagenet")
+        ),
+    ],
+)
+def test_what_is_out_of_range_is_refused(words, message):
+    with pytest.raises(FedpflError) as said:
+        plan.check(composed(words.split()))
+    assert str(said.value) == message
