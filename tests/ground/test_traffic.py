@@ -117,7 +117,7 @@ def test_personal_entries_never_trained_are_not_counted_with_cold_start_global(n
     state = trajectory(FedOBP(q=0.9, cold_start="global"), net, federation, COHORTS[:1])[-1]
     method = FedOBP(q=0.9, cold_start="global")
     for client in range(10):
-        prepared = method.prepare(state.server, tree.take(state.clients, client))
+        prepared = method.prepare(state.server, state.client(client))
         values, _ = counted(method.download(state.server, prepared))
         assert values == (N - personal_count(0.9, N) if client in COHORTS[0] else N)
 
