@@ -5,7 +5,6 @@ Exit status: 0 all is kept, 1 something is not, 2 the command or the file is to 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from typing import Any
@@ -16,12 +15,13 @@ import yaml
 from fedpfl.config import plugins
 from fedpfl.engine.contract import PROMISES, audit
 from fedpfl.ground.errors import FedpflError, near, printable
+from fedpfl.ground.terminal import Parser, tell
 from fedpfl.methods import METHODS, Method
 
 
 def main(words: list[str] | None = None) -> int:
     """Print, for each method of a file, a line for each promise; return the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fedpfl check",
         description="Try your own methods on a tiny federation, on both backends, for what every method must keep to. "
         "A line for each: ok, or what is wrong, by how much, and what to do.",
@@ -40,7 +40,7 @@ def main(words: list[str] | None = None) -> int:
         made = {name: _made(name, chosen.values) for name in own}
         return int(sum(_told(name, method, chosen.quick) for name, method in made.items()) > 0)
     except FedpflError as error:
-        print(f"fedpfl: {error}", file=sys.stderr)
+        tell(error)
         return 2
     finally:
         torch.set_num_threads(threads)

@@ -593,22 +593,6 @@ def test_a_fault_before_the_first_round_leaves_nothing(hook: str, faulty: tuple[
     assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
 
 
-@dataclass(frozen=True)
-class Misfit(FedAvg):
-    """Has a hook with too few arguments."""
-
-    def start(self, server):
-        return server
-
-
-def test_a_hook_with_other_arguments_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "misfit", Misfit)
-    result = call(*TINY, "method=fedavg", "method.name=misfit", cwd=tmp_path)
-    assert result.code == 1, result
-    (line,) = result.complaints
-    assert line.startswith("fedpfl: method=misfit: Misfit.start() takes 2 positional arguments but 3 were given")
-
-
 def test_a_fault_of_the_program_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_trained", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
