@@ -128,7 +128,7 @@ def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
     order = sizes.argsort(descending=True, stable=True)
 
     def joined(trees: Sequence[Tree]) -> Tree:
-        return reorder(concatenate(trees), order)
+        return tree.take(concatenate(trees), order)
 
     def joined_masks(*leaves: Any) -> Any:
         return joined(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
@@ -163,18 +163,13 @@ def part(end: End, places: Tensor, jobs: list[TrainJob]) -> list[End]:
     counts, kept = [len(job.rows) for job in jobs], iter([end.kept[place] for place in places.tolist()])
     return [
         End(**{**own, "client": job.client if job.plain else own["client"]}, kept=list(islice(kept, len(job.rows))))
-        for job, own in zip(jobs, divide(reorder(stacked, places), counts), strict=True)
+        for job, own in zip(jobs, divide(tree.take(stacked, places), counts), strict=True)
     ]
 
 
 def concatenate(stacked: Sequence[Tree]) -> Tree:
     """Put stacked trees of one form one after another on axis 0; a single one stays as it is."""
     return tree.map(lambda *leaves: torch.cat(leaves), *stacked) if len(stacked) > 1 else stacked[0]
-
-
-def reorder(stacked: Tree, order: Tensor) -> Tree:
-    """Make row `order[i]` row i."""
-    return tree.take(stacked, order)
 
 
 def divide(stacked: Tree, counts: list[int]) -> list[Tree]:

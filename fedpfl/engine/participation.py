@@ -118,7 +118,7 @@ def newly(call: AnyCall, net: Net) -> AnyCall:
     kind = type(method), type(call), isinstance(call, EvalCall) and call.tuning is None
     if state.round > _first.setdefault(kind, state.round):
         return call
-    return call._replace(method=asked(method, net, state.rows.initial["client"], state.server, federation.classes))
+    return call._replace(method=asked(method, net, state.rows.initial["client"], federation.classes))
 
 
 def participation(

@@ -15,6 +15,7 @@ import heapq
 import os
 import pickle
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,7 @@ from fedpfl.engine.backend import Answer, Backend, Call, Engine, work
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.tree import Tree
+from fedpfl.methods import Method
 
 T = TypeVar("T")
 
@@ -171,6 +173,17 @@ def frames(error: BaseException) -> list[tuple[str, str, int]]:
     """Return where an error has passed, outermost first: file, function, line. Also of one from another process."""
     here = ((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__))
     return getattr(error, "frames", None) or [(code.co_filename, code.co_qualname, line) for code, line in here]
+
+
+def blamed(error: BaseException, method: type[Method]) -> tuple[str, str] | None:
+    """Return which function of a method's files has led to an error, and the last place there as `file:line`, or None.
+
+    The files are those of its class and of methods that it derives from.
+    """
+    kinds = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method]
+    files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
+    calls = [(name, f"{file}:{line}") for file, name, line in frames(error) if file in files]
+    return (calls[0][0], calls[-1][1]) if calls else None
 
 
 class Ranks(Backend):

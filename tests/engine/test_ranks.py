@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Stopping, Tuning, contract, make, ranks, select
+from fedpfl.engine import Engine, Stopping, Tuning, make, ranks, select, toy
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.ranks import deal
 from fedpfl.ground.errors import FedpflError
@@ -131,7 +131,7 @@ def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
         states, outcomes = rounds(method, net, federation, COHORTS, engine=told, stopping=Stopping(early=True))
         last, adapt = states[-1], Tuning(LOCAL, Draws(0, "adapt", 2))
         about = (method, federation, last, list(range(6)))
-        backend = contract.make(told, net, CPU)
+        backend = toy.make(told, net, CPU)
         tuned = backend.evaluate(*about, Tuning(LOCAL, Draws(0, "finetune", 2)), adapt)
         counts = [backend.evaluate(*about, before=adapt), tuned]
         found[name] = [states, [vars(outcome) for outcome in outcomes], counts]
@@ -147,13 +147,13 @@ import sys
 from functools import partial
 import torch
 from fedpfl.engine import make, ranks
-from fedpfl.engine import contract
+from fedpfl.engine import toy
 from tests.engine.test_ranks import played
 ranks.join()
-contract.make = lambda engine, net, device: ranks.over(make(engine, net, device), device)
+toy.make = lambda engine, net, device: ranks.over(make(engine, net, device), device)
 for states in ("whole", "sharded"):
     torch.save(played(sys.argv[2:], sys.argv[1]), f"{states}{ranks.dist.get_rank()}.pt")
-    contract.begin = partial(contract.begin, mine=ranks.mine)
+    toy.begin = partial(toy.begin, mine=ranks.mine)
 ranks.part()
 """
 
