@@ -28,7 +28,6 @@ from fedpfl.engine.toy import (  # noqa: F401
     differing,
     flatten,
     participate,
-    row,
     state_trees,
     tiny,
 )
@@ -202,6 +201,11 @@ def rounds(
 def trajectory(*args: Any, **kwargs: Any) -> list[State]:
     """The states of `rounds`."""
     return rounds(*args, **kwargs)[0]
+
+
+def row(stacked: Any, client: int) -> Any:
+    """Return one client's tree."""
+    return {k: row(v, client) for k, v in stacked.items()} if isinstance(stacked, dict) else stacked[client]
 
 
 def between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:

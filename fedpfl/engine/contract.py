@@ -76,11 +76,7 @@ PADDED = (
 )
 
 
-@promise(
-    "hooks answer in the right form and change no argument",
-    "",
-    engines=BACKENDS,
-)
+@promise("hooks answer in the right form and change no argument", "", engines=BACKENDS)
 def keeps_form(trial: Trial, engine: str) -> None:
     """Client states have the structure, shapes and dtypes they began with, and numbers stay finite."""
     states, _ = trial.played(engine)  # which raises Broken where an answer has another form

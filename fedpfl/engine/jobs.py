@@ -15,7 +15,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.sgd import TrainPlan
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method
+from fedpfl.methods import Method, Phase
 
 
 class Row(NamedTuple):
@@ -75,11 +75,8 @@ class TrainJob:
 
     def kind(self) -> tuple[Any, ...]:
         """Say what jobs of one program have in common: the images, loss and steps, and form of trees."""
-        phases = [
-            (*phase._replace(mask=None, loss=None, step=None, after_gradient=None, sgd={}), dict(phase.sgd), mask)
-            for phase in self.plan.phases
-            for mask in [[(name, isinstance(leaf, Tensor) or leaf) for name, leaf in tree.items(phase.mask)]]
-        ]
+        # Whose functions they are, `asker` says.
+        phases = [alike(phase._replace(loss=None, step=None, after_gradient=None)) for phase in self.plan.phases]
         local = replace(self.plan.local, lr=1.0) if self.plan.local.scheduled else self.plan.local
         asker, plan = None if self.plain else self.method, (self.plan.tuned, self.plan.by_sample, local)
         return asker, plan, _images(self.rows), phases, _form(self.start), _form(self.buffers)
@@ -165,6 +162,12 @@ def part(end: End, places: Tensor, jobs: list[TrainJob]) -> list[End]:
         End(**{**own, "client": job.client if job.plain else own["client"]}, kept=list(islice(kept, len(job.rows))))
         for job, own in zip(jobs, divide(tree.take(stacked, places), counts), strict=True)
     ]
+
+
+def alike(phase: Phase) -> Phase:
+    """Return a phase with all that a program depends on: of its masks it is not the values."""
+    mask = [(name, isinstance(leaf, Tensor) or leaf) for name, leaf in tree.items(phase.mask)]
+    return phase._replace(mask=mask, sgd=dict(phase.sgd))
 
 
 def concatenate(stacked: Sequence[Tree]) -> Tree:

@@ -168,11 +168,9 @@ def participation(
     facts["trained"] = facts["trained"] | end.stepped
     client = {**end.client, **facts}
     updated = rows.each(partial(method.updated_buffers, server), client)
-    buffers = {
-        **end.buffers,
-        **{role: tree.map(torch.where, own, end.buffers[role], buffers[role]) for role, own in updated.items()},
-    }
-    client = {**client, **rows.one_by_one(after_training, client, buffers, end.params, kept=end.kept)}
+    moved = {role: tree.map(torch.where, own, end.buffers[role], buffers[role]) for role, own in updated.items()}
+    buffers = {**end.buffers, **moved}
+    client |= rows.one_by_one(after_training, client, buffers, end.params, kept=end.kept)
     params = rows.each(evaluated, client, end.params)
     after = yield EvalJob(method, places, params, buffers)
     held_out = torch.zeros_like(after.loss)

@@ -11,7 +11,6 @@ others' waiting at once. Tensors on GPUs travel through NCCL, once everybody is 
 from __future__ import annotations
 
 import contextlib
-import heapq
 import os
 import pickle
 import signal
@@ -161,10 +160,10 @@ def over(backend: Backend, device: torch.device) -> Backend:
 
 def deal(loads: Sequence[float], ranks: int) -> list[int]:
     """Return who takes each client: the largest first, each to who has least to do; numbers break ties."""
-    owners, least = [0] * len(loads), [(0.0, 0, rank) for rank in range(ranks)]
-    for place in sorted(range(len(loads)), key=lambda place: (-loads[place], place)):
-        load, clients, owner = least[0]
-        heapq.heapreplace(least, (load + loads[place], clients + 1, owner))
+    owners, dealt = [0] * len(loads), [(0.0, 0, rank) for rank in range(ranks)]
+    for place in sorted(range(len(loads)), key=lambda place: -loads[place]):
+        load, clients, owner = min(dealt)
+        dealt[owner] = (load + loads[place], clients + 1, owner)
         owners[place] = owner
     return owners
 

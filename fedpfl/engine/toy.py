@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Engine, Local, Outcome, State, Stopping, begin, make, pick, play
+from fedpfl.engine.backend import Participation
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground.tree import Tree
@@ -129,18 +130,19 @@ def rounds(
 
 
 def participate(
-    method: Method, net: Net, federation: Federation, state: State, cohort: list[int], **kwargs: Any
-) -> Any:
+    method: Method,
+    net: Net,
+    federation: Federation,
+    state: State,
+    cohort: list[int],
+    *,
+    engine: Engine | str = LOOP,
+    local: Local = LOCAL,
+    seed: int = 0,
+) -> Participation:
     """Return what the cohort brings back from the round after `state`, which is left as it is."""
-    engine, local, seed = kwargs.get("engine", LOOP), kwargs.get("local", LOCAL), kwargs.get("seed", 0)
-    engine = as_engine(engine)
     draws = Draws(seed, "train", state.round + 1)
-    return make(engine, net, CPU).participate(method, federation, state, cohort, local, draws)
-
-
-def row(stacked: Any, client: int) -> Any:
-    """Return one client's tree."""
-    return {k: row(v, client) for k, v in stacked.items()} if isinstance(stacked, dict) else stacked[client]
+    return make(as_engine(engine), net, CPU).participate(method, federation, state, cohort, local, draws)
 
 
 class Trial:
