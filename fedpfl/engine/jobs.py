@@ -139,17 +139,18 @@ def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
     if not first.plain:
         servers = {"server": joined([tree.repeat(job.server, len(job.rows)) for job in jobs])}
         client = joined([job.client for job in jobs])
-    job = TrainJob(
-        first.method,
-        [rows[i] for i in order.tolist()],
-        [draws[i] for i in order.tolist()],
-        replace(first.plan, phases=phases),
-        joined([job.start for job in jobs]),
-        {},
-        client,
-        joined([job.buffers for job in jobs]),
-        servers,
-        [rates[i] for i in order.tolist()],
+    places = order.tolist()
+    job = replace(
+        first,
+        rows=[rows[i] for i in places],
+        draws=[draws[i] for i in places],
+        plan=replace(first.plan, phases=phases),
+        start=joined([job.start for job in jobs]),
+        server={},
+        client=client,
+        buffers=joined([job.buffers for job in jobs]),
+        servers=servers,
+        joined=[rates[i] for i in places],
     )
     return job, order.argsort()
 
