@@ -222,7 +222,7 @@ def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | N
 
 
 def register() -> None:
-    """Teach OmegaConf the resolvers that conf/train.yaml names. Safe to repeat."""
+    """Teach OmegaConf the resolver that conf/train.yaml names. Safe to repeat."""
 
     def subdir(*, _root_: DictConfig) -> str:
         choices = OmegaConf.select(_root_, "hydra.runtime.choices") or {}
@@ -232,8 +232,4 @@ def register() -> None:
             return "invalid"  # the run itself tells what is wrong, and nothing is written before that
         return run_subdir(config, choices.get("experiment"), choices.get("debug"))
 
-    for name, function in (
-        ("fedpfl.run_subdir", subdir),
-        ("fedpfl.run_dir", lambda *, _root_: f"outputs/{subdir(_root_=_root_)}"),
-    ):
-        OmegaConf.register_new_resolver(name, function, replace=True, use_cache=False)
+    OmegaConf.register_new_resolver("fedpfl.run_subdir", subdir, replace=True, use_cache=False)

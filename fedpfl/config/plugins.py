@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -138,10 +139,8 @@ def _moved(error: Exception) -> str:
     name, package = asked[2] or asked[3], Path(fedpfl.__file__).parent
     defines = re.compile(rf"^(class|def) {name}\b", re.MULTILINE)
     files = sorted(package.rglob("*.py"))
-    found = [path for path in files if path.stem == name] or [
-        path for path in files if defines.search(path.read_text())
-    ]
-    places = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in found]
+    here = [path for path in files if path.stem == name] or [path for path in files if defines.search(path.read_text())]
+    places = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in here]
     now = f"it is {' or '.join(places)}" if asked[2] else f"{name} is in {' or '.join(places)}"
     return f"; {now} now" if places else "; it is no more (docs/extend.md)"
 
@@ -150,11 +149,7 @@ def _line(error: BaseException, file: Path) -> str:
     """Where in the file it failed, as `:12`."""
     if isinstance(error, SyntaxError):
         return f":{error.lineno}"
-    lines, trace = [], error.__traceback__
-    while trace:
-        if trace.tb_frame.f_code.co_filename == str(file):
-            lines.append(trace.tb_lineno)
-        trace = trace.tb_next
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return f":{lines[-1]}" if lines else ""
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from statistics import fmean
 from typing import Any, TextIO
 
@@ -146,9 +147,8 @@ def everyone(row: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds as `1:02:03`."""
-    whole = max(0, round(seconds))
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+    """Write seconds as `1:02:03`, after a day as `1 day, 1:02:03`."""
+    return str(timedelta(seconds=max(0, round(seconds))))
 
 
 def progress(events: str, jobs: int, now: float) -> str:
