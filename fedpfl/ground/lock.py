@@ -92,18 +92,18 @@ def living(folder: Path) -> bool | None:
         return None if taken is None else not taken
 
 
-def verdict(told: str, held: bool | None, quiet: bool = True) -> str:
+def verdict(written: str, held: bool | None, quiet: bool = True) -> str:
     """Return the status of a run: `finished`, `running`, `interrupted`, `failed` or `diverged`.
 
-    told: what summary.json says. held: whether a living process writes it, None where that cannot be known; then
+    written: what summary.json says. held: whether a living process writes it, None where that cannot be known; then
     `quiet`, whether the files have not changed for long, decides.
     """
-    if told == "finished":
-        return told
+    if written == "finished":
+        return written
     if held:
         return "running"
-    if told in ("failed", "diverged"):
-        return told
+    if written in ("failed", "diverged"):
+        return written
     return "running" if held is None and not quiet else "interrupted"
 
 
