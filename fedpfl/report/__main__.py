@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog=f"python -m fedpfl.report {name}".strip(),
         description=text,
         epilog=f"{FILTERS}\n\n{example}" + ("" if name else f"\n\nOther commands, each with its own --help:\n{others}"),
-        formatter_class=_Help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for names, settings in options:
         parser.add_argument(*names.split(), **settings)
@@ -57,31 +57,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-class _Help(argparse.HelpFormatter):
-    """Fills paragraphs, and keeps lines that begin with spaces."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = super()._fill_text
-        return "\n".join(line if line[:1] in ("", " ") else fill(line, width, indent) for line in text.split("\n"))
-
-
 def _show(options: Namespace, only: str = "") -> None:
     """Show the table and the figures of all runs, or only one of both, and the paper's if asked for."""
-    found = _found(options)
+    members = _found(options)
     fairness = only != "figures" and options.fairness
     if fairness and options.select != "last":
         raise FedpflError("--fairness is of the last evaluation, which clients.csv holds; leave out --select")
     if only != "figures":
-        _write("accuracy", accuracy_table(found, options.select, options.every or 1, beside=beside), options)
+        _write("accuracy", accuracy_table(members, options.select, options.every or 1, beside=beside), options)
         if options.reference:
-            _write("curves", curve_table(found, options.reference), options)
+            _write("curves", curve_table(members, options.reference), options)
     if fairness:
-        _write("fairness", fairness_table(found), options)
+        _write("fairness", fairness_table(members), options)
     if only != "tables":
-        _figures(options, found)
+        _figures(options, members)
     if options.paper:
         wish = Wish(_folder(options, "figures"), (), only, options.select, options.every or 0)
-        _papers(found, wish, options)
+        _papers(members, wish, options)
 
 
 def _figures(options: Namespace, found: list[Run]) -> None:
@@ -168,7 +160,7 @@ def _ranks(options: Namespace) -> None:
 
 
 def _clean(options: Namespace) -> int:
-    return cleaning.clean(cleaning.found(options.roots, options.status, options.where), options.roots, options.yes)
+    return cleaning.clean(options.roots, options.status, options.where, options.yes)
 
 
 def _found(options: Namespace) -> list[Run]:
@@ -235,18 +227,17 @@ JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY
 OUT = _option("--out", "write there; default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR")
 ACCURACY = _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy")
 DEVICE = "of fedspu/table3's hours: operations and bits a second of a client; default: 1e9,1e7, which are ours"
-REFERENCE = "published curves (method,round,accuracy_before,accuracy_after)"
-USUAL = (
-    *(ROOTS, FORMAT, *JUDGED, _option("--reference", REFERENCE, type=Path, metavar="CSV")),
-    *(_option("--paper", "also the paper's, as far as there are runs", action="store_true"), OUT),
-)
+CURVE = "published curves (method,round,accuracy_before,accuracy_after)"
+REFERENCE = _option("--reference", CURVE, type=Path, metavar="CSV")
+PAPER = _option("--paper", "also the paper's, as far as there are runs", action="store_true")
+USUAL = (ROOTS, FORMAT, *JUDGED, REFERENCE, PAPER, OUT)
 FAIRNESS = _option("--fairness", "also which clients FedAvg+FT and Local-Only serve better", action="store_true")
-DATASET = _option("--dataset", "only these columns, such as fmnist", **LIST)
+SIDES = "A and B: run directories, or folders that hold the seeds of one; or one that holds both"
+TEST = "mark what differs from the last line, paired over seeds"
 STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)}"
-FILTERS = (
-    "Filters choose runs by any key of config.yaml, values behind commas being alternatives: method=fedobp,fedavg "
-    "dataset=digits partition.alpha=0.1. A folder of such a name is written ./KEY=VALUE."
-)
+FILTERS = """Filters choose runs by any key of config.yaml, values behind commas being alternatives:
+  method=fedobp,fedavg dataset=digits partition.alpha=0.1
+A folder of such a name is written ./KEY=VALUE."""
 
 COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Option, ...]]] = {
     "": (
@@ -273,12 +264,15 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         "Example: python -m fedpfl.report paper fedobp/table4 figure4 seed=1,2,3 --out tables",
         (
             _option("words", "fedobp/table3, figure2, ...; folders; filters", nargs="*", metavar="NAME|ROOT|KEY=VALUE"),
-            *(_option("--only", "of what there are runs", choices=("tables", "figures")), DATASET),
+            _option("--only", "of what there are runs", choices=("tables", "figures")),
+            _option("--dataset", "only these columns, such as fmnist", **LIST),
             ACCURACY,
             _option("--select", OWN_RULE, choices=(*SELECTIONS, AS_PUBLISHED), default="last"),
             _option("--device", DEVICE, type=device, default=OURS, metavar="SPEED,BANDWIDTH"),
-            *(EVERY_N, _option("--test", "mark what differs from the last line, paired over seeds", choices=[*LEAST])),
-            *(FORMAT, OUT),
+            EVERY_N,
+            _option("--test", TEST, choices=[*LEAST]),
+            FORMAT,
+            OUT,
         ),
     ),
     "html": (
@@ -292,7 +286,8 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         "List runs, one line each: status, what, accuracy, cost, age and path. Without filters also broken ones.",
         "Example: python -m fedpfl.report ls method=fedobp dataset=digits --status running,interrupted --sort accuracy",
         (
-            *(ROOTS, _option("--status", f"only these: {', '.join(STATUSES)}", **LIST)),
+            ROOTS,
+            _option("--status", f"only these: {', '.join(STATUSES)}", **LIST),
             _option("--sort", "default: run, as in tables", choices=listing.SORTS, default="run"),
             _option("--reverse", "the other way round", action="store_true"),
             _option("--format", "default: terminal", choices=[*FORMATS, "json"], default="terminal"),
@@ -303,10 +298,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         "Compare two configurations: settings, final numbers over seeds, curves, clients.",
         "Example: python -m fedpfl.report compare outputs/demo method=fedavg,fedobp --test wilcoxon",
         (
-            _option(
-                *("words", "A and B: run directories, or folders that hold the seeds of one; or one that holds both"),
-                **{"nargs": "*", "metavar": "A|B|KEY=VALUE"},
-            ),
+            _option("words", SIDES, nargs="*", metavar="A|B|KEY=VALUE"),
             _option("--test", "paired over seeds, two-sided; default: t", choices=[*LEAST, "none"], default="t"),
             _option("--select", "validation: at the best accuracy on held-out samples", choices=FAIR, default="last"),
             _option("--metric", "of the curves; default: accuracy", choices=CURVES, default="accuracy"),
@@ -325,7 +317,8 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         "Remove runs that came to nothing, after asking. Never a finished one, nor one being written.",
         "Example: python -m fedpfl.report clean outputs/demo method=fedobp --status interrupted",
         (
-            *(ROOTS, _option("--yes", "do not ask", action="store_true")),
+            ROOTS,
+            _option("--yes", "do not ask", action="store_true"),
             _option("--status", STATUS, **LIST | {"default": [*cleaning.USUAL]}),
         ),
     ),
