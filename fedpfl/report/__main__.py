@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import sys
@@ -23,7 +24,7 @@ from fedpfl.report.compare import LEAST, compare, sides
 from fedpfl.report.fairness import fairness_table
 from fedpfl.report.figures import accuracy_figure, comparison
 from fedpfl.report.filters import is_filter
-from fedpfl.report.grouping import groups
+from fedpfl.report.grouping import by, groups
 from fedpfl.report.load import nothing_below, runs, survey, to_stderr
 from fedpfl.report.ranking import diagram, rank_tables
 from fedpfl.report.render import FORMATS, render, screen
@@ -78,10 +79,7 @@ def _show(options: Namespace, only: str = "") -> None:
 
 def _figures(options: Namespace, found: list[Run]) -> None:
     folder = _folder(options, "figures")
-    settings: dict[str, list[Run]] = {}
-    for run in found:
-        settings.setdefault(_slug(f"{run.dataset}_{run.partition}"), []).append(run)
-    for name, members in settings.items():
+    for name, members in by(found, lambda run: _slug(f"{run.dataset}_{run.partition}")).items():
         written = accuracy_figure(members, folder / f"accuracy_{name}")
         if options.reference:
             written += curves(members, options.reference, folder / f"curves_{name}")
@@ -136,7 +134,10 @@ def _list(options: Namespace) -> None:
         raise nothing_below(options.roots)
     listed = listing.select(listed, options.status)
     listed = listing.ordered(listed, options.sort, options.reverse)
-    text = listing.as_json(listed) if options.format == "json" else _text(listing.table(listed), options.format)
+    if options.format == "json":
+        text = json.dumps([entry.record for entry in listed], indent=2) + "\n"
+    else:
+        text = _text(listing.table(listed), options.format)
     try:
         print(text, end="", flush=True)
     except BrokenPipeError:

@@ -92,8 +92,8 @@ def clean(roots: Sequence[Path], statuses: Sequence[str], where: Sequence[str], 
         return 0
     rows = []
     for seen, size in chosen:
-        holds = "checkpoint" if (seen.path / "state.pt").exists() else ""
-        rows.append([*map(Cell, (seen.words, holds, size, time.time() - seen.changed, str(seen.path)))])
+        holds, age = "checkpoint" if (seen.path / "state.pt").exists() else "", time.time() - seen.changed
+        rows.append([Cell(seen.words), Cell(holds), Cell(size), Cell(age), Cell(str(seen.path))])
     print(render(Table("", COLUMNS, rows), width=screen()))
     what = "1 directory" if len(chosen) == 1 else f"{len(chosen)} directories"
     what += f" ({number('size', sum(size for _, size in chosen))})"

@@ -44,7 +44,8 @@ def as_html(table: Table, kind: str = "") -> str:
     )
     top = f"<tr>{top}</tr>" if any(column.group for column in columns) else ""
     heads = "".join(
-        f'<th scope="col"{" class=number" if column.numeric else ""}><button type="button">{html(column.heading)}</button></th>'
+        f'<th scope="col"{" class=number" if column.numeric else ""}>'
+        f'<button type="button">{html(column.heading)}</button></th>'
         for column in columns
     )
     blocks = []
