@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedpfl.ground import memory
-from fedpfl.ground.casting import cast, hints
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
@@ -20,12 +19,12 @@ from fedpfl.models.har_cnn import HARCNN
 from fedpfl.models.initial import start_from
 from fedpfl.models.lenet5 import LeNet5
 from fedpfl.models.lstm import LSTM
-from fedpfl.models.mlp import mlp
+from fedpfl.models.mlp import MLP
 from fedpfl.models.net import Net
 from fedpfl.models.resnet import resnet8, resnet10, resnet18
 from fedpfl.models.shapes import Unfit, kind
 from fedpfl.models.split import parts
-from fedpfl.models.text import text
+from fedpfl.models.text import Text
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn4": CNN4,
@@ -35,11 +34,11 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "har_cnn": HARCNN,
     "lenet5": LeNet5,
     "lstm": LSTM,
-    "mlp": mlp,
+    "mlp": MLP,
     "resnet8": resnet8,
     "resnet10": resnet10,
     "resnet18": resnet18,
-    "text": text,
+    "text": Text,
 }
 """Called with the samples' shape, the number of classes, and the model's own options."""
 
@@ -56,15 +55,10 @@ def build(
 
     weights: initial values by name instead; the classifier is still drawn, if theirs is for other classes.
     The global generator is seeded inside a fork, as the published runs seeded it, and left untouched.
-    Raises FedpflError for an unknown name, samples that the network cannot take, weights of another one, or sizes that
-    no memory holds.
+    Raises FedpflError for samples that the network cannot take, weights of another one, or sizes that no memory holds.
     """
-    if name not in MODELS:
-        raise FedpflError(f"model.name must be one of {', '.join(sorted(MODELS))}, got {name!r}")
     make = partial(MODELS[name], shape, classes, **options)
     try:
-        for key, value in options.items():
-            cast(value, hints(MODELS[name]).get(key, Any), key)
         with torch.random.fork_rng(devices=[]):
             _check_size(make)
             torch.manual_seed(seed)
