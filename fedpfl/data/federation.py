@@ -104,10 +104,8 @@ class Federation:
 
     def of(self, clients: Sequence[int]) -> Federation:
         """Return the federation of some clients alone, numbered anew from 0."""
-        train, test, validation = (
-            tuple(split[client] for client in clients) if split else ()
-            for split in (self.train, self.test, self.validation)
-        )
+        splits = (self.train, self.test, self.validation)
+        train, test, validation = (tuple(split[client] for client in clients if split) for split in splits)
         numbers = tuple(map(self.number, clients))
         return replace(self, train=train, test=test, validation=validation, numbers=numbers)
 
