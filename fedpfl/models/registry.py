@@ -104,17 +104,17 @@ def _try(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     x = torch.zeros(2, *shape, dtype=torch.int32 if kind(shape) == "token ids" else torch.float32)
     module.eval()
     with torch.no_grad():
-        found = module(x).shape
+        answer = module(x).shape
     module.train()
-    if found != (2, classes):
-        raise ValueError(f"answers two samples by {list(found)}, expected logits [2, {classes}]")
+    if answer != (2, classes):
+        raise ValueError(f"answers two samples by {list(answer)}, expected logits [2, {classes}]")
 
 
 def _fitting(shape: tuple[int, ...], classes: int) -> list[str]:
     """The models that take such samples."""
-    found = []
+    names = []
     for name, network in MODELS.items():
         with suppress(Exception), torch.device("meta"), _Hollow():
             network(shape, classes)
-            found.append(name)
-    return found
+            names.append(name)
+    return names

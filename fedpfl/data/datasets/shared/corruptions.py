@@ -24,13 +24,13 @@ CHUNK = 1_000
 def corrupted(images: np.ndarray, name: str, severity: int, seed: int) -> np.ndarray:
     """Return uint8 `[n, 32, 32, 3]` images with corruption `name` at severity 1 to 5, the same each time."""
     function, numbers = RECIPES[name]
-    found = np.empty_like(images)
+    changed = np.empty_like(images)
     for start in range(0, len(images), CHUNK):
         rng = np.random.default_rng([seed, sorted(RECIPES).index(name), severity, start])
         now = slice(start, start + CHUNK)
         values = function(images[now] / 255.0, numbers[severity - 1], rng)
-        found[now] = (np.clip(values, 0, 1) * 255).astype(np.uint8)  # which cuts fractions off, as the recipe does
-    return found
+        changed[now] = (np.clip(values, 0, 1) * 255).astype(np.uint8)  # which cuts fractions off, as the recipe does
+    return changed
 
 
 # Noise
@@ -73,12 +73,12 @@ def glass_blur(x: np.ndarray, c: tuple[float, int, int], rng: Generator) -> np.n
     """
     sigma, reach, times = c
     shuffled = np.floor(_gaussian(x, sigma) * 255)
-    every = np.arange(len(x))
+    number = np.arange(len(x))
     for _ in range(times):
         for row in range(SIDE - reach, reach, -1):
             for column in range(SIDE - reach, reach, -1):
                 across, down = rng.integers(-reach, reach, size=(2, len(x)))
-                shuffled[:, row, column] = shuffled[every, row + down, column + across]
+                shuffled[:, row, column] = shuffled[number, row + down, column + across]
     return _gaussian(shuffled / 255, sigma)
 
 
@@ -177,25 +177,9 @@ def jpeg_compression(x: np.ndarray, c: int, rng: Generator) -> np.ndarray:
     return _one_by_one(x, packed)
 
 
-FUNCTIONS = (
-    gaussian_noise,
-    shot_noise,
-    impulse_noise,
-    defocus_blur,
-    glass_blur,
-    motion_blur,
-    zoom_blur,
-    snow,
-    fog,
-    brightness,
-    contrast,
-    elastic_transform,
-    pixelate,
-    jpeg_compression,
-)
 NUMBERS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 RECIPES: dict[str, tuple[Callable[..., np.ndarray], list[Any]]] = {
-    function.__name__: (function, NUMBERS[function.__name__]) for function in FUNCTIONS
+    name: (globals()[name], NUMBERS[name]) for name in NUMBERS
 }
 """Function and the numbers of severities 1 to 5."""
 
@@ -229,12 +213,12 @@ def _moved(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> n
     angle = np.deg2rad(degrees)
     across = np.ceil(np.outer(np.cos(angle), steps) - 0.5).astype(int)  # [images, steps]
     down = np.ceil(np.outer(np.sin(angle), steps) - 0.5).astype(int)
-    place, every = np.arange(SIDE), np.arange(len(x))[:, None, None]
+    place, number = np.arange(SIDE), np.arange(len(x))[:, None, None]
     total = np.zeros_like(x)
     for step, share in enumerate(kernel / kernel.sum()):
         rows = np.clip(place + down[:, step, None], 0, SIDE - 1)
         columns = np.clip(place + across[:, step, None], 0, SIDE - 1)
-        total += share * x[every, rows[:, :, None], columns[:, None, :]]
+        total += share * x[number, rows[:, :, None], columns[:, None, :]]
     return total
 
 
@@ -268,12 +252,12 @@ def _sampled(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, border: str) 
         return np.where(index < SIDE, index, period - index - (border == "reflect"))
 
     above, left = np.floor(rows).astype(int), np.floor(columns).astype(int)
-    every = np.arange(len(x))[:, None, None]
+    number = np.arange(len(x))[:, None, None]
     total = np.zeros(x.shape)
     for down in (0, 1):
         for across in (0, 1):
             share = np.abs(1 - down - (rows - above)) * np.abs(1 - across - (columns - left))
-            total += share[..., None] * x[every, inside(above + down), inside(left + across)]
+            total += share[..., None] * x[number, inside(above + down), inside(left + across)]
     return total
 
 
