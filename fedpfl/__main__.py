@@ -8,6 +8,7 @@ import sys
 
 from fedpfl import __version__
 from fedpfl.ground.errors import near
+from fedpfl.ground.terminal import tell
 
 COMMANDS = {
     "train": "train, resume or sweep: fedpfl train method=fedobp dataset=digits",
@@ -53,7 +54,7 @@ def _complete(words: list[str]) -> None:
 
 
 def _refuse(text: str) -> None:
-    print(f"fedpfl: {text}", file=sys.stderr)
+    tell(text)
     sys.exit(2)
 
 

@@ -5,7 +5,6 @@ Exit status: 0 all is kept, 1 something is not, 2 the command or the file is to 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from typing import Any
@@ -14,17 +13,15 @@ import torch
 import yaml
 
 from fedpfl.config import plugins
-from fedpfl.engine import ranks
-from fedpfl.engine.contract import PADDED, PROMISES, STATEFUL, Promise, Trial, Unkept
-from fedpfl.ground.errors import Broken, FedpflError, near, printable, reason
+from fedpfl.engine.contract import PROMISES, audit
+from fedpfl.ground.errors import FedpflError, near, printable
+from fedpfl.ground.terminal import Parser, tell
 from fedpfl.methods import METHODS, Method
-
-NUMBERS = {PADDED, STATEFUL}
 
 
 def main(words: list[str] | None = None) -> int:
     """Print, for each method of a file, a line for each promise; return the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fedpfl check",
         description="Try your own methods on a tiny federation, on both backends, for what every method must keep to. "
         "A line for each: ok, or what is wrong, by how much, and what to do.",
@@ -43,7 +40,7 @@ def main(words: list[str] | None = None) -> int:
         made = {name: _made(name, chosen.values) for name in own}
         return int(sum(_told(name, method, chosen.quick) for name, method in made.items()) > 0)
     except FedpflError as error:
-        print(f"fedpfl: {error}", file=sys.stderr)
+        tell(error)
         return 2
     finally:
         torch.set_num_threads(threads)
@@ -74,39 +71,17 @@ def _made(name: str, values: list[str]) -> Method:
 def _told(name: str, method: Method, quick: bool) -> int:
     """Print what the method keeps and what not; return how much it does not."""
     print(f"method={name}")
-    trial, wrong, told = Trial(method), 0, set[str]()
-    for promise in PROMISES:
-        first, engines = promise is PROMISES[0], promise.engines or ("",)
-        tried = engines if first or not quick else engines[-1:]
-        faults = {engine: fault for engine in tried if (fault := _fault(trial, promise, engine))}
+    wrong = 0
+    for promise, faults, mend in audit(method, quick):
         word = "ok" if not faults else "WRONG" if promise.binding else "note"
         print(f"  {word:6}{promise.words}", flush=True)
-        alike = list(faults) == list(tried) and len(set(faults.values())) == 1
-        for engine, fault in list(faults.items())[: 1 if alike else None]:
-            print(f"        {'' if alike else engine + ': '}{printable(fault)}")
+        for fault in faults:
+            print(f"        {printable(fault)}")
+        if mend:
+            print(f"        {mend}")
         wrong += bool(faults) and promise.binding
-        if faults and first:
-            print("        the rest is tried once this is mended")
-            break
-        if faults and not (promise.mend in NUMBERS and told & NUMBERS):  # what else differs follows from the first
-            print(f"        -> {promise.mend}")
-            told.add(promise.mend)
     print(f"  {wrong} of {len(PROMISES)} not kept" if wrong else "  all is kept")
     return wrong
-
-
-def _fault(trial: Trial, promise: Promise, engine: str) -> str:
-    """What is wrong, and what to do; "" if nothing is."""
-    try:
-        promise.check(trial, *([engine] if engine else []))
-    except (Unkept, Broken) as fault:
-        return str(fault)
-    except Exception as error:
-        files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in type(trial.method).__mro__}
-        calls = [(hook, f" ({file}:{line})") for file, hook, line in ranks.frames(error) if file in files]
-        (hook, _), (_, place) = (calls[0], calls[-1]) if calls else ((type(trial.method).__name__, ""), ("", ""))
-        return f"{hook} raised {reason(error, kind=True)}{place}"
-    return ""
 
 
 if __name__ == "__main__":

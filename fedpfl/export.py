@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.terminal import Parser, tell
 from fedpfl.record.loggers import mirrors
 from fedpfl.runner.export import log, write
 from fedpfl.runner.library import load, logger
@@ -18,7 +17,7 @@ USAGE = """python -m fedpfl.export [--data-dir DIR] DIRECTORY OUT
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for a mistake of the user's."""
-    parser = argparse.ArgumentParser(prog="python -m fedpfl.export", usage=USAGE, description=__doc__)
+    parser = Parser(prog="python -m fedpfl.export", usage=USAGE, description=__doc__)
     parser.add_argument(
         "words",
         metavar="WORD",
@@ -42,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not mirrors(chosen):
             raise FedpflError(f"{' '.join(words)} logs nothing beside the run directory; choose others")
     except FedpflError as error:
-        print(f"fedpfl: {error}", file=sys.stderr)
+        tell(error)
         return 2
     failed = False
     for path in places:
         try:
             print(f"logged {log(load(path), chosen)} rounds of {path}")
         except FedpflError as error:
-            print(f"fedpfl: {error}", file=sys.stderr)
+            tell(error)
             failed = True
     return 2 if failed else 0
 

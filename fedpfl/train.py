@@ -38,7 +38,8 @@ from fedpfl.config.overrides import CONF
 from fedpfl.config.plan import register
 from fedpfl.config.schema import GROUPS
 from fedpfl.engine import ranks
-from fedpfl.ground.errors import FedpflError, printable
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.terminal import tell
 from fedpfl.runner import session, trials
 from fedpfl.runner.faults import STATUS, GivenUp, mended
 
@@ -82,7 +83,7 @@ def _give_up(error: Exception) -> NoReturn:
 
 def _tell(text: str) -> None:
     if ranks.tells():
-        print(f"fedpfl: {printable(text)}", file=sys.stderr)
+        tell(text)
 
 
 def status(words: Sequence[str]) -> int:

@@ -19,6 +19,7 @@ from fedpfl.config import overrides, plugins
 from fedpfl.config.messages import one_line
 from fedpfl.config.plan import register
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.terminal import tell
 from fedpfl.methods import METHODS
 from fedpfl.report.render import render, screen
 from fedpfl.runner.tuning import Order, tune
@@ -72,7 +73,7 @@ def main() -> None:
         (asked.folder / "tuned.csv").write_text(render(table, "csv"))
         print(render(table, width=screen()))
     except (FedpflError, *overrides.REFUSED) as error:
-        print(f"fedpfl: {one_line(error)}", file=sys.stderr)
+        tell(one_line(error))
         sys.exit(2)
 
 

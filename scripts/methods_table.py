@@ -7,7 +7,6 @@ knows, the personal part and the extra local work, is a line in the head of that
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from fedpfl import engine, models
-from fedpfl.config.plan import register, resolve
+from fedpfl.config.plan import check, register
 from fedpfl.data import Federation
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Method
@@ -31,8 +30,7 @@ def configured(name: str, *overrides: str) -> Method:
     """A method with the values of its configuration file."""
     register()
     with initialize_config_dir(CONF, version_base="1.3"):
-        chosen = resolve(compose("train", [f"method={name}", *overrides]))["method"]
-    return METHODS[name](**{field.name: chosen[field.name] for field in dataclasses.fields(METHODS[name])})
+        return check(compose("train", [f"method={name}", *overrides])).method
 
 
 def counted(name: str) -> tuple[int, int, int]:

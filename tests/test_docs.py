@@ -15,13 +15,17 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 
+from fedpfl import papers
 from fedpfl.config import overrides
 from fedpfl.config.choices import choices
 from fedpfl.data import datasets
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
+from fedpfl.papers import filling, registry
 from fedpfl.report import __main__ as report_main
 from fedpfl.report.__main__ import main as report
+from fedpfl.report.grouping import groups
+from fedpfl.report.load import runs
 from fedpfl.train import CONF
 from tests.command import call, summary
 from tests.conftest import ROOT, assert_close, assert_same, differing, sampled, trajectory
@@ -228,6 +232,20 @@ def test_the_tutorials_table_figure_and_command_of_the_report_work(outputs, monk
     found = space["runs"](outputs / "outputs/fedobp", where=["dataset=svhn"])
     assert set(space["reach_table"](found, 60.0).frame["round"]) == {4.0}
     assert {path.suffix for path in (outputs / "made").glob("reach.*")} == {".csv", ".png", ".pdf"}
+
+
+def test_the_tutorials_paper_is_found_and_filled(outputs, tmp_path, monkeypatch):
+    (tmp_path / "doe").mkdir()
+    (tmp_path / "doe/__init__.py").touch()
+    (tmp_path / "doe/tables.py").write_text(shown("docs/extend.md", "Doe 2026"))
+    monkeypatch.setattr(papers, "__path__", [*papers.__path__, str(tmp_path)])
+    monkeypatch.setattr(registry, "PAPERS", [*registry.PAPERS, "doe"])
+    tables = registry._all("tables", "TABLES")
+    for name in ("fedpfl.papers.doe", "fedpfl.papers.doe.tables"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(filling, "TABLES", tables)
+    frame = filling.fill("doe/table1", groups(runs(outputs / "outputs/demo"))).frame
+    assert frame[["row", "own", "seeds"]].values.tolist() == [["FedAvg", 70.0, "1 2"], ["FedOBP", 70.0, "1 2"]]
 
 
 def test_the_tutorials_command_works(outputs, tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
 
+import fedpfl
 from fedpfl.data import datasets, partition
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.methods import METHODS, Method
@@ -121,9 +123,27 @@ def _imported(file: Path, name: str) -> ModuleType:
         if isinstance(error, SyntaxError):
             said = f"SyntaxError: {error.msg}"
         else:
-            said = reason(error, kind=not isinstance(error, FedpflError))
+            said = reason(error, kind=not isinstance(error, FedpflError)) + _moved(error)
         raise FedpflError(f"plugins: {file}{_line(error, file)}: {said}") from error
     return module
+
+
+def _moved(error: Exception) -> str:
+    """Say where what a file imports from fedpfl stands now, if it has moved."""
+    asked = re.match(
+        r"No module named '(fedpfl[\w.]*)\.(\w+)'|cannot import name '(\w+)' from '(fedpfl[\w.]*)'", str(error)
+    )
+    if not asked or not isinstance(error, ImportError):
+        return ""
+    name, package = asked[2] or asked[3], Path(fedpfl.__file__).parent
+    defines = re.compile(rf"^(class|def) {name}\b", re.MULTILINE)
+    files = sorted(package.rglob("*.py"))
+    found = [path for path in files if path.stem == name] or [
+        path for path in files if defines.search(path.read_text())
+    ]
+    places = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in found]
+    now = f"it is {' or '.join(places)}" if asked[2] else f"{name} is in {' or '.join(places)}"
+    return f"; {now} now" if places else "; it is no more (docs/extend.md)"
 
 
 def _line(error: BaseException, file: Path) -> str:

@@ -16,8 +16,7 @@ from fedpfl.engine.sgd import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import FACTS, Method, Phase, Turn
-from fedpfl.methods.shared.method import AFTER_GRADIENT, STEP, SURVEY, misplaced
+from fedpfl.methods import FACTS, ORDER, Method, Phase, Turn, misplaced
 from fedpfl.models import Net
 
 Faults = Iterator[str]
@@ -105,7 +104,10 @@ class Question:
         if self.rule.often and self.name in self.about.seen:
             return self.hook(*given)
         self.about.seen.add(self.name)
-        before = _shown(given)
+        trees = {
+            name: own for name, own in zip(self._arguments(), given, strict=False) if isinstance(own, dict | Tensor)
+        }
+        before = versions(trees)
         try:
             answer = self.hook(*given)
         except RuntimeError as error:
@@ -113,35 +115,34 @@ class Question:
                 raise
             last = traceback.extract_tb(error.__traceback__)[-1]
             raise Broken(f"{self.name} {instead} ({last.filename}:{last.lineno})") from error
-        if before != (after := _shown(given)):
-            place, entry = min(before.items() ^ after.items())[0]
-            argument = [*inspect.signature(self.hook).parameters][place]
-            name = f"{argument}.{entry}" if entry else argument
-            raise Broken(f"{self.name} changed its argument {name} in place; return new trees, leave those given")
+        unchanged(trees, before, self.name)
         for fault in self.rule.faults(answer, self.about, *given):
             raise Broken(f"{self.name} returned {fault}; it must return {self.rule.must} (docs/design.md#a-method)")
         return [self._functions(own) for own in answer] if self.rule.faults is _phases else answer
+
+    def _arguments(self) -> list[str]:
+        return [*inspect.signature(self.hook).parameters]
 
     def _functions(self, phase: Phase) -> Phase:
         """A phase whose own functions are asked in the same way."""
         loss = KEPT if phase.keeps else RULES["loss"]._replace(faults=_alone)
         new: dict[str, Any] = {}
-        for name, rule in {"loss": loss, "step": OWN_STEP, "after_gradient": GRADIENT_SEEN}.items():
+        for name, rule in {"loss": loss, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
             if hook := getattr(phase, name):
                 of = f"{type(self.about.method).__name__}.{getattr(hook, '__name__', 'phases')} (Phase.{name})"
                 new[name] = Question(hook, of, rule, self.about)
         return phase._replace(**new)
 
 
-def _shown(given: tuple[Any, ...]) -> dict[tuple[int, str], tuple[int, int]]:
-    """Which tensors are shown, by argument and entry, and how often each was changed in place."""
-    return {
-        (place, entry): (id(leaf), leaf._version)
-        for place, own in enumerate(given)
-        if isinstance(own, dict | Tensor)
-        for entry, leaf in tree.items(own)
-        if isinstance(leaf, Tensor)
-    }
+def versions(shown: Tree) -> dict[str, tuple[int, int]]:
+    """Return which tensors a method is shown, by name, and how often each was changed in place."""
+    return {name: (id(leaf), leaf._version) for name, leaf in tree.items(shown) if isinstance(leaf, Tensor)}
+
+
+def unchanged(shown: Tree, before: dict[str, tuple[int, int]], who: str) -> None:
+    """Raise Broken where what `who` is shown has other `versions` than before."""
+    if after := versions(shown).items() ^ before.items():
+        raise Broken(f"{who} changed its argument {min(after)[0]} in place; return new trees, leave those given")
 
 
 # ---- what is wrong with an answer
@@ -253,7 +254,7 @@ def _turns(value: Any, about: About, played: int, cohort: list[int], clients: in
     for turn in value:
         if not isinstance(turn, Turn):
             yield f"a list with {_kind(turn)} in it"
-        if turn.survey and (told := misplaced(turn.survey, SURVEY)):
+        if turn.survey and (told := misplaced(turn.survey, ORDER["survey"])):
             yield f"a turn whose survey takes {told}"
         if wrong := [number for number in turn.clients if not isinstance(number, int) or not 0 <= number < clients]:
             yield f"client {wrong[0]!r} of {clients}"
@@ -266,8 +267,8 @@ def _phases(value: Any, about: About, *given: Any) -> Faults:
     for phase in value:
         if not isinstance(phase, Phase):
             yield f"a list with {_kind(phase)} in it"
-        for name, wanted in {"loss": STEP, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
-            if (asked := getattr(phase, name)) and (told := misplaced(asked, wanted)):
+        for name in ("loss", "step", "after_gradient"):
+            if (asked := getattr(phase, name)) and (told := misplaced(asked, ORDER[name])):
                 yield f"a phase whose {name} takes {told}"
         yield from _mask(phase.mask, params)
         if wrong := phase.sgd.keys() - {own.name for own in fields(Local)}:
@@ -356,10 +357,8 @@ FOUND = Rule("a dict of trees, to be laid over the client's state", _dict)
 MODEL = Rule("a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name", _judged)
 PHASES = Rule("a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes", _phases)
 KEPT = Rule("the loss, a 0-dimensional tensor, and with Phase.keeps a tree beside it", _kept, often=True)
-OWN_STEP = Rule(
-    "two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step, often=True
-)
-GRADIENT_SEEN = Rule("the client's state, in the form in which it was given", _after_gradient, often=True)
+STEP = Rule("two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step, often=True)
+AFTER_GRADIENT = Rule("the client's state, in the form in which it was given", _after_gradient, often=True)
 
 RULES = {
     "init": Rule("two things: the server's tree and a client's state, a dict", _init),

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
+from fedpfl.engine.answers import unchanged, versions
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.sgd import Local, Tuning
 from fedpfl.engine.state import State
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.errors import Broken
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
@@ -165,22 +165,11 @@ class Backend(ABC):
         return self.judge(*about, **more)["test"]
 
     def _one(self, call: Call) -> Any:
-        versions = _versions(call)
+        state = call.state
+        shown = {"server": state.server, "buffers": state.server_buffers, "rows": dict(enumerate(state.rows.trees))}
+        before = versions(shown)
         answer = self.run([call])[0]
         if isinstance(answer, Exception):
             raise answer
-        if changed := [name for name, version in _versions(call).items() if version != versions.get(name)]:
-            raise Broken(
-                f"{type(call.method).__name__} changed its argument {changed[0]} in place; a method's hooks return "
-                "new trees and leave their arguments as they are"
-            )
+        unchanged(shown, before, type(call.method).__name__)
         return answer
-
-
-def _versions(call: Call) -> dict[str, int]:
-    """Count the in-place changes of every tensor that a method is shown, by name."""
-    state, counted = call.state, dict[str, int]()
-    for shown in ({"server": state.server, "buffers": state.server_buffers}, *state.rows.trees):
-        for name, leaf in tree.items(shown):
-            counted[name] = counted.get(name, 0) + leaf._version
-    return counted

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,9 +20,11 @@ from torch import Tensor, nn
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Engine, Local, Outcome, State, Stopping, Tuning, begin, make, pick, play
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.ranks import frames
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Agreed, Known, Masked, Tree
+from fedpfl.ground.errors import Broken, reason
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
 from fedpfl.models.norm import BatchNorm2d
@@ -303,22 +306,13 @@ PADDED = (
 )
 def keeps_form(trial: Trial, engine: str) -> None:
     """Client states have the structure, shapes and dtypes they began with, and numbers stay finite."""
-    states, _ = trial.played(engine)
-    first = flatten(states[0].clients)
+    states, _ = trial.played(engine)  # which raises Broken where an answer has another form
     part = participate(trial.method, tiny(), small(), states[1], COHORTS[1], engine=engine)
-    kept = flatten(part.clients)
-    if list(kept) != list(first):
-        raise Unkept(f"`finish` keeps the entries {', '.join(kept)}, and `init` began with {', '.join(first)}")
-    for path, leaf in kept.items():
-        if (leaf.dtype, leaf.shape[1:]) != (first[path].dtype, first[path].shape[1:]):
-            raise Unkept(f"`finish` keeps {path} as {leaf.dtype} {list(leaf.shape[1:])}")
-    for path, leaf in [*kept.items(), *(pair for state in states for pair in flatten(state).items())]:
+    for path, leaf in flatten([part.clients, *states]).items():
         if leaf.requires_grad:
             raise Unkept(f"{path} requires gradients; detach what is kept")
         if leaf.is_floating_point() and not leaf.isfinite().all():
             raise Unkept(f"{path} is not finite")
-    if flatten(states[0].server).keys() != flatten(states[-1].server).keys():
-        raise Unkept("`aggregate` changes the entries of the server's state")
 
 
 @promise(
@@ -485,23 +479,13 @@ def bf16_is_near(trial: Trial, engine: str) -> None:
 def told(method: Method, server: Tree, client: dict[str, Tree]) -> list[Tensor]:
     """Return which entries of the server's state travel down to a client, by the gradient of what travels: by leaf."""
     leaves = [leaf.clone().requires_grad_(leaf.is_floating_point()) for leaf in tree.leaves(server)]
-    generator = torch.Generator().manual_seed(0)
-
-    def total(sent: Tree) -> Any:
-        if isinstance(sent, Masked | Agreed):
-            pairs = zip(tree.leaves(sent.values), tree.leaves(sent.mask), strict=True)
-            return sum(total(torch.where(mask, leaf, 0.0)) for leaf, mask in pairs if leaf.is_floating_point())
-        if isinstance(sent, Known):
-            return total(sent.values)
-        if isinstance(sent, dict):
-            return sum((total(part) for part in sent.values()), torch.zeros(()))
-        return (sent * (1 + torch.rand(sent.shape, generator=generator))).sum()
-
     floats = [leaf for leaf in leaves if leaf.requires_grad]
-    travelling = total(method.download(tree.rebuild(server, leaves), client))
-    if not isinstance(travelling, Tensor) or not travelling.requires_grad:
-        return [torch.zeros_like(leaf, dtype=torch.bool) for leaf in leaves]
-    slopes = iter(torch.autograd.grad(travelling, floats, materialize_grads=True))
+    seen = tree.leaves(tree.received(method.download(tree.rebuild(server, leaves), client)))
+    weights = torch.Generator().manual_seed(0)
+    total = torch.zeros((), requires_grad=True)
+    for leaf in seen:
+        total = total + (leaf * (1 + torch.rand(leaf.shape, generator=weights))).sum()
+    slopes = iter(torch.autograd.grad(total, floats, materialize_grads=True) if floats else [])
     return [next(slopes) != 0 if leaf.requires_grad else torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves]
 
 
@@ -539,3 +523,44 @@ def one_step(
     if phase.after_gradient:
         client = ask(phase.after_gradient, server, client, params, params, loss, batch)
     return loss, kept, client
+
+
+# ---- all of them
+
+
+def audit(method: Method, quick: bool = False) -> Iterator[tuple[Promise, list[str], str]]:
+    """Try a method for each promise: give what is wrong, by engine, and what mends it, both empty where it is kept.
+
+    quick: on one of the backends. Where the first is not kept, the rest is not tried; of promises about numbers, whose
+    faults follow from each other, the first alone is told how to mend.
+    """
+    trial, told = Trial(method), set[str]()
+    for promise in PROMISES:
+        first, engines = promise is PROMISES[0], promise.engines or ("",)
+        tried = engines if first or not quick else engines[-1:]
+        faults = {engine: fault for engine in tried if (fault := _fault(trial, promise, engine))}
+        alike = list(faults) == list(tried) and len(set(faults.values())) == 1
+        found = [f"{'' if alike else engine + ': '}{fault}" for engine, fault in faults.items()]
+        mend = ""
+        if faults and first:
+            mend = "the rest is tried once this is mended"
+        elif faults and not (promise.mend in (PADDED, STATEFUL) and told & {PADDED, STATEFUL}):
+            mend = f"-> {promise.mend}"
+            told.add(promise.mend)
+        yield promise, found[: 1 if alike else None], mend
+        if faults and first:
+            return
+
+
+def _fault(trial: Trial, promise: Promise, engine: str) -> str:
+    """Return what is wrong, "" if nothing is."""
+    try:
+        promise.check(trial, *([engine] if engine else []))
+    except (Unkept, Broken) as fault:
+        return str(fault)
+    except Exception as error:
+        files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in type(trial.method).__mro__}
+        calls = [(hook, f" ({file}:{line})") for file, hook, line in frames(error) if file in files]
+        (hook, _), (_, place) = (calls[0], calls[-1]) if calls else ((type(trial.method).__name__, ""), ("", ""))
+        return f"{hook} raised {reason(error, kind=True)}{place}"
+    return ""

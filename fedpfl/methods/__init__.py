@@ -5,9 +5,9 @@ import inspect
 import pkgutil
 
 from fedpfl.methods.shared.batch import Batch, Data, Shard
-from fedpfl.methods.shared.method import FACTS, Method, Phase, Turn
+from fedpfl.methods.shared.method import FACTS, ORDER, Method, Phase, Turn, misplaced
 
-__all__ = ["FACTS", "METHODS", "Batch", "Data", "Method", "Phase", "Shard", "Turn"]
+__all__ = ["FACTS", "METHODS", "ORDER", "Batch", "Data", "Method", "Phase", "Shard", "Turn", "misplaced"]
 
 
 def _method(name: str) -> type[Method]:

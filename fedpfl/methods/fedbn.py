@@ -17,6 +17,6 @@ class FedBN(ByName):
         """Keep statistics on the client."""
         return {"main": "local"}
 
-    def _own(self, parts: Parts) -> tuple[str, ...]:
+    def _personal(self, parts: Parts) -> tuple[str, ...]:
         """Return scale and shift of every BatchNorm layer."""
         return parts.batch_norm

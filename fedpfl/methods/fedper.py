@@ -23,7 +23,7 @@ class FedPer(ByName):
 
     _key: ClassVar[str] = "head"
 
-    def _own(self, parts: Parts) -> tuple[str, ...]:
+    def _personal(self, parts: Parts) -> tuple[str, ...]:
         return top(parts, self.layers)
 
     @property

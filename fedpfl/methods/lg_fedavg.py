@@ -25,7 +25,7 @@ class LGFedAvg(ByName):
         """Keep statistics on the client."""
         return {"main": "local"}
 
-    def _own(self, parts: Parts) -> tuple[str, ...]:
+    def _personal(self, parts: Parts) -> tuple[str, ...]:
         """Return all layers but the shared ones."""
         upper = top(parts, self.layers)
         if self.variant == "as_published":

@@ -20,6 +20,6 @@ class LocalOnly(ByName):
         """Keep BatchNorm statistics on the client."""
         return {"main": "local"}
 
-    def _own(self, parts: Parts) -> tuple[str, ...]:
+    def _personal(self, parts: Parts) -> tuple[str, ...]:
         """Return all names."""
         return tuple(name for layer in parts.layers for name in layer)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.terminal import Parser, tell
 from fedpfl.papers.curves import curve_table, curves
 from fedpfl.papers.registry import full
 from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, Wish, beside, device, show
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = words.pop(0) if words and words[0] in COMMANDS else ""
     act, text, example, options = COMMANDS[name]
     others = "".join(f"  {one:8}  {re.split('[.:;]', about)[0]}\n" for one, (_, about, *_) in COMMANDS.items() if one)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"python -m fedpfl.report {name}".strip(),
         description=text,
         epilog=f"{FILTERS}\n\n{example}" + ("" if name else f"\n\nOther commands, each with its own --help:\n{others}"),
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen.roots = [*map(Path, chosen.words)] or [Path("outputs")]
         return act(chosen) or 0
     except FedpflError as error:
-        to_stderr(f"error: {error}")
+        tell(error)
         return 2
 
 

@@ -27,6 +27,9 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def settings(folder: Path) -> dict[str, Any]:
     """Read config.yaml. Raises FedpflError, as all here."""
     with _reading(folder / "config.yaml") as text:
+        # A few aliases of aliases are billions of values; no run writes any.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _Loader)):
+            raise ValueError("it holds aliases, which no run writes")
         return _mapping(yaml.load(text, _Loader))
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from fedpfl import check
 from fedpfl.config import plugins
+from fedpfl.engine import contract
 from fedpfl.engine.contract import PROMISES
 from tests.conftest import ROOT
 
@@ -173,7 +174,8 @@ def test_a_broken_promise_is_told(fault: str, everything: bool, tmp_path: Path, 
     body, broken, text = FAULTS[fault]
     if not everything:
         tried = [own for own in PROMISES if own is PROMISES[0] or own.check.__name__ in broken]
-        monkeypatch.setattr(check, "PROMISES", tried)
+        for place in (check, contract):
+            monkeypatch.setattr(place, "PROMISES", tried)
     file = tmp_path / "mine.py"
     file.write_text(HEAD + body.strip("\n") + '\n\nMETHODS = {"mine": Mine}\n')
     status, lines = told(file, "--quick")

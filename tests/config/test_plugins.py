@@ -105,6 +105,18 @@ def test_changed_text_is_read_anew_and_a_resumed_run_tells(folder: Path) -> None
             METHOD.format("def finnish(self): pass"),
             "plugins: {}:3: Mine.finnish is no hook of a method",
         ),
+        (  # of the contract as it once was
+            METHOD.format("def start(self, server, client): return server"),
+            "plugins: {}:3: Mine.start takes (server, client) where the contract has (received, client); change",
+        ),
+        (
+            METHOD.format("def loss(self, net, params, batch, server, client): pass"),
+            "plugins: {}:3: Mine.loss takes (net, params, batch, server, client) where the contract has (server, ",
+        ),
+        (
+            METHOD.format("def sample(self, generator, server): return {{}}"),
+            "plugins: {}:3: Mine.sample takes (generator, server) where the contract has (server, generator); change",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line_and_nothing_is_added(text: str | None, message: str, tmp_path: Path) -> None:
@@ -118,6 +130,22 @@ def test_what_is_wrong_is_one_line_and_nothing_is_added(text: str | None, messag
     result = call(f"plugins=[{file}]", *SMALL, cwd=tmp_path)
     assert (result.code, len(result.complaints)) == (2, 1)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "now"),
+    [
+        ("from fedpfl.tree import mean", "it is fedpfl.ground.tree now"),
+        ("from fedpfl import tree", "tree is in fedpfl.ground.tree now"),
+        ("from fedpfl.methods import flag", "flag is in fedpfl.methods.shared.method now"),
+        ("from fedpfl.methods import Sheep", "it is no more (docs/extend.md)"),
+    ],
+)
+def test_an_import_of_what_has_moved_says_where_it_is(text: str, now: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(FedpflError, match=r"mine\.py:1: \w+: [^;]*; ") as error:
+        plugins.load([str(tmp_path / "mine.py")])
+    assert str(error.value).endswith(now)
 
 
 def test_a_method_that_fails_is_one_line_with_its_hook(folder: Path) -> None:

@@ -73,6 +73,12 @@ WRONG = {
             "returned a Turn; it must return a list of Turn",
         ),
         (lambda self, played, cohort, clients, generator: [Turn([7])], "returned client 7 of 3"),
+        (
+            lambda self, played, cohort, clients, generator: [
+                Turn([0], survey=lambda server, uploads, clients: (server, clients))
+            ],
+            "a turn whose survey takes (server, uploads, clients) where the contract has (server, clients, uploads)",
+        ),
     ],
     "sample": [(lambda self, server, generator: torch.rand(2), "returned a tensor torch.float32 [2]")],
     "before_training": [(lambda self, server, client, net, shard: {"n": 3}, "returned a int as entry n")],
@@ -98,6 +104,10 @@ WRONG = {
             "whose mask has shape [2] for conv.weight, which is [4, 1, 3, 3]",
         ),
         (lambda self, server, client, params, epochs: [Phase(1, sgd={"rate": 1.0})], "with sgd value rate, which"),
+        (
+            lambda self, server, client, params, epochs: [Phase(1, step=lambda net, params, batch, server, client: 0)],
+            "a phase whose step takes (net, params, batch, server, client) where the contract has (server, client, net",
+        ),
     ],
     "loss": [
         (lambda self, server, client, net, params, batch: batch.losses(net(params, batch.x)), "float32 [20]; it must"),

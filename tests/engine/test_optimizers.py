@@ -280,7 +280,7 @@ def test_all_clients_take_so_many_steps(engine, net, federation):
             return params, {"taken": torch.zeros(())}
 
         def phases(self, server, client, params, epochs):
-            return [Phase(epochs, after_gradient=lambda p, g, loss, b, s, c: {"taken": c["taken"] + 1})]
+            return [Phase(epochs, after_gradient=lambda s, c, *seen: {**c, "taken": c["taken"] + 1})]
 
     local = Local(None, 32, 0.05, steps=7)
     state = trajectory(Counting(), net, federation, [list(range(10))], engine=engine, local=local)[-1]

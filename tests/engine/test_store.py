@@ -133,6 +133,23 @@ def test_rows_are_saved_without_those_that_stand_empty_and_loaded_into_the_same_
     assert_same(again.take("client", range(100)), rows.take("client", range(100)))
 
 
+def test_rows_of_a_version_whose_methods_kept_flags_go_on_bit_for_bit(federation):
+    """One of three rows is a client's that never took part, as a survey leaves it."""
+    method, net = Ditto(cold_start="global"), tiny()
+    first = trajectory(method, net, federation, [[0, 1]])[-1]
+    first.rows.put_([2], {"client": first.rows.take("client", [2])})
+    old = [
+        {**block, "client": {**block["client"], "trained": block["facts"]["participated"]}}
+        for block in first.rows.saved()
+    ]
+    rows = copy.deepcopy(begin(method, net, 10, CPU).rows)
+    for block in old:
+        rows.load_([rows.renewed(tree.without(block, ["facts"]))])
+    again = replace(first, rows=rows)
+    assert_same(again, first)
+    assert again.client([0, 1, 2])["participated"].tolist() == [True, True, False]
+
+
 def test_what_is_not_given_of_a_row_keeps_its_value(federation):
     """As in a round of FLOCO that only places centres: the statistics stay the initial ones."""
     state = begin(Ditto(), tiny(norm=True), 4, CPU)

@@ -248,7 +248,7 @@ def test_a_layer_is_a_weight_with_the_normalisation_behind_it():
         weight, scale, shift = mask.values()
         assert weight.dim() == 4
         assert len(weight) == len(scale) == len(shift) == channels
-    assert set(FedPer(layers=2)._own(net.parts)) == {*net.parts.layers[-1], *net.parts.layers[-2]}
+    assert set(FedPer(layers=2)._personal(net.parts)) == {*net.parts.layers[-1], *net.parts.layers[-2]}
 
 
 def test_an_unknown_layer_is_told(net):

@@ -281,6 +281,16 @@ def test_the_private_copy_does_not_change_the_simplex(net, federation):
         assert_close(judged, at(row(plus.clients["v"], 2), plus.clients["beta"][2]), atol=1e-7)
 
 
+def test_who_never_took_part_has_the_initial_private_copy_or_the_common_simplex(net, federation):
+    for cold_start in ("initial", "global"):
+        method = FlocoPlus(endpoints=3, cold_start=cold_start)
+        first, *_, last = trajectory(method, net, federation, COHORTS[:2])
+        source = first.server if cold_start == "initial" else last.server
+        never = last.client(7)
+        assert_same(method.personal(last.server, never), at(source, never["beta"]))
+        assert_same(method.personal(last.server, last.client(2)), at(last.client(2)["v"], never["beta"]))
+
+
 def test_without_a_pull_the_private_copy_is_local_training(net, federation):
     """From the initial model, at the points that a FLOCO client would draw."""
     state = begin(Floco(endpoints=3), net, 10, CPU)

@@ -185,8 +185,8 @@ def test_fedbn_shares_nothing_of_a_batch_norm_layer(federation):
 
 def test_fedbn_goes_by_type_and_leaves_group_normalisation_shared():
     batch, group = (models.build("resnet8", (1, 28, 28), 10, 0, norm=norm) for norm in ("batch", "group"))
-    assert len(FedBN()._own(batch.parts)) == 2 * 9  # seven in the blocks' paths and stem, two projections
-    assert FedBN()._own(group.parts) == ()
+    assert len(FedBN()._personal(batch.parts)) == 2 * 9  # seven in the blocks' paths and stem, two projections
+    assert FedBN()._personal(group.parts) == ()
     assert group.parts.normalisation
 
 

@@ -769,7 +769,7 @@ def test_mistakes_are_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -
     }.items():
         assert main(["paper", name, str(root)]) == 2
         shown = capsys.readouterr().err
-        assert shown.startswith(f"error: {told}")
+        assert shown.startswith(f"fedpfl: {told}")
         assert shown.count("\n") == 1
 
 

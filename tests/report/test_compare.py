@@ -356,7 +356,7 @@ def test_more_than_one_configuration_is_one_clear_line(ab: tuple[Path, Path], ca
     root = ab[0].parent
     assert main(["compare", str(root), str(ab[1])]) == 2
     assert capsys.readouterr().err == (
-        f"error: {root} holds 2 configurations, name one of them: FedAvg on FMNIST, Dir(0.1) ({root / 'a'}); "
+        f"fedpfl: {root} holds 2 configurations, name one of them: FedAvg on FMNIST, Dir(0.1) ({root / 'a'}); "
         f"FedOBP on FMNIST, Dir(0.1) ({root / 'b'})\n"
     )
 

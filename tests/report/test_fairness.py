@@ -175,7 +175,7 @@ def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["tables", str(root), "--fairness", "--select", "best-checkpoint"]) == 2
     assert capsys.readouterr() == (
         "",
-        "error: --fairness is of the last evaluation, which clients.csv holds; leave out --select\n",
+        "fedpfl: --fairness is of the last evaluation, which clients.csv holds; leave out --select\n",
     )
     assert main(["tables", str(root), "method=fedper", "--fairness"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

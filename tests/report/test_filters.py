@@ -111,14 +111,16 @@ def test_every_command_takes_filters(root: Path, capsys: pytest.CaptureFixture) 
     assert "A  FedAvg" in out
     assert "B  FedPer" in out
     err = shown(capsys, "compare", root, "method=fedper", "dataset=digits", code=2)[1]
-    assert f"error: {root} holds one configuration alone, FedPer on Digits, Dir(0.1); name two paths" in err
+    assert f"fedpfl: {root} holds one configuration alone, FedPer on Digits, Dir(0.1); name two paths" in err
     err = shown(capsys, "compare", root, code=2)[1]
-    assert f"error: {root} holds 3 configurations, name two of them, or choose two by filters: FedPer on Digits" in err
+    assert f"fedpfl: {root} holds 3 configurations, name two of them, or choose two by filters: FedPer on Digits" in err
     assert "compare takes two paths" in shown(capsys, "compare", "one", "two", "three", code=2)[1]
     for command in ("tables", "figures", "html", "ls", "compare", "paper", "clean"):
         out, err = shown(capsys, command, root, "method=fedpre", code=2)
         assert out == ""
-        assert err.endswith("error: method=fedpre: no such run here; there are: fedavg, fedper; did you mean fedper?\n")
+        assert err.endswith(
+            "fedpfl: method=fedpre: no such run here; there are: fedavg, fedper; did you mean fedper?\n"
+        )
     found = runs(root, where=["method=fedper"], warn=lambda _: None)
     assert [run.path.parts[-4] for run in found] == ["one", "two", "two"]
 

@@ -455,7 +455,7 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for folder, message in ((tmp_path, "no runs found below"), (tmp_path / "absent", "no such directory")):
         assert main(["html", str(folder)]) == 2
         shown = capsys.readouterr()
-        assert shown.err.startswith(f"error: {message}")
+        assert shown.err.startswith(f"fedpfl: {message}")
         assert shown.err.count("\n") == 1
     assert not (tmp_path / "report").exists()
 

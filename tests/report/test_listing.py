@@ -315,7 +315,7 @@ def test_mistakes_are_one_line(several: Path, capsys: pytest.CaptureFixture, opt
     assert main(["ls", str(several), *options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"error: {message}")
+    assert err.startswith(f"fedpfl: {message}")
     assert err.count("\n") == 1
 
 

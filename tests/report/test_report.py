@@ -412,7 +412,7 @@ def test_no_runs_is_one_line_and_exit_code_2(
         assert main([*words, str(folder)]) == 2
         shown = capsys.readouterr()
         assert shown.out == ""
-        assert shown.err.startswith(f"error: {message}")
+        assert shown.err.startswith(f"fedpfl: {message}")
         assert shown.err.count("\n") == 1
 
 

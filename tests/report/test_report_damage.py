@@ -228,11 +228,19 @@ def device(folder: Path, name: str) -> None:
     (folder / name).symlink_to("/dev/full")
 
 
+def bomb(folder: Path) -> None:
+    """Twelve lines of aliases that are billions of values."""
+    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
+    path = folder / "config.yaml"
+    path.write_text(path.read_text() + "\n".join(lines) + "\n")
+
+
 HOSTILE: dict[str, Any] = {
     **{f"{name} is a pipe": lambda folder, name=name: fifo(folder, name) for name in ("config.yaml", "rounds.csv")},
     **{
         f"{name} is a device": lambda folder, name=name: device(folder, name) for name in ("summary.json", "rounds.csv")
     },
+    "an alias bomb": bomb,
     "deep YAML": lambda folder: (folder / "config.yaml").write_text("a: " + "[" * 5000 + "]" * 5000),
     "deep JSON": lambda folder: (folder / "summary.json").write_text("[" * 100_000),
     "a huge number": lambda folder: (folder / "summary.json").write_text('{"status": "finished", "cohort": 1e999}'),

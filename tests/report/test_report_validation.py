@@ -158,7 +158,7 @@ def test_figures_refuse_what_cannot_be_chosen(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "out/fedobp_q_sweep.png").unlink()
     hold_out(tmp_path / "0.9", dict.fromkeys(TEST, float("nan")))
     assert main(words) == 2
-    line = "error: FedOBP (q=0.9) on FMNIST, Dir(0.1): no samples are held out to choose a round by"
+    line = "fedpfl: FedOBP (q=0.9) on FMNIST, Dir(0.1): no samples are held out to choose a round by"
     assert line in capsys.readouterr().err
     assert not (tmp_path / "out/fedobp_q_sweep.png").exists()
 

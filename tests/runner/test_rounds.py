@@ -29,6 +29,11 @@ def assert_ends_as(folder: Path, whole: Path) -> None:
     assert_same(state(folder), state(whole))
     assert summary(folder)["status"] == "finished"
     assert summary(folder).keys() == summary(whole).keys()
+    for name in ("best", "last"):
+        ours, theirs = (
+            {k: v for k, v in summary(place)[name].items() if k not in CLOCKED} for place in (folder, whole)
+        )
+        assert ours == theirs
 
 
 def test_rounds_are_those_of_the_file(whole, tmp_path, capfd):

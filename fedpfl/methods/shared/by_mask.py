@@ -9,16 +9,16 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class ByMask(Method):
-    """Lay a client's own entries over the server's where `client["mask"]` holds: it is there after `prepare`.
+    """Lay a client's personal entries over the server's where `client["mask"]` holds: it is there after `prepare`.
 
     The mask is element-wise and has the names of the tensors in which something can be personal.
     """
 
     _key: ClassVar[str] = "model"
-    """The name of the client's own entries in its state."""
+    """The name of the model, in the client's state, that they come from."""
 
     def start(self, received, client):
-        """Return the personal entries of the client's own model among the others of the server's."""
+        """Return the personal entries of the client's model among the others of the server's."""
         mask = client["mask"]
         return {**received, **tree.where(mask, client[self._key], tree.named(received, mask))}
 

@@ -15,28 +15,28 @@ from fedpfl.models import Parts
 
 @dataclass(frozen=True)
 class ByName(Method):
-    """Lay a client's own entries over the server's. A client that was never sampled has the initial ones."""
+    """Lay a client's personal entries over the server's. A client that was never sampled has the initial ones."""
 
     _key: ClassVar[str] = "own"
     """The name of these entries in the client's state."""
 
-    def _own(self, parts: Parts) -> tuple[str, ...]:
+    def _personal(self, parts: Parts) -> tuple[str, ...]:
         """Return the names of the parameters that never leave a client: by default the head."""
         return parts.head
 
     def init(self, params, parts):
-        """Give the shared entries to the server, the own ones to the client."""
-        own = self._own(parts)
-        return tree.without(params, own), {self._key: tree.named(params, own)}
+        """Give the shared entries to the server, the personal ones to the client."""
+        names = self._personal(parts)
+        return tree.without(params, names), {self._key: tree.named(params, names)}
 
     def start(self, received, client):
-        """Return the latest shared entries beside the client's own."""
+        """Return the latest shared entries beside the client's personal ones."""
         return {**received, **client[self._key]}
 
     def finish(self, server, client, start, end):
-        """Send the shared entries up, keep the own ones."""
-        own = client[self._key]
-        return tree.without(end, own), {self._key: tree.named(end, own)}
+        """Send the shared entries up, keep the personal ones."""
+        names = client[self._key]
+        return tree.without(end, names), {self._key: tree.named(end, names)}
 
     def _head_loss(self, server, client, net, params, batch):
         """Return the cross-entropy on the features of a frozen body, whose BatchNorm statistics do not move."""

@@ -55,10 +55,13 @@ class Phase(NamedTuple):
 FACTS = ("participated", "trained")
 """What the engine says of a client, as entries of its state that no method keeps."""
 
-STEP = ("server", "client", "net", "params", "batch")
-AFTER_GRADIENT = ("server", "client", "params", "grads", "loss", "batch")
-SURVEY = ("server", "clients", "uploads")
-"""The arguments of Phase.step (and Phase.loss), Phase.after_gradient and Turn.survey."""
+ORDER = {
+    "loss": ("server", "client", "net", "params", "batch"),
+    "step": ("server", "client", "net", "params", "batch"),
+    "after_gradient": ("server", "client", "params", "grads", "loss", "batch"),
+    "survey": ("server", "clients", "uploads"),
+}
+"""The arguments of a Phase's functions and a Turn's."""
 
 
 class Turn(NamedTuple):

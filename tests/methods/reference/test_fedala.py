@@ -40,7 +40,7 @@ def test_three_rounds_equal_the_plain_loops(method, layers, backend, expected, n
         for client, personal in enumerate(want.personal[t]):
             shard = training_shard(federation, client, 32, Draws(SEED, "adapt", t + 1))
             own = state.client(client)
-            own |= method.before_evaluation(net.bind({"main": {}}), shard, state.server, own)
+            own |= method.before_evaluation(state.server, own, net.bind({"main": {}}), shard)
             assert_close(method.personal(state.server, own), personal, atol=5e-6, rtol=0.0)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]
