@@ -40,7 +40,7 @@ def page(words: Sequence[str]) -> str:
     parts.append("Keys: KEY=VALUE\n\n" + "\n".join(_key(cfg, key, "", told, Settings) for key in single))
     for group in sorted((str(key) for key in cfg if key not in ("hydra", *single)), key=lambda key: key in chosen):
         file = Path(overrides.CONF, group, f"{chosen.get(group, '')}.yaml")
-        own = _comments(file) if file.is_file() else _below(told, group)
+        own = _below(told, group) | (_comments(file) if file.is_file() else {})
         title = ": ".join(filter(None, (f"{group}={chosen[group]}" if group in chosen else group, own.get(""))))
         keys = [key for key in cfg[group] if key not in ("name", "title", "groups", "table")]
         lines = [_key(cfg[group], key, f"{group}.", own, _schema(group, cfg[group])) for key in keys]

@@ -13,19 +13,19 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models
 from fedpfl.config import plugins
-from fedpfl.config.checks import arguments, check_keys, chosen, options, representable, typed
 from fedpfl.config.messages import at_its_source, one_line
 from fedpfl.config.resolvers import folder
 from fedpfl.config.schema import GROUPS, OPTIONAL, SCHEMAS, SETTINGS, Checkpoint, Deal, Eval, Settings, Start
 from fedpfl.data import Augment, Federation, datasets, partition, state_dict
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
+from fedpfl.ground.checks import arguments, check_keys, chosen, options, representable, typed
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import essence, identity, present
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS, Net
 from fedpfl.record import rundir
-from fedpfl.record.loggers import check_logger
+from fedpfl.record.loggers import mirrors
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _plan(config: dict[str, Any]) -> Plan:
     own = {group: typed(schema, config[group], group) for group, schema in SCHEMAS.items()}
     device = find_device(settings.device)
     engine.check(own["engine"], device)
-    check_logger(config["logger"])
+    mirrors(config["logger"])  # raises for what cannot work
     if (now := present(config["method"])["name"]) != config["method"]["name"]:
         raise FedpflError(f"method={config['method']['name']} with these values is now method={now}")
     method = typed(chosen("method", config["method"], METHODS), options(config["method"]), "method")
@@ -94,7 +94,6 @@ def _plan(config: dict[str, Any]) -> Plan:
         method = replace(method, clients=settings.clients - settings.newcomers)
     if method.own_steps and not own["local"].plain:
         raise FedpflError(engine.own_steps(f"method={config['method']['name']}", own["local"]))
-    representable(config["logger"], "logger")  # the others are held against their schemas
     for part in (_model, _partition, _source):
         part(config)
     return Plan(settings, **own, device=device, method=method, config=config, identity=identity(config))

@@ -23,7 +23,7 @@ class Scaled(FedAvg):
     def init(self, params, parts):
         return params, {"share": torch.ones(()), "kept": params["fc.bias"]}
 
-    def init_clients(self, generator, clients):
+    def init_clients(self, clients, generator):
         return {"share": torch.rand(clients, generator=generator)}
 
     def finish(self, server, client, start, end):

@@ -8,7 +8,7 @@ from fedpfl.data import Federation
 from fedpfl.engine import Local
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count
-from fedpfl.ground.tree import Masked
+from fedpfl.ground.tree import Known, Masked
 from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
 from fedpfl.methods.shared.importance import personal_count
 from tests.conftest import BACKENDS, COHORTS, rounds, tiny, trajectory
@@ -29,6 +29,7 @@ def test_tensors_travel_whole_by_their_width():
     assert counted({}) == (0, 0)
     assert counted(torch.zeros(3)) == (3, 96)
     assert counted({"a": torch.zeros(2, 2), "b": {"c": torch.zeros(5, dtype=torch.float16)}}) == (9, 128 + 80)
+    assert counted({"a": torch.zeros(2), "known": Known({"b": torch.zeros(9)})}) == (2, 64)
     assert counted({"signs": torch.zeros(7, dtype=torch.bool)}) == (0, 7)
 
 

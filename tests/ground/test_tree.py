@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Masked
+from fedpfl.ground.tree import Agreed, Known, Masked
 from tests.conftest import assert_close, assert_same
 
 
@@ -165,6 +165,16 @@ def test_masked_is_a_tree():
     stacked = tree.stack([masked, masked])
     assert isinstance(stacked, Masked)
     assert stacked.values["a"].shape == stacked.mask["a"].shape == (2, 2)
+
+
+def test_what_is_received_is_what_was_sent_with_zeros_for_the_rest():
+    values, mask = {"a": torch.tensor([2.0, torch.nan])}, {"a": torch.tensor([True, False])}
+    whole, known = torch.ones(2), torch.zeros(3)
+    sent = {"few": Masked(values, mask), "agreed": Agreed(values, mask), "whole": whole, "known": Known({"b": known})}
+    seen = tree.received(sent)
+    assert seen["few"]["a"].tolist() == seen["agreed"]["a"].tolist() == [2.0, 0.0]
+    assert seen["whole"] is whole  # not copied
+    assert seen["known"]["b"] is known
 
 
 def test_the_squared_distance_is_over_all_entries():

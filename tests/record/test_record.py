@@ -27,7 +27,6 @@ from fedpfl.record.callbacks import Callback, Callbacks, RunInfo
 from fedpfl.record.console import Console
 from fedpfl.record.environment import describe
 from fedpfl.record.logfile import LogFile
-from fedpfl.record.loggers import check_logger
 from fedpfl.record.picture import partition_picture
 from fedpfl.record.rundir import RunDirectory
 
@@ -774,11 +773,6 @@ def test_opened_callbacks_write_the_log(tmp_path, capsys):
     with loggers.opened({"name": "none"}, info(tmp_path), quiet=True):
         pass
     assert capsys.readouterr() == ("", "")
-
-
-def test_unknown_logger():
-    with pytest.raises(FedpflError, match=r"logger\.name=tensorboard is unknown; choose one of none, wandb"):
-        check_logger({"name": "tensorboard"})
 
 
 def test_ctrl_c_while_a_checkpoint_is_written_stays_ctrl_c(tmp_path, monkeypatch):
