@@ -49,11 +49,9 @@ class Search(Sweeper):
         trials: int,
         batch: int,
         startup: int,
-        prune: bool,
-        study: str,
-        folder: str,
         max_batch_size: int | None = None,
         params: Any = None,
+        **of_jobs: Any,
     ):
         super().__init__(max_batch_size, params)
         self._trials, self._batch, self._startup = trials, batch, startup
@@ -96,13 +94,10 @@ class Search(Sweeper):
         """Return the search that the overrides ask for, and those of them that all its jobs have."""
         from fedpfl.config import overrides
         from fedpfl.config.plan import check
-        from fedpfl.engine import ranks
         from fedpfl.runner import trials
 
         assert self.hydra_context is not None
         assert self.config is not None
-        if ranks.launched():
-            raise ValueError("torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN")
         loader = self.hydra_context.config_loader
         words = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
         given = {word.get_key_element(): word for word in words}  # what is given again takes the experiment's place

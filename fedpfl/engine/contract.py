@@ -485,7 +485,7 @@ def told(method: Method, server: Tree, client: dict[str, Tree]) -> list[Tensor]:
     total = torch.zeros((), requires_grad=True)
     for leaf in seen:
         total = total + (leaf * (1 + torch.rand(leaf.shape, generator=weights))).sum()
-    slopes = iter(torch.autograd.grad(total, floats, materialize_grads=True, allow_unused=True))
+    slopes = iter(torch.autograd.grad(total, floats, materialize_grads=True) if floats else [])
     return [next(slopes) != 0 if leaf.requires_grad else torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves]
 
 

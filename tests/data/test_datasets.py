@@ -476,15 +476,10 @@ def test_an_npy_is_not_an_archive(tmp_path):
     ("options", "message"),
     [
         ({"classes": 2}, "found label 2, but dataset.classes=2 allows 0..1"),
-        ({"classes": 10**9}, "dataset.classes must be at most 65,536, got 1000000000"),
-        ({"classes": 0}, "dataset.classes must be null or an integer of at least 1, got 0"),
         ({"mean": [0.5], "std": [0.5, 0.5, 0.5]}, "dataset.mean has 1 entries, but the samples have 3 channels"),
         ({"mean": [0.5] * 3, "std": [0.5, 0.5]}, "dataset.std has 2 entries, but the samples have 3 channels"),
-        ({"std": [0.5, 0.0, 0.5]}, "dataset.std must be positive numbers, got [0.5, 0.0, 0.5]"),
-        ({"mean": [0.5, float("nan"), 0.5]}, "dataset.mean must be finite numbers"),
         ({"path": "nowhere.npz"}, "dataset.path=nowhere.npz is not a file"),
         ({"path": None}, "dataset=npz needs dataset.path=FILE.npz"),
-        ({"name": "imagenet"}, "dataset.name must be one of ag_news, cifar10, cifar100, cifar10_c, cinic10, digit5"),
     ],
 )
 def test_errors_in_options(tmp_path, options, message):

@@ -13,12 +13,13 @@ import logging
 import pkgutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fedpfl.data.datasets.shared.archive import archive
-from fedpfl.data.datasets.shared.samples import Raw, Samples, checked
+from fedpfl.data.datasets.shared.samples import CLASSES, Raw, Samples, checked
 from fedpfl.data.datasets.shared.source import Source, line
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import Above, Between
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,8 @@ def load(
     data_dir: Path,
     *,
     mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    classes: int | None = None,
+    std: Sequence[Annotated[float, Above(0)]] | None = None,
+    classes: Annotated[int, Between(1, CLASSES)] | None = None,
     path: Path | None = None,
     download: bool = True,
     normalize: bool = True,
@@ -53,11 +54,9 @@ def load(
     signals left as they are. `classes` None: the largest label plus one. `options`: the data set's, which an archive
     has no use for.
 
-    Raises: FedpflError if the name is unknown, files are absent and cannot be downloaded, a file is corrupt or not of
+    Raises: FedpflError if files are absent and cannot be downloaded, a file is corrupt or not of
     its format, or the reader fails in any other way.
     """
-    if name not in SETS:
-        raise FedpflError(f"dataset.name must be one of {', '.join(SETS)}, got {name!r}")
     source = Source(name, Path(data_dir).expanduser(), download)
     try:
         file = _archive(source, path)
@@ -90,7 +89,7 @@ def _archive(source: Source, path: Path | None) -> Path | None:
 
 
 def _without(options: dict[str, Any], read: Callable[..., Raw], file: Path) -> None:
-    """Raises FedpflError for an option that an archive cannot follow."""
+    """Raise FedpflError for an option that an archive cannot follow."""
     usual = inspect.signature(read).parameters
     for key, value in options.items():
         if value != usual[key].default:

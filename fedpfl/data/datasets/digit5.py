@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,18 +22,14 @@ SIZES = {
     "syn": (25_000, 9_000),
     "usps": (7_438, 1_860),
 }  # training and test images
-PROBE = """
-import contextlib, resource, sys
-from scipy.io import loadmat
-with contextlib.suppress(ValueError, OSError):  # where there is a lower limit already
-    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30,) * 2)  # bytes, more than any of the files takes
-for path in sys.argv[1:]:
-    print(path, flush=True)
-    loadmat(path)
-"""
 FILES = ("mnist_data", "mnistm_with_label", "svhn_train_32x32", "svhn_test_32x32", "syn_number", "usps_28x28")
-
-Part = tuple[np.ndarray, np.ndarray]  # images and labels
+PARTS = {  # file, images and labels of the training and the test part
+    "mnist": (("mnist_data", "train_32", "label_train"), ("mnist_data", "test_32", "label_test")),
+    "mnist_m": (("mnistm_with_label", "train", "label_train"), ("mnistm_with_label", "test", "label_test")),
+    "svhn": (("svhn_train_32x32", "X", "y"), ("svhn_test_32x32", "X", "y")),
+    "syn": (("syn_number", "train_data", "train_label"), ("syn_number", "test_data", "test_label")),
+    "usps": (("usps_28x28", "train", "label_train"), ("usps_28x28", "test", "label_test")),
+}
 
 
 def digit5(source: Source, size: Side = 32) -> Raw:
@@ -45,78 +38,37 @@ def digit5(source: Source, size: Side = 32) -> Raw:
     First the training parts of all domains, then their test parts; groups are the domains.
     """
     root = folder(source, PLACE, "Digit-Five", "digit_five", "Digit5")
-    paths = [root / f"{name}.mat" for name in FILES]
+    paths = {name: root / f"{name}.mat" for name in FILES}
 
     def make() -> Raw:
         x, y, groups = [], [], []
-        _probe(paths)
-        domains = _domains(root)
+        held = {name: _arrays(path) for name, path in paths.items()}
         for part in (0, 1):
-            for number, (name, parts) in enumerate(domains.items()):
-                images, labels = parts[part]
-                counted(root, f"images of {name}", len(images), SIZES[name][part])
-                counted(root, f"labels of {name}", len(labels), SIZES[name][part])
-                x.append(_resized(images, size))
-                y.append(labels.astype(np.int64) % 10)  # SVHN's 0 is stored as 10
+            for number, (domain, parts) in enumerate(PARTS.items()):
+                name, images, labels = parts[part]
+                with reading(paths[name], wrong):
+                    x.append(_resized(_pixels(held[name][images]), size))
+                    y.append(_digits(held[name][labels]))
+                counted(root, f"images of {domain}", len(x[-1]), SIZES[domain][part])
+                counted(root, f"labels of {domain}", len(y[-1]), SIZES[domain][part])
                 groups.append(np.full(len(x[-1]), number))
         start = sum(map(len, y[: len(SIZES)]))
         return Raw(np.concatenate(x), np.concatenate(y), np.concatenate(groups), tuple(SIZES), start)
 
-    return kept(source, {"size": size}, paths, make)
+    return kept(source, {"size": size}, paths.values(), make)
 
 
-def _probe(paths: Sequence[Path]) -> None:
-    """Read the files in a process of its own, with little memory: some damage crashes SciPy, and with it the process.
-
-    Raises FedpflError that names the first file that cannot be read.
-    """
-    tried = subprocess.run([sys.executable, "-c", PROBE, *map(str, paths)], capture_output=True, text=True)
-    if tried.returncode:
-        path = [str(paths[0]), *tried.stdout.splitlines()][-1]
-        reason = tried.stderr.splitlines()[-1] if tried.returncode > 0 and tried.stderr else "reading it crashes SciPy"
-        raise wrong(path, f"it cannot be read as a .mat file ({reason})")
-
-
-def _domains(root: Path) -> dict[str, list[Part]]:
-    """The training and the test part of each domain."""
-
-    def parts(name: str, *keys: str, paired: Callable[..., Iterable[Part]]) -> list[Part]:
-        return _read(root / f"{name}.mat", keys, paired)
-
-    def in_order(train: np.ndarray, test: np.ndarray, *labels: np.ndarray) -> Iterable[Part]:
-        return zip((train, test), labels, strict=True)
-
-    def places_last(images: np.ndarray, labels: np.ndarray) -> Iterable[Part]:
-        return [(images.transpose(3, 0, 1, 2), labels)]
-
-    def table(cells: np.ndarray) -> Iterable[Part]:
-        if cells.shape != (2, 2):
-            raise ValueError(f"dataset is {list(cells.shape)}, expected [2, 2]")
-        return cells
-
-    return {
-        "mnist": parts("mnist_data", "train_32", "test_32", "label_train", "label_test", paired=in_order),
-        "mnist_m": parts("mnistm_with_label", "train", "test", "label_train", "label_test", paired=in_order),
-        "svhn": [
-            *parts("svhn_train_32x32", "X", "y", paired=places_last),
-            *parts("svhn_test_32x32", "X", "y", paired=places_last),
-        ],
-        "syn": parts("syn_number", "train_data", "test_data", "train_label", "test_label", paired=in_order),
-        "usps": parts("usps_28x28", "dataset", paired=table),
-    }
-
-
-def _read(path: Path, keys: Sequence[str], paired: Callable[..., Iterable[Part]]) -> list[Part]:
-    """Images `[images, 3, side, side]` and labels of the parts that `paired` makes of the arrays `keys` of a file."""
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file by name; SVHN's images come first to last, USPS's cells as the others' arrays."""
     from scipy.io import loadmat
 
     with reading(path, wrong):
-        found = loadmat(path)
-        for key in keys:
-            if key not in found:
-                names = ", ".join(name for name in found if not name.startswith("__"))
-                raise ValueError(f"it has no array {key}, only {names or 'nothing'}")
-        return [(_pixels(images), _class(labels)) for images, labels in paired(*(found[key] for key in keys))]
+        held = loadmat(path)
+        if "X" in held:
+            held["X"] = held["X"].transpose(3, 0, 1, 2)
+        if "dataset" in held:
+            held |= zip(("train", "label_train", "test", "label_test"), held["dataset"].flat, strict=True)
+        return held
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:
@@ -136,19 +88,20 @@ def _pixels(images: np.ndarray) -> np.ndarray:
     return np.repeat(images, 3, axis=1) if images.shape[1] == 1 else images
 
 
-def _class(labels: np.ndarray) -> np.ndarray:
-    """Numbers of `[samples, 10]` (one is 1) or `[samples, 1]` labels. Raises ValueError for others."""
+def _digits(labels: np.ndarray) -> np.ndarray:
+    """Digits of `[samples, 10]` (one is 1) or `[samples, 1]` labels. Raises ValueError for others."""
     if labels.ndim != 2 or labels.shape[1] not in (1, 10) or not np.isin(labels, range(11)).all():
         raise ValueError(f"labels are {list(labels.shape)}, or not digits")
-    return labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]
+    digits = labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]
+    return digits.astype(np.int64) % 10  # SVHN's 0 is stored as 10
 
 
 def _resized(images: np.ndarray, size: int) -> np.ndarray:
     if images.shape[2:] == (size, size):
         return images
-    found = []
+    parts = []
     for some in np.array_split(images, max(1, len(images) // 4096)):
         tensor = torch.from_numpy(np.ascontiguousarray(some)).float()
         tensor = torch.nn.functional.interpolate(tensor, size=(size, size), mode="bilinear", antialias=True)
-        found.append(tensor.round().clamp(0, 255).to(torch.uint8).numpy())
-    return np.concatenate(found)
+        parts.append(tensor.round().clamp(0, 255).to(torch.uint8).numpy())
+    return np.concatenate(parts)

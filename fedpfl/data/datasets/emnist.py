@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import zipfile
 
-import numpy as np
-
-from fedpfl.data.datasets.shared.idx import unzipped, values
+from fedpfl.data.datasets.shared.idx import array, values
 from fedpfl.data.datasets.shared.samples import Raw, merged
 from fedpfl.data.datasets.shared.source import Source, file, reading
 
@@ -29,11 +28,6 @@ def emnist(source: Source) -> Raw:
     else:
         path = file(source, "EMNIST/raw/gzip.zip", (MD5,), (URL,))
         with reading(path), zipfile.ZipFile(path) as zipped:
-            arrays = [_member(zipped, f"gzip/{name}.gz", f"{path}/gzip/{name}.gz") for name in NAMES]
+            arrays = [array(gzip.decompress(zipped.read(f"gzip/{name}.gz"))) for name in NAMES]
     with reading(folder):
         return merged((arrays[0], arrays[1]), (arrays[2], arrays[3]))
-
-
-def _member(zipped: zipfile.ZipFile, name: str, where: str) -> np.ndarray:
-    with reading(where), zipped.open(name) as member:
-        return unzipped(member, zipped.getinfo(name).file_size)

@@ -16,44 +16,27 @@ from fedpfl.data.partition.common import Index, Partition
 from fedpfl.data.partition.file import file
 from fedpfl.data.partition.parts import fixed_dirichlet, groups, shuffled_shards
 from fedpfl.data.partition.skew import dirichlet, iid, published, shards
+from fedpfl.ground.errors import FedpflError
 
-__all__ = [
-    "SCHEMES",
-    "Index",
-    "Partition",
-    "deal",
-    "dirichlet",
-    "file",
-    "fixed_dirichlet",
-    "groups",
-    "iid",
-    "published",
-    "shards",
-    "shuffled_shards",
-]
+__all__ = ["GIVEN", "SCHEMES", "Index", "Partition", "deal"]
 
 SCHEMES: dict[str, Callable[..., Partition]] = {
-    "dirichlet": dirichlet,
-    "published": published,
-    "iid": iid,
-    "shards": shards,
-    "groups": groups,
-    "shuffled_shards": shuffled_shards,
-    "fixed_dirichlet": fixed_dirichlet,
-    "file": file,
+    scheme.__name__: scheme
+    for scheme in (dirichlet, published, iid, shards, groups, shuffled_shards, fixed_dirichlet, file)
 }
-
 GIVEN = ("y", "clients", "seed", "groups", "group_names", "test_from")
 """Arguments of schemes that are not chosen with them."""
 
 
 def deal(scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any) -> Partition:
     """Deal a data set's samples by a scheme, which is given what it asks for beside the labels."""
+    y = samples.y.numpy()
+    if clients > len(y):
+        raise FedpflError(f"clients must be at most the number of samples, {len(y)}, got {clients}")
     facts = {
         "groups": None if samples.groups is None else samples.groups.numpy(),
         "group_names": samples.group_names,
         "test_from": samples.test_from,
     }
     asked = inspect.signature(scheme).parameters
-    known = {key: value for key, value in facts.items() if key in asked}
-    return scheme(samples.y.numpy(), clients, seed, **known, **options)
+    return scheme(y, clients, seed, **{key: facts[key] for key in facts if key in asked}, **options)

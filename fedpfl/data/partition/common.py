@@ -1,15 +1,13 @@
-"""What the schemes share: the result, the split of one client's samples, the checks of arguments."""
+"""What the schemes share: the result, the types of their options, the split of one client's samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
-from fedpfl.ground.casting import cast, hints
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below
 
@@ -33,16 +31,13 @@ class Partition:
     validation: tuple[Index, ...] = ()
 
 
-# Steps
-
-
 def by_class(y: np.ndarray) -> list[Index]:
     """Return the positions of each class, ascending."""
     order = np.argsort(y, kind="stable")
     return np.split(order, np.cumsum(np.bincount(y))[:-1])
 
 
-def trim(held: list[Index], samples: int, client: int, key: str = "samples_per_client") -> list[Index]:
+def trim(held: list[Index], samples: int, client: int, key: str) -> list[Index]:
     """Keep the first entries of each shard, `samples` in all, as evenly as the shards' sizes allow."""
     sizes = np.array([len(shard) for shard in held])
     if sizes.sum() < samples:
@@ -56,6 +51,17 @@ def trim(held: list[Index], samples: int, client: int, key: str = "samples_per_c
     return [shard[:count] for shard, count in zip(held, keep, strict=True)]
 
 
+def shards_of(
+    stacks: list[list[Index]], hands: Iterable[np.ndarray], samples: int | None, key: str = "samples_per_client"
+) -> list[Index]:
+    """Give each client a shard of each class in its hand; of these, with `samples`, it keeps that many."""
+    owned = []
+    for client, hand in enumerate(hands):
+        held = [stacks[kind].pop() for kind in hand]
+        owned.append(np.concatenate(trim(held, samples, client, key) if samples else held))
+    return owned
+
+
 def split(owned: Sequence[Index], test_fraction: float, rng: Generator, attempts: int = 1) -> Partition:
     """Shuffle each client's samples in order of the clients; the first `int(test_fraction * n)` are its test split."""
     train, test = [], []
@@ -67,51 +73,10 @@ def split(owned: Sequence[Index], test_fraction: float, rng: Generator, attempts
     return Partition(tuple(train), tuple(test), attempts)
 
 
-# Checks; messages name the keys as the user writes them
-
-
-def scheme(function: Callable[..., Partition]) -> Callable[..., Partition]:
-    """Check what a scheme is called with against its annotations. It then raises FedpflError for what does not fit."""
-
-    @wraps(function)
-    def checked(y: Any, clients: Any, seed: Any, **options: Any) -> Partition:
-        try:
-            cast(clients, Count, "clients")
-            cast(seed, Annotated[int, AtLeast(0)], "seed")
-            for key, value in options.items():
-                cast(value, hints(function).get(key, Any), f"partition.{key}")
-        except ValueError as error:
-            raise FedpflError(str(error)) from None
-        return function(y, clients, seed, **options)
-
-    return checked
-
-
-def checked_labels(y: Any, clients: int) -> np.ndarray:
-    """Return labels as int64 `[samples]`. Raises FedpflError for other things, or fewer samples than clients."""
-    y = np.asarray(y)
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or not len(y) or y.min() < 0:
+def check_enough(samples: int, clients: int, key: str, each: int) -> None:
+    """Raise FedpflError if there are not `each` samples, an option's value, for all clients."""
+    if clients * each > samples:
         raise FedpflError(
-            f"labels must be non-negative integers [samples], got {y.dtype} {list(y.shape)}; mend the data"
-        )
-    if clients > len(y):
-        raise FedpflError(f"clients must be at most the number of samples, {len(y)}, got {clients}")
-    return y.astype(np.int64)
-
-
-def check_minimum(min_samples: int, clients: int, samples: int) -> None:
-    """Raises FedpflError if there are not so many samples for each client."""
-    if clients * min_samples > samples:
-        raise FedpflError(
-            f"clients={clients} with partition.min_samples={min_samples} need {clients * min_samples} samples, "
-            f"the data set has {samples}; lower one of them"
-        )
-
-
-def check_fixed(samples_per_client: int, clients: int, samples: int) -> None:
-    """Raises FedpflError if there are not so many samples for each client."""
-    if clients * samples_per_client > samples:
-        raise FedpflError(
-            f"clients={clients} with partition.samples_per_client={samples_per_client} need "
-            f"{clients * samples_per_client} samples, the data set has {samples}; lower one of them"
+            f"clients={clients} with partition.{key}={each} need {clients * each} samples, the data set has {samples}; "
+            "lower one of them"
         )

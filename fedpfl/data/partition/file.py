@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedpfl.data import npz
-from fedpfl.data.partition.common import Fraction, Index, Partition, checked_labels, scheme, split
-from fedpfl.ground import memory
+from fedpfl.data.partition.common import Fraction, Index, Partition, split
 from fedpfl.ground.errors import FedpflError, reason
 
 SPLITS = ("train", "test", "validation")
@@ -19,8 +17,7 @@ Owned = list[Index] | dict[str, list[Index]]
 """Indices per client, of all its samples or by split."""
 
 
-@scheme
-def file(y: Any, clients: int, seed: int, *, path: Path | str, test_fraction: Fraction = 0.25) -> Partition:
+def file(y: np.ndarray, clients: int, seed: int, *, path: Path | str, test_fraction: Fraction = 0.25) -> Partition:
     """Deal samples as a file says, by their places in the data set: a run's partition.npz, or JSON.
 
     JSON holds a list or an object with an entry per client: an object of its `train`, `test` and, if there are any,
@@ -29,9 +26,13 @@ def file(y: Any, clients: int, seed: int, *, path: Path | str, test_fraction: Fr
 
     Raises: FedpflError if the file is absent, is no such file, or does not fit the data set or the number of clients.
     """
-    y = checked_labels(y, clients)
     path = Path(path).expanduser()
-    parts = _parts(_read(path), test_fraction, seed)
+    owned = _read(path)
+    if isinstance(owned, list):
+        parts = split(owned, test_fraction, np.random.default_rng(seed))
+    else:
+        train, test, held = (tuple(owned.get(name, ())) for name in SPLITS)
+        parts = Partition(train, test, validation=held if any(map(len, held)) else ())
     _check(parts, clients, len(y), path)
     return parts
 
@@ -77,10 +78,9 @@ def _cut(indices: np.ndarray, offsets: np.ndarray) -> list[Index]:
 
 def _json(path: Path) -> Owned:
     """One entry per client, by number if they are numbered, else as they come."""
-    memory.check(8 * path.stat().st_size, path.name)
     held = json.loads(path.read_bytes())
-    held = held.get("data_indices", held) if isinstance(held, Mapping) else held
-    if isinstance(held, Mapping):
+    held = held.get("data_indices", held) if isinstance(held, dict) else held
+    if isinstance(held, dict):
         numbers = all(key.isdecimal() for key in held)
         held = [held[key] for key in (sorted(held, key=int) if numbers else held)]
     if not isinstance(held, list) or not held:
@@ -89,30 +89,24 @@ def _json(path: Path) -> Owned:
         return [_indices(entry, client) for client, entry in enumerate(held)]
     owned: dict[str, list[Index]] = {name: [] for name in SPLITS}
     for client, entry in enumerate(held):
-        known = {"val": "validation", **{name: name for name in SPLITS}}
-        if not isinstance(entry, Mapping) or not {"train", "test"} <= entry.keys() <= known.keys():
+        named = entry if isinstance(entry, dict) else {}
+        splits = {"validation" if name == "val" else name: values for name, values in named.items()}
+        if not {"train", "test"} <= splits.keys() <= {*SPLITS}:
             raise ValueError(f"client {client} has neither a list of samples nor train, test and val")
-        for name, values in {"validation": [], **{known[name]: entry[name] for name in entry}}.items():
-            owned[name].append(_indices(values, client))
+        for name in SPLITS:
+            owned[name].append(_indices(splits.get(name, []), client))
     return owned
 
 
 def _indices(values: Any, client: int) -> Index:
-    found = np.asarray(values)
-    if not isinstance(values, list) or found.ndim != 1 or (values and found.dtype.kind != "i"):
+    array = np.asarray(values)
+    if not isinstance(values, list) or array.ndim != 1 or (values and array.dtype.kind != "i"):
         raise ValueError(f"the samples of client {client} are no list of whole numbers")
-    return found.astype(np.int64)
-
-
-def _parts(owned: Owned, test_fraction: float, seed: int) -> Partition:
-    if isinstance(owned, list):
-        return split(owned, test_fraction, np.random.default_rng(seed))
-    held = owned.get("validation", [])
-    return Partition(tuple(owned["train"]), tuple(owned["test"]), validation=tuple(held) if any(map(len, held)) else ())
+    return array.astype(np.int64)
 
 
 def _check(parts: Partition, clients: int, samples: int, path: Path) -> None:
-    """Raises FedpflError for what does not fit, or would be tested on what somebody trains on."""
+    """Raise FedpflError for what does not fit, or would be tested on what somebody trains on."""
     if len(parts.train) != clients:
         raise FedpflError(f"clients must be {len(parts.train)}, as {path} deals to so many, got {clients}")
     role = np.zeros(samples, np.int8)  # which splits have a sample, as bits

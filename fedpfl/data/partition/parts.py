@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -14,23 +14,19 @@ from fedpfl.data.partition.common import (
     Index,
     Partition,
     by_class,
-    checked_labels,
-    scheme,
+    shards_of,
     split,
-    trim,
 )
-from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
 
 
-@scheme
 def groups(
-    y: Any,
+    y: np.ndarray,
     clients: int,
     seed: int,
     *,
-    groups: Any = None,
+    groups: np.ndarray | None = None,
     group_names: Sequence[str] = (),
     min_samples: Count = 1,
     samples_per_client: Count | None = None,
@@ -46,7 +42,6 @@ def groups(
     Raises: FedpflError if the data set has no groups, clients are more and no multiple of them, a group has too few
     samples, or there is no test part.
     """
-    y = checked_labels(y, clients)
     if groups is None:
         raise FedpflError(
             "partition=groups needs a data set whose samples are from several domains or persons (digit5, har, "
@@ -58,7 +53,7 @@ def groups(
             "set partition.test_fraction=0.25 to split each client's samples"
         )
     rng = np.random.default_rng(seed)
-    taken = _taken(np.asarray(groups), clients, min_samples, rng)
+    taken = _taken(groups, clients, min_samples, rng)
     each, needed = clients // len(taken), samples_per_client or 1
     pieces: list[Index] = []
     names = [group_names[number] if group_names else str(number) for number, _ in taken for _ in range(each)]
@@ -101,9 +96,8 @@ def _taken(groups: np.ndarray, clients: int, min_samples: Count, rng: np.random.
     return large
 
 
-@scheme
 def shuffled_shards(
-    y: Any,
+    y: np.ndarray,
     clients: int,
     seed: int,
     *,
@@ -120,9 +114,8 @@ def shuffled_shards(
     hold for the training and the test part (the data set's, from `test_from` on; or `test_fraction` of each class).
     `samples_per_client` and `test_samples_per_client`: keep that many, as evenly over the shards as they allow.
 
-    Raises: FedpflError if an argument is out of range, there is no test part, or a class has too few samples.
+    Raises: FedpflError if there is no test part, or a class has too few samples.
     """
-    y = checked_labels(y, clients)
     rng = np.random.default_rng(seed)
     train, test = _halves(y, test_from, test_fraction, rng, "shuffled_shards")
     kinds = len(train)
@@ -140,21 +133,18 @@ def shuffled_shards(
         )
     hands = rng.permutation(np.repeat(np.arange(kinds), each)).reshape(clients, classes_per_client)
 
-    def dealt(pool: list[Index], keep: int | None, key: str) -> tuple[Index, ...]:
+    def part(pool: list[Index], samples: int | None, key: str) -> tuple[Index, ...]:
         stacks = [np.array_split(rng.permutation(index), each) for index in pool]
-        owned = []
-        for client, hand in enumerate(hands):
-            held = [stacks[kind].pop() for kind in hand]
-            owned.append(np.concatenate(trim(held, keep, client, key) if keep else held))
-        return tuple(rng.permutation(index).astype(np.int64) for index in owned)
+        return tuple(rng.permutation(index).astype(np.int64) for index in shards_of(stacks, hands, samples, key))
 
-    parts = dealt(train, samples_per_client, "samples_per_client")
-    return Partition(parts, dealt(test, test_samples_per_client, "test_samples_per_client"))
+    return Partition(
+        part(train, samples_per_client, "samples_per_client"),
+        part(test, test_samples_per_client, "test_samples_per_client"),
+    )
 
 
-@scheme
 def fixed_dirichlet(
-    y: Any,
+    y: np.ndarray,
     clients: int,
     seed: int,
     *,
@@ -170,16 +160,11 @@ def fixed_dirichlet(
     one trains on no other is tested on. Where the data set has no original test part, a random share of each class is
     set apart for it.
 
-    Raises: FedpflError if an argument is out of range or a class has fewer samples than a client is to have of it.
+    Raises: FedpflError if a class has fewer samples than a client is to have of it.
     """
-    y = checked_labels(y, clients)
     for key, value in (("train_samples", train_samples), ("test_samples", test_samples)):
         if value > len(y):
             raise FedpflError(f"partition.{key}={value} is more than the {len(y)} samples of the data set; lower it")
-    try:
-        memory.check(8 * clients * (train_samples + test_samples), "the indices of all clients' samples")
-    except MemoryError as error:
-        raise FedpflError(f"partition=fixed_dirichlet: {error}; lower clients or partition.train_samples") from None
     rng = np.random.default_rng(seed)
     share = test_samples / (train_samples + test_samples)
     pools = _halves(y, test_from, None if test_from else share, rng, "fixed_dirichlet")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fedpfl.data.partition.common import (
@@ -14,19 +12,15 @@ from fedpfl.data.partition.common import (
     Index,
     Partition,
     by_class,
-    check_fixed,
-    check_minimum,
-    checked_labels,
-    scheme,
+    check_enough,
+    shards_of,
     split,
-    trim,
 )
 from fedpfl.ground.errors import FedpflError
 
 
-@scheme
 def dirichlet(
-    y: Any,
+    y: np.ndarray,
     clients: int,
     seed: int,
     *,
@@ -44,15 +38,14 @@ def dirichlet(
     Hsu et al. 2019) and takes exactly that many samples by them, without replacement; where a class runs out, p is
     restricted to the classes left. `min_samples` then plays no part.
 
-    Raises: FedpflError if an argument is out of range or there are too few samples.
+    Raises: FedpflError if there are too few samples.
     """
-    y = checked_labels(y, clients)
     rng = np.random.default_rng(seed)
     if samples_per_client is not None:
-        check_fixed(samples_per_client, clients, len(y))
+        check_enough(len(y), clients, "samples_per_client", samples_per_client)
         owned = _fixed_sizes(y, clients, alpha, samples_per_client, rng)
     else:
-        check_minimum(min_samples, clients, len(y))
+        check_enough(len(y), clients, "min_samples", min_samples)
         owned = _cut(by_class(y), clients, alpha, rng)
         for index in owned:
             rng.shuffle(index)  # so that the tail is a random choice
@@ -60,9 +53,8 @@ def dirichlet(
     return split(owned, test_fraction, rng)
 
 
-@scheme
 def published(
-    y: Any,
+    y: np.ndarray,
     clients: int,
     seed: int,
     *,
@@ -76,12 +68,9 @@ def published(
     One legacy NumPy stream (MT19937) serves everything. The order to which a class was shuffled is carried over to the
     next attempt. Source: the authors' public code, a fork of FL-bench.
 
-    Raises: FedpflError after `max_attempts` draws, or if an argument is out of range.
+    Raises: FedpflError if there are too few samples, and after `max_attempts` draws.
     """
-    y = checked_labels(y, clients)
-    check_minimum(min_samples, clients, len(y))
-    if seed >= 2**32:
-        raise FedpflError(f"seed must be below 2**32 for partition=published, got {seed}; choose a smaller seed")
+    check_enough(len(y), clients, "min_samples", min_samples)
     rng = np.random.RandomState(seed)
     classes = by_class(y)
     for attempt in range(1, max_attempts + 1):
@@ -95,25 +84,22 @@ def published(
     )
 
 
-@scheme
 def iid(
-    y: Any, clients: int, seed: int, *, samples_per_client: Count | None = None, test_fraction: Fraction = 0.25
+    y: np.ndarray, clients: int, seed: int, *, samples_per_client: Count | None = None, test_fraction: Fraction = 0.25
 ) -> Partition:
     """Cut a random permutation into parts whose sizes differ by at most one (or are all `samples_per_client`).
 
-    Raises: FedpflError if an argument is out of range or there are too few samples.
+    Raises: FedpflError if there are too few samples.
     """
-    y = checked_labels(y, clients)
     if samples_per_client is not None:
-        check_fixed(samples_per_client, clients, len(y))
+        check_enough(len(y), clients, "samples_per_client", samples_per_client)
     rng = np.random.default_rng(seed)
     total = len(y) if samples_per_client is None else clients * samples_per_client
     return split(np.array_split(rng.permutation(len(y))[:total], clients), test_fraction, rng)
 
 
-@scheme
 def shards(
-    y: Any,
+    y: np.ndarray,
     clients: int,
     seed: int,
     *,
@@ -129,9 +115,8 @@ def shards(
     which happens if clients * classes_per_client < classes, is left out. With `samples_per_client` each client keeps
     that many, as evenly over its shards as they allow.
 
-    Raises: FedpflError if an argument is out of range or a class or a client has too few samples.
+    Raises: FedpflError if a class or a client has too few samples.
     """
-    y = checked_labels(y, clients)
     rng = np.random.default_rng(seed)
     classes = [index for index in by_class(y) if len(index)]
     if classes_per_client > len(classes):
@@ -140,7 +125,7 @@ def shards(
             f"got {classes_per_client}"
         )
     if samples_per_client is not None:
-        check_fixed(samples_per_client, clients, len(y))
+        check_enough(len(y), clients, "samples_per_client", samples_per_client)
 
     dealt = np.zeros(len(classes), np.int64)
     hands = []
@@ -159,13 +144,7 @@ def shards(
         rng.shuffle(index)
         stacks.append(np.array_split(index, count) if count else [])
 
-    owned = []
-    for client, hand in enumerate(hands):
-        held = [stacks[c].pop() for c in hand]
-        if samples_per_client is not None:
-            held = trim(held, samples_per_client, client)
-        owned.append(np.concatenate(held))
-    return split(owned, test_fraction, rng)
+    return split(shards_of(stacks, hands, samples_per_client), test_fraction, rng)
 
 
 # Steps
@@ -177,9 +156,7 @@ def _cut(classes: list[Index], clients: int, alpha: float, rng: Generator) -> li
     for index in classes:
         rng.shuffle(index)
         share = rng.dirichlet(np.full(clients, alpha))
-        if not np.isfinite(
-            share
-        ).all():  # the legacy generator underflows for tiny alpha; all to one client is the limit
+        if not np.isfinite(share).all():  # the legacy generator underflows for tiny alpha, whose limit is one client
             share = np.eye(clients)[rng.choice(clients)]
         cuts = (np.cumsum(share) * len(index)).astype(int)[:-1]
         for client, piece in enumerate(np.split(index, cuts)):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from fedpfl.data import npz
 from fedpfl.data.datasets.shared.samples import Raw, merged, numbered
-from fedpfl.data.datasets.shared.source import Source, check_md5, file, reading, shown
+from fedpfl.data.datasets.shared.source import LONG, Source, check_md5, file, reading
 from fedpfl.ground.errors import FedpflError
 
 
@@ -37,24 +35,12 @@ def archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
         for key in ("x", "y"):
             if key not in arrays:
                 raise FedpflError(
-                    f"{path} has no array {key!r}, only {shown(', '.join(arrays)) or 'no named arrays'}; save it with "
+                    f"{path} has no array {key!r}, only {', '.join(arrays)[:LONG] or 'no named arrays'}; save it with "
                     "np.savez(path, x=x, y=y), x uint8 [samples, channels, height, width], y integers [samples]"
                 )
-        x, y = arrays["x"], arrays["y"]
-        groups, names = _groups(arrays["groups"], y.shape[:1]) if "groups" in arrays else (None, ())
-        return Raw(x, y, groups, names, _whole(arrays["test_from"]) if "test_from" in arrays else None)
-
-
-def _groups(values: np.ndarray, samples: tuple[int, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    if values.shape != samples:
-        raise ValueError(f"groups must be a number or a name per sample, {list(samples)}, got {list(values.shape)}")
-    return numbered(values)
-
-
-def _whole(value: np.ndarray) -> int:
-    if value.size != 1 or value.dtype.kind not in "iu":
-        raise ValueError(f"test_from must be one whole number, got {value.dtype} {list(value.shape)}")
-    return int(value.item())
+        groups, names = numbered(arrays["groups"]) if "groups" in arrays else (None, ())
+        test_from = arrays["test_from"].tolist() if "test_from" in arrays else None
+        return Raw(arrays["x"], arrays["y"], groups, names, test_from)
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gzip
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 
 from fedpfl.data.datasets.shared.samples import Raw, merged
 from fedpfl.data.datasets.shared.source import Source, file, reading
-from fedpfl.ground import memory
 
 
 def twin(source: Source, folder: str, urls: Sequence[str], md5: Mapping[str, str]) -> Raw:
@@ -36,30 +33,17 @@ def twin(source: Source, folder: str, urls: Sequence[str], md5: Mapping[str, str
 
 def values(path: Path) -> np.ndarray:
     """Read the array of a file, compressed where its name ends in .gz."""
-    size = path.stat().st_size
-    with reading(path), path.open("rb") as raw:
-        return unzipped(raw, size) if path.suffix == ".gz" else _idx(raw, size)
+    with reading(path):
+        return array(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
 
 
-def unzipped(raw: IO[bytes], size: int) -> np.ndarray:
-    """Read the array of a compressed file of `size` bytes."""
-    with gzip.open(raw) as inside:
-        return _idx(inside, 1032 * size)  # deflate makes no more of it
+def array(data: bytes) -> np.ndarray:
+    """Return the uint8 array of an IDX file: two zero bytes, type 8, number of axes, axes as big-endian int32, values.
 
-
-def _idx(raw: Any, most: int) -> np.ndarray:
-    """An array of the IDX format: two zero bytes, type 8 (uint8), number of axes, axes as big-endian int32, values.
-
-    most: bytes that there can be. Raises ValueError for anything else, before more is read than the axes say.
+    Raises ValueError for anything else.
     """
-    head = raw.read(4)
-    axes = raw.read(4 * head[3]) if len(head) == 4 else b""
-    shape = struct.unpack(f">{len(axes) // 4}i", axes[: len(axes) // 4 * 4])
-    size = math.prod(shape)
-    if head[:3] != b"\0\0\x08" or not shape or len(shape) != head[3] or min(shape) < 0 or size > most:
-        raise ValueError(f"not an IDX file of unsigned bytes (shape {list(shape[:8])})")
-    memory.check(size, "what it holds")
-    data = raw.read(size + 1)
-    if len(data) != size:
-        raise ValueError(f"not an IDX file of {size} bytes, as its shape {list(shape[:8])} says, but of other length")
-    return np.frombuffer(data, np.uint8).reshape(shape)
+    start = 4 + 4 * data[3] if len(data) > 3 else 4
+    shape = np.frombuffer(data[4:start], ">i4").tolist()
+    if data[:3] != b"\0\0\x08" or min(shape, default=-1) < 0 or math.prod(shape) != len(data) - start:
+        raise ValueError(f"not an IDX file of unsigned bytes (shape {shape[:8]}, {len(data):,} bytes)")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,6 @@ from fedpfl.ground.ranges import AtLeast
 
 ENDINGS = (".jpg", ".jpeg", ".png")
 Side = Annotated[int, AtLeast(1)]  # pixels each way, of all images
-PIXELS = 80_000_000  # of one image, before it is brought to size
 
 
 def domains(source: Source, root: Path, sizes: dict[str, int], size: int) -> Raw:
@@ -48,8 +46,6 @@ def images(paths: Sequence[Path], size: int) -> np.ndarray:
     def read(path: Path) -> np.ndarray:
         with reading(path, wrong):
             with Image.open(path) as image:
-                if math.prod(image.size) > PIXELS:
-                    raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than any of these images")
                 image.verify()  # a PNG's checksums, which are not all looked at otherwise
             with Image.open(path) as image:
                 colours = image.convert("RGB")
@@ -57,11 +53,11 @@ def images(paths: Sequence[Path], size: int) -> np.ndarray:
                     colours = colours.resize((size, size), Image.Resampling.BILINEAR)
                 return np.asarray(colours).transpose(2, 0, 1)
 
-    found = np.empty((len(paths), 3, size, size), np.uint8)
+    pixels = np.empty((len(paths), 3, size, size), np.uint8)
     with ThreadPoolExecutor() as pool:
         for place, image in enumerate(pool.map(read, paths)):
-            found[place] = image
-    return found
+            pixels[place] = image
+    return pixels
 
 
 def rows(path: Path, separator: str) -> list[list[str]]:

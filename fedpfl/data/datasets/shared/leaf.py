@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedpfl.data.datasets.shared.samples import Raw, numbered
-from fedpfl.data.datasets.shared.source import Source, folder, kept, reading, shown, wrong
-from fedpfl.ground import memory
+from fedpfl.data.datasets.shared.source import Source, folder, kept, reading, wrong
 
 PLACE = "LEAF's {0}/data/ with train/ and test/, or all_data/, of .json files (https://leaf.cmu.edu)"
 LONGEST = 200  # letters of a name, as all take the room of the longest
@@ -39,7 +38,7 @@ def _joined(parts: list[list[Path]], convert: Callable[[list, list], Part]) -> R
     x, y, users, sizes = [], [], [], []
     for paths in parts:
         known: dict[str, Path] = {}
-        for path, user, (images, labels) in (found for file in paths for found in _read(file, convert)):
+        for path, user, (images, labels) in (client for file in paths for client in _read(file, convert)):
             if user in known:
                 raise wrong(path, f"it has user {user}, whom {known[user].name} has too")
             known[user] = path
@@ -55,14 +54,13 @@ def _joined(parts: list[list[Path]], convert: Callable[[list, list], Part]) -> R
 def _read(path: Path, convert: Callable[[list, list], Part]) -> Iterator[tuple[Path, str, Part]]:
     """The file, its users, and what `convert` makes of their samples."""
     with reading(path, wrong):
-        memory.check(10 * path.stat().st_size, path.name)  # as Python's numbers
         held: Any = json.loads(path.read_bytes())
         users, counts, data = held["users"], held["num_samples"], held["user_data"]
         if not users:
             raise ValueError("it has no users")
         for user, count in zip(users, counts, strict=True):
             if not isinstance(user, str) or not user.isprintable() or len(user) > LONGEST:
-                raise ValueError(f"a user's name is {shown(repr(user))}")
+                raise ValueError(f"a user's name is {user!r:.{LONGEST}}")
             x, y = data[user]["x"], data[user]["y"]
             if len(x) != count or len(y) != count:
                 raise ValueError(f"user {user} has {len(x)} samples and {len(y)} labels, expected {count} of both")

@@ -1,4 +1,4 @@
-"""Where files are, how they get there, what is kept of slow reading, and what a user is told if anything is wrong."""
+"""Where files are, how they get there, what is kept of slow reading, and what a user reads if anything is wrong."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import errno
 import hashlib
 import logging
 import os
+import shutil
 import stat
-import tarfile
 import tempfile
 import urllib.request
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -91,27 +90,19 @@ def unpacked(
     path = file(source, archive, md5, urls, f"{archive} (or {base}/, unpacked){hint}")
     writable = os.access(source.folder, os.W_OK)
     with tempfile.TemporaryDirectory(dir=source.folder if writable else None) as scratch:
-        found = Path(scratch) / target.name
-        _unpack(path, found if flat else Path(scratch))
-        if not found.is_dir():
+        inside = Path(scratch) / target.name
+        with reading(path):
+            into = inside if flat else Path(scratch)
+            shutil.unpack_archive(path, into, filter=None if path.suffix == ".zip" else "data")
+        if not inside.is_dir():
             raise corrupt(path, f"it holds no folder {target.name}")
         if not writable:
-            yield found
+            yield inside
             return
         if not target.is_dir():  # else another process was first
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(found, target)
+            os.replace(inside, target)
     yield target
-
-
-def _unpack(path: Path, into: Path) -> None:
-    with reading(path):
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as zipped:
-                zipped.extractall(into)
-        else:
-            with tarfile.open(path) as tar:
-                tar.extractall(into, filter="data")
 
 
 def _download(url: str, path: Path, md5: tuple[str, ...]) -> None:
@@ -129,7 +120,7 @@ def _download(url: str, path: Path, md5: tuple[str, ...]) -> None:
 
 
 def check_md5(path: Path, md5: tuple[str, ...]) -> None:
-    """Raises FedpflError with both sums if the file is another one."""
+    """Raise FedpflError with both sums if the file is another one."""
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if actual not in md5:
@@ -173,14 +164,11 @@ def kept(source: Source, options: Mapping[str, Any], inputs: Iterable[Path], mak
 
 
 def _keep(raw: Raw, path: Path) -> None:
-    arrays: dict[str, Any] = {"x": raw.x, "y": raw.y, "names": np.array(raw.group_names, dtype=np.str_)}
-    if raw.groups is not None:
-        arrays["groups"] = raw.groups
-    if raw.test_from is not None:
-        arrays["test_from"] = np.int64(raw.test_from)
+    names = np.array(raw.group_names, np.str_)
+    arrays: dict[str, Any] = {"x": raw.x, "y": raw.y, "groups": raw.groups, "names": names, "test_from": raw.test_from}
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as aside, aside.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **{key: array for key, array in arrays.items() if array is not None})
 
 
 def _restored(path: Path) -> Raw:
@@ -226,19 +214,13 @@ def reading(path: Path | str, fault: Callable[[Path | str, str], FedpflError] = 
         raise fault(path, line(error)) from error
 
 
-def counted(path: Path, what: str, found: int, published: int) -> None:
-    """Raises FedpflError if the data set has been cut short, or is another edition."""
-    if found != published:
-        raise wrong(path, f"{found:,} {what}, {published:,} are published")
-
-
-def shown(text: str) -> str:
-    """Return what a file or another library says as one line of letters that a terminal shows, not too long."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
-    return text if len(text) <= LONG else f"{text[:LONG]}..."
+def counted(path: Path, what: str, count: int, published: int) -> None:
+    """Raise FedpflError if the data set has been cut short, or is another edition."""
+    if count != published:
+        raise wrong(path, f"{count:,} {what}, {published:,} are published")
 
 
 def line(error: BaseException) -> str:
-    """Return an error's message as one line, with the error's name where it says little alone."""
+    """Return an error's message as one line, not too long, with the error's name where it says little alone."""
     terse = LookupError | TypeError | AttributeError | NameError | ArithmeticError
-    return shown(reason(error, kind=isinstance(error, terse)))
+    return reason(error, kind=isinstance(error, terse))[:LONG]
