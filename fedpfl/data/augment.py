@@ -1,4 +1,4 @@
-"""Random changes of training images: mirrored, rotated, shifted, anew for every epoch."""
+"""Random changes of training images: mirrored, rotated, shifted, anew in each epoch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Augment(Checked):
     rotate: Annotated[float, Between(0, 180)] = 0.0
     """Largest angle in degrees, in both directions; the corners that turn in are black."""
     crop: Annotated[int, AtLeast(0)] = 0
-    """Pixels of border added on every side before an image of the old size is cut out."""
+    """Pixels of border added on each side before an image of the old size is cut out."""
     fill: Literal["black", "mean"] = "black"
     """What the border shows; mean: zero after normalisation."""
 

@@ -95,11 +95,8 @@ class Federation:
     def label_counts(self) -> Tensor:
         """Count samples per client and class, of all splits together: int64 `[clients, classes]`, on the CPU."""
         y = self.y.cpu()
-        splits = (self.train, self.validation, self.test) if self.validation else (self.train, self.test)
-        counts = [
-            torch.bincount(y[torch.cat(index).cpu()], minlength=self.classes) for index in zip(*splits, strict=True)
-        ]
-        return torch.stack(counts)
+        clients = zip(*filter(len, (self.train, self.validation, self.test)), strict=True)
+        return torch.stack([torch.bincount(y[torch.cat(splits)], minlength=self.classes) for splits in clients])
 
     def number(self, client: int) -> int:
         """Return what the partition numbers a client."""
@@ -107,18 +104,10 @@ class Federation:
 
     def of(self, clients: Sequence[int]) -> Federation:
         """Return the federation of some clients alone, numbered anew from 0."""
-        train, test, validation = ([split[i] for i in clients] if split else [] for split in self._splits)
-        return replace(
-            self,
-            train=tuple(train),
-            test=tuple(test),
-            validation=tuple(validation),
-            numbers=tuple(map(self.number, clients)),
-        )
-
-    @property
-    def _splits(self) -> tuple[tuple[Tensor, ...], ...]:
-        return self.train, self.test, self.validation
+        splits = (self.train, self.test, self.validation)
+        train, test, validation = (tuple(split[client] for client in clients if split) for split in splits)
+        numbers = tuple(map(self.number, clients))
+        return replace(self, train=train, test=test, validation=validation, numbers=numbers)
 
     def to(self, device: torch.device | str) -> Federation:
         """Put samples and labels on `device`. The indices stay on the CPU, where batches are planned."""

@@ -17,10 +17,10 @@ def fingerprint(*values: Any) -> str:
     The device does not matter. Of numbers that are not whole six digits count: what is computed from the data may
     round differently elsewhere.
     """
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for piece in _pieces(values):
-        found.update(piece)
-    return found.hexdigest()
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _pieces(value: Any) -> Iterator[Any]:

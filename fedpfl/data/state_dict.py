@@ -23,10 +23,10 @@ def read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise FedpflError(f"model.weights: there is no file {path}; put it there, or give its full path")
     if expected := HASH.search(path.name):
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-        if not found.startswith(expected[1]):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if not digest.startswith(expected[1]):
             raise FedpflError(
-                f"model.weights: SHA-256 of {path} begins with {found[: len(expected[1])]}; fetch it again"
+                f"model.weights: SHA-256 of {path} begins with {digest[: len(expected[1])]}; fetch it again"
             )
     try:
         if zipfile.is_zipfile(path):  # not so torch's older format, which has no checksums

@@ -44,6 +44,16 @@ def regular(path: Path) -> None:
 # Writing
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise FedpflError for an OSError within: why `path` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        mend = "make room or set its permissions, or choose another with hydra.run.dir=..."
+        raise FedpflError(f"cannot write {path}: {reason(error)}; {mend}") from None
+
+
 def temporary(path: Path) -> Path:
     """Return under which name a file is written before it is whole."""
     return path.with_name(f".{path.name}.tmp")
@@ -74,7 +84,7 @@ def replacing(path: Path, guard: Callable[[], None]) -> Iterator[BinaryIO]:
 
     Raises FedpflError where the file system refuses.
     """
-    try:
+    with writing(path):
         with whole(path, temporary(path), guard) as aside, aside.open("wb") as file:
             yield file
             file.flush()
@@ -85,8 +95,6 @@ def replacing(path: Path, guard: Callable[[], None]) -> Iterator[BinaryIO]:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-    except OSError as error:
-        raise refused(path, error) from None
 
 
 def append(file: int, data: bytes) -> None:
@@ -109,12 +117,6 @@ def remove(folder: Path, *names: str) -> None:
 
 
 # What is wrong, in one line
-
-
-def refused(path: Path, error: OSError) -> FedpflError:
-    """Return why a file cannot be written."""
-    mend = "make room or set its permissions, or choose another with hydra.run.dir=..."
-    return FedpflError(f"cannot write {path}: {reason(error)}; {mend}")
 
 
 def unreadable(path: Path, error: Exception) -> FedpflError:

@@ -10,9 +10,15 @@ from fedpfl.models.shapes import numbers
 
 
 class MLP(nn.Module):
-    """Linear layers of the widths `hidden`, each with a ReLU, and a classifier; samples of any shape are flattened."""
+    """Linear layers of the widths `hidden`, each with a ReLU, and a classifier; samples of any shape are flattened.
 
-    def __init__(self, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]):
+    Two of 200 are McMahan et al.'s 2NN (Communication-Efficient Learning, AISTATS 2017): 199,210 scalars for
+    [1, 28, 28] and 10 classes; 153,806 for the 561 features of UCI HAR and 6 classes.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], classes: int, hidden: tuple[Annotated[int, AtLeast(1)], ...] = (200, 200)
+    ):
         super().__init__()
         inputs = [numbers(shape), *hidden]
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(inputs, hidden, strict=False))
@@ -24,11 +30,3 @@ class MLP(nn.Module):
         for layer in self.hidden:
             x = F.relu(layer(x))
         return self.classifier(x)
-
-
-def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[Annotated[int, AtLeast(1)], ...] = (200, 200)) -> MLP:
-    """Build linear layers; two of 200 are McMahan et al.'s 2NN (Communication-Efficient Learning, AISTATS 2017).
-
-    199,210 scalars for [1, 28, 28] and 10 classes; 153,806 for the 561 features of UCI HAR and 6 classes.
-    """
-    return MLP(shape, classes, hidden)

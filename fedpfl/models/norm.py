@@ -27,15 +27,13 @@ class BatchNorm2d(nn.BatchNorm2d):
         mean = (x * weight).sum((0, 2, 3)) / count
         centred = x - mean.view(1, -1, 1, 1)
         variance = (centred.square() * weight).sum((0, 2, 3)) / count
-        if self.track_running_stats:
-            rate = self.momentum
-            assert rate is not None
-            assert self.running_mean is not None
-            assert self.running_var is not None
-            self.running_mean.mul_(1 - rate).add_(rate * mean.detach())
-            self.running_var.mul_(1 - rate).add_(rate * variance.detach() * count / (count - 1))
-            if self.num_batches_tracked is not None:
-                self.num_batches_tracked.add_(1)
+        rate, counter = self.momentum, self.num_batches_tracked
+        assert rate is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert counter is not None
+        self.running_mean.mul_(1 - rate).add_(rate * mean.detach())
+        self.running_var.mul_(1 - rate).add_(rate * variance.detach() * count / (count - 1))
+        counter.add_(1)
         x = centred * torch.rsqrt(variance + self.eps).view(1, -1, 1, 1)
-        x = x * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1) if self.affine else x
-        return x.to(given)
+        return (x * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(given)

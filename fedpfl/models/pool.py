@@ -29,7 +29,7 @@ def max_pool(x: Tensor, size: int) -> Tensor:
 
 
 def _largest(x: Tensor, size: int, axis: int) -> Tensor:
-    """The largest of every `size` neighbours along an axis; what is left over at its end is dropped."""
+    """The largest of each `size` neighbours along an axis; what is left over at its end is dropped."""
     count = x.shape[axis] // size
     return reduce(torch.maximum, x.narrow(axis, 0, count * size).unflatten(axis, (count, size)).unbind(axis))
 

@@ -78,7 +78,7 @@ def _layers(net: Bound, loss: Callable[[Tree, Tensor, Tensor], Tensor], params: 
 def _tapped(
     layers: dict[str, nn.Module], offsets: Tree | None = None
 ) -> Iterator[dict[str, list[tuple[tuple[Tensor, ...], Tensor]]]]:
-    """Inputs and output of every call of the layers within; outputs are moved by the offsets."""
+    """Inputs and output of each call of the layers within; outputs are moved by the offsets."""
     seen: dict[str, list[tuple[tuple[Tensor, ...], Tensor]]] = {name: [] for name in layers}
 
     def tap(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:

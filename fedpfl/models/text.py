@@ -12,11 +12,18 @@ from fedpfl.models.shapes import tokens
 class Text(nn.Module):
     """Mean of the words' embeddings, fc, ReLU, classifier; embeddings and fc are `width` wide.
 
+    641,188 scalars for 4 classes as a default, however long the texts are.
     Ids count from 1 and 0 is padding, which takes no part. Ids from `vocabulary` on share the last row, so that a
     smaller vocabulary makes rare words one word where ids are sorted by frequency.
     """
 
-    def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: int, width: int):
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        vocabulary: Annotated[int, AtLeast(2)] = 20_000,  # padding and words
+        width: Annotated[int, AtLeast(1)] = 32,
+    ):
         super().__init__()
         tokens(shape)
         self.embedding = nn.Embedding(vocabulary, width)
@@ -29,13 +36,3 @@ class Text(nn.Module):
         words = (ids != 0).unsqueeze(-1)
         mean = (self.embedding(ids) * words).sum(-2) / words.sum(-2).clamp(min=1)
         return self.classifier(F.relu(self.fc(mean)))
-
-
-def text(
-    shape: tuple[int, ...],
-    classes: int,
-    vocabulary: Annotated[int, AtLeast(2)] = 20_000,  # padding and words
-    width: Annotated[int, AtLeast(1)] = 32,
-) -> Text:
-    """Build `Text`: 641,188 scalars for 4 classes, however long the texts are."""
-    return Text(shape, classes, vocabulary, width)

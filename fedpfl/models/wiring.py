@@ -13,8 +13,6 @@ from torch import Tensor, fx, nn
 from fedpfl.models.lstm import LSTMLayer
 
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
-CONVS = {nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
-"""Convolutions, and how many axes their values have."""
 
 POINTWISE = re.compile(
     "(leaky)?relu6?|c?elu|[gs]elu|silu|mish|hard(tanh|swish|sigmoid)|tanh|sigmoid|softplus|identity|"
@@ -40,7 +38,7 @@ class Wiring:
 
     widths: neurons per group, from input to output. A group is named after the first layer that makes it; layers that
     write to one residual stream share it.
-    axes: of every parameter and buffer, for each leading axis. None: input channels, tokens, classes, always active.
+    axes: of each parameter and buffer, for each leading axis. None: input channels, tokens, classes, always active.
     Axes beyond these (kernels) have no neurons.
     """
 
@@ -66,7 +64,7 @@ def wire(module: nn.Module) -> Wiring:
     walk = _Walk(module)
     for node in graph.nodes:
         walk.visit(node)
-    axes = {name: tuple(axis and walk.resolved(axis) for axis in found) for name, found in walk.axes.items()}
+    axes = {name: tuple(axis and walk.resolved(axis) for axis in along) for name, along in walk.axes.items()}
     for name in (*names, *dict(module.named_buffers())):
         if name not in axes:
             raise ValueError(f"{name} belongs to no layer that is used")
@@ -115,12 +113,6 @@ class _Flow:
         if (index < 0) != (self.at < 0):
             raise ValueError("counts axes from the other end than the neurons' and their number is not known")
         return index
-
-    def ranked(self, rank: int) -> _Flow:
-        """Return the same, once the number of axes is known."""
-        if self.rank not in (None, rank):
-            raise ValueError(f"takes {rank} axes, got {self.rank}")
-        return replace(self, at=self.at % rank, rank=rank)
 
 
 class _Walk:
@@ -179,13 +171,11 @@ class _Walk:
             raise ValueError("is used twice")
         if isinstance(layer, NORMALISATION):
             return self.norm(layer, named, given[0])
-        for kind, rank in CONVS.items():
-            if isinstance(layer, kind):
-                if layer.groups != 1:
-                    raise ValueError(f"convolutions in {layer.groups} groups have no wiring")
-                into = given[0] if given[0].group is None else given[0].ranked(rank)
-                inputs = self.along(into, 1, layer.in_channels)
-                return self.make(name, layer.out_channels, named, inputs, _Flow(name, 1, rank))
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            if layer.groups != 1:
+                raise ValueError(f"convolutions in {layer.groups} groups have no wiring")
+            inputs, rank = self.along(given[0], 1, layer.in_channels), 2 + len(layer.kernel_size)
+            return self.make(name, layer.out_channels, named, inputs, _Flow(name, 1, rank))
         if isinstance(layer, nn.Linear):
             inputs, axes = self.along(given[0], -1, layer.in_features), given[0].rank
             return self.make(name, layer.out_features, named, inputs, _Flow(name, (axes or 0) - 1, axes))
@@ -256,7 +246,7 @@ class _Walk:
         flow = next((f for f in given if f.group is not None), given[0] if given else _Flow())
         if POINTWISE.fullmatch(kind):
             return self.combined(kind, given, flow)
-        if kind in SIZES or (kind == "getitem" and flow.group is None):
+        if kind in SIZES or (kind in ("getitem", "unsqueeze") and flow.group is None):
             return _Flow()
         if POOLING.fullmatch(kind):
             if flow.group is not None and flow.axis(1) != flow.at:
@@ -274,10 +264,6 @@ class _Walk:
             if len(shape) != 2 or (-1 not in shape and not isinstance(shape[0], fx.Node)):
                 raise ValueError("only (batch, -1) keeps track of neurons")
             return self.flattened(flow, 1, -1)
-        if kind in ("permute", "transpose"):
-            return self.permuted(flow, kind, rest[0] if isinstance(rest[0], tuple | list) else rest)
-        if kind in ("unsqueeze", "squeeze") and flow.group is None:
-            return flow
         raise ValueError("is not known to keep neurons apart")
 
     def combined(self, kind: str, given: list[_Flow], flow: _Flow) -> _Flow:
@@ -325,13 +311,3 @@ class _Walk:
         merged = last - first
         flat = flow.flat or (first == flow.at and merged > 0)
         return _Flow(flow.group, flow.at - merged * (flow.at > last), flow.rank - merged, flat)
-
-    def permuted(self, flow: _Flow, kind: str, dims: Any) -> _Flow:
-        """Return the value with the axes in another order."""
-        if flow.group is None:
-            return flow
-        if kind == "permute":
-            flow = flow.ranked(len(dims))
-            return replace(flow, at=[flow.axis(index) for index in dims].index(flow.at))
-        a, b = (flow.axis(index) for index in dims)
-        return replace(flow, at={a: b, b: a}.get(flow.at, flow.at))

@@ -85,9 +85,7 @@ def require(package: str) -> None:
     """Raise FedpflError where the package that a logger of the same name needs is not installed."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:  # a folder of that name in the working directory is no package
-        raise FedpflError(
-            f"logger={package} needs the package {package}; pip install 'fedpfl[{package}]', or choose another logger"
-        )
+        raise FedpflError(f"logger={package} needs the package {package}: pip install {package}, or another logger")
 
 
 def _plain(summary: Mapping[str, Any]) -> dict[str, Any]:

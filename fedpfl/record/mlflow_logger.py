@@ -8,12 +8,11 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fedpfl.ground.dotted import flat
-from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.mirror import Mirror, require, run_id
+from fedpfl.record.mirror import Mirror, run_id
 
 ID = "fedpfl.run"
 """The tag by which a run directory's MLflow run is found again."""
@@ -34,17 +33,6 @@ class MlflowLogger(Mirror):
         self._client: Any = None
         self._id = ""
         self._round = 0
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Self:
-        """Check what the configuration says. Raises FedpflError, in one line, where it cannot work."""
-        for key, value in options.items():
-            if key not in ("experiment", "uri"):
-                raise FedpflError(f"logger.mlflow.{key} is unknown; known are experiment, uri")
-            if not (isinstance(value, str) and value) and not (value is None and key == "uri"):
-                raise FedpflError(f"logger.mlflow.{key}={value} must be text")
-        require("mlflow")
-        return cls(**options)
 
     def _picture(self, name: str, path: Path) -> None:
         """Send an image as an artifact."""

@@ -18,18 +18,15 @@ from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.record import checkpoint, rounds
 from fedpfl.record.picture import partition_picture
 
-_REPLACED = (
-    *("config.yaml", "rounds.csv", "clients.csv", "summary.json", "state.pt", "partition.npz", "partition.png"),
-    "masks.json",
-)
 _BESIDE = ("rounds.csv", "clients.csv")  # what a checkpoint holds a copy of
 _KEPT = (*_BESIDE, "config.yaml", "partition.npz", "masks.json")  # by what a finished run is checked
+_REPLACED = (*_KEPT, "summary.json", "state.pt", "partition.png")
 
 
 class RunDirectory:
     """One run's files. One process writes: a lock on `run.lock` is held until `close()`.
 
-    Every method that writes raises FedpflError where the file system refuses (full, read-only), or where `run.lock` is
+    A method that writes raises FedpflError where the file system refuses (full, read-only), or where `run.lock` is
     gone, for then another process may write there.
 
     A checkpoint holds the text of the files that belong to it, which are written anew from it. summary.json tells its
@@ -72,23 +69,18 @@ class RunDirectory:
         an unfinished run was begun with other data, a file is damaged, or it cannot be written.
         """
         path = Path(path)
-        try:
+        with files.writing(path):
             path.mkdir(parents=True, exist_ok=True)
             new = _is_new(path)
-            held = lock.take(path)
-        except OSError as error:
-            raise files.refused(path, error) from None
-        directory = cls(path, identity, held, code)
-        try:
-            directory._begin(config_yaml, data, restart)
-        except BaseException as error:
-            if new:
-                with contextlib.suppress(OSError):
-                    files.remove(path, *_REPLACED, "run.lock")
-            directory.close()
-            if isinstance(error, OSError):
-                raise files.refused(path, error) from None
-            raise
+            directory = cls(path, identity, lock.take(path), code)
+            try:
+                directory._begin(config_yaml, data, restart)
+            except BaseException:
+                if new:
+                    with contextlib.suppress(OSError):
+                        files.remove(path, *_REPLACED, "run.lock")
+                directory.close()
+                raise
         return directory
 
     @property
@@ -111,17 +103,17 @@ class RunDirectory:
         """
         self._close_rounds()
         self._columns, self._restored = None, True
-        state, table = self.path / "state.pt", self.path / "rounds.csv"
-        try:
-            if not state.exists():
+        state = self.path / "state.pt"
+        with files.writing(self.path / "rounds.csv"):
+            if mine := state.exists():
+                earlier = checkpoint.load(state)
+            else:
                 self._guard()
                 files.remove(self.path, "rounds.csv")
-                if earlier is None:
-                    return None
-        except OSError as error:
-            raise files.refused(table, error) from None
-        payload = checkpoint.load(state) if state.exists() else {**earlier} if earlier else {}
-        if payload.pop("identity", self._identity) != self._identity and state.exists():
+        if earlier is None:
+            return None
+        payload = {**earlier}
+        if payload.pop("identity", self._identity) != self._identity and mine:
             raise self._other_run()
         if "files" not in payload:
             raise files.damaged(state, "is of an older version")
@@ -141,19 +133,18 @@ class RunDirectory:
         """
         path = self.path / "rounds.csv"
         self._guard()
+        header = "" if self._columns else rounds.line(row)
+        columns = self._columns or tuple(row)
         try:
+            line = (header + _line(row, columns)).encode()
+        except ValueError as error:  # the code has changed
+            raise files.damaged(path, f"has other columns than rounds now have: {error}") from None
+        with files.writing(path):
             if self._rounds is None:
                 if path.exists() and not self._restored:
                     raise RuntimeError("restore() comes before the first row()")
                 self._rounds = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            header = "" if self._columns else rounds.line(row)
-            columns = self._columns or tuple(row)
-            line = (header + _line(row, columns)).encode()
             files.append(self._rounds, line)
-        except OSError as error:
-            raise files.refused(path, error) from None
-        except ValueError as error:  # the code has changed
-            raise files.damaged(path, f"has other columns than rounds now have: {error}") from None
         self._columns = columns
         self._written["rounds.csv"] = self._written.get("rounds.csv", b"") + line
 
@@ -175,10 +166,8 @@ class RunDirectory:
     def drop_checkpoint(self) -> None:
         """Remove state.pt, without which a finished run is as finished."""
         self._guard()
-        try:
+        with files.writing(self.path / "state.pt"):
             files.remove(self.path, "state.pt")
-        except OSError as error:
-            raise files.refused(self.path / "state.pt", error) from None
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace clients.csv; the first row's keys are the columns. Raises ValueError for a row with other keys."""
@@ -224,7 +213,9 @@ class RunDirectory:
         """
         if fields.get("status") == "finished":
             self._check(*self._written)
-            self._sync_rounds()
+            with files.writing(self.path / "rounds.csv"):
+                if self._rounds is not None:
+                    os.fsync(self._rounds)
             fields["files"] = {name: files.digest(content) for name, content in self._written.items()}
         summary = {key: value for key, value in self._summary.items() if key != "error" or "status" not in fields}
         summary |= {key: _jsonable(value) for key, value in fields.items()} | {"identity": self._identity}
@@ -336,13 +327,6 @@ class RunDirectory:
                 f"{self.path / 'run.lock'} was removed or replaced while the run went on, so another process may write "
                 "there; see that none does, and give the same command again"
             )
-
-    def _sync_rounds(self) -> None:
-        try:
-            if self._rounds is not None:
-                os.fsync(self._rounds)
-        except OSError as error:
-            raise files.refused(self.path / "rounds.csv", error) from None
 
     def _close_rounds(self) -> None:
         if self._rounds is not None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from fedpfl.ground.dotted import flat
-from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.mirror import Mirror, require
+from fedpfl.record.mirror import Mirror
 
 FOLDER = "tensorboard"
 EVENTS = "events.out.tfevents."
@@ -27,14 +26,6 @@ class TensorboardLogger(Mirror):
         self._writer: Any = None
         self._config: dict[str, Any] = {}
         self._round = 0
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Self:
-        """Check what the configuration says. Raises FedpflError, in one line, where it cannot work."""
-        for key in options:
-            raise FedpflError(f"logger.tensorboard.{key} is unknown; logger=tensorboard has no keys")
-        require("tensorboard")
-        return cls()
 
     def _picture(self, name: str, path: Path) -> None:
         """Add an image."""

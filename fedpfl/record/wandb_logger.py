@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import configparser
 import contextlib
-import importlib.util
 import netrc
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.columns import METRICS, PERSONAL
 from fedpfl.record.mirror import Mirror, run_id
 
-MODES = ("auto", "online", "offline", "disabled")
 MAX_BINS = 512  # W&B's limit for a histogram
 MAX_TAG = 64  # characters, W&B's limit
 PATIENCE = 30.0  # seconds that `auto` waits for the server before it goes offline
@@ -34,41 +33,19 @@ SUMMARIES = {name: f"{metric.best},last" for name, metric in METRICS.items() if 
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """The configuration's `logger` where it is W&B; see conf/logger/wandb.yaml."""
 
     project: str = "fedpfl"
     entity: str | None = None
-    mode: str = "auto"
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     group: str | None = None
     tags: tuple[str, ...] = ()
     dir: str | None = None
 
-    @classmethod
-    def of(cls, logger: Mapping[str, Any]) -> Self:
-        """Check what the configuration says. Raises FedpflError, in one line, where it cannot work."""
-        values = {key: value for key, value in logger.items() if key != "name"}
-        known = [field.name for field in fields(cls)]
-        for key, value in values.items():
-            if key not in known:
-                raise FedpflError(f"logger.{key} is unknown; known are {', '.join(known)}")
-            if key == "tags":
-                if not isinstance(value, list | tuple) or not all(isinstance(tag, str) and tag for tag in value):
-                    raise FedpflError(f"logger.tags={value} must be a list of words, such as [baseline,long]")
-                if any(len(tag) > MAX_TAG for tag in value):
-                    raise FedpflError(f"logger.tags={value}: a tag of W&B has at most {MAX_TAG} characters")
-            elif not (isinstance(value, str) and value) and not (value is None and key in ("entity", "group", "dir")):
-                raise FedpflError(f"logger.{key}={value} must be text")
-        options = cls(**{**values, "tags": tuple(values.get("tags", ()))})
-        if options.mode not in MODES:
-            raise FedpflError(f"logger.mode={options.mode} is unknown; choose one of {', '.join(MODES)}")
-        if importlib.util.find_spec("wandb") is None:
-            raise FedpflError("logger=wandb needs the package wandb; pip install wandb, or set logger=none")
-        if options.mode == "online" and not logged_in():
-            raise FedpflError(
-                "logger.mode=online but W&B is not logged in; run `wandb login` or set logger.mode=offline"
-            )
-        return options
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(all(0 < len(tag) <= MAX_TAG for tag in self.tags), "tags", f"words of at most {MAX_TAG} characters")
 
 
 class WandbLogger(Mirror):
@@ -79,6 +56,10 @@ class WandbLogger(Mirror):
 
     def __init__(self, options: Options, say: Callable[[str], None] | None = None):
         super().__init__()
+        if options.mode == "online" and not logged_in():
+            raise FedpflError(
+                "logger.mode=online but W&B is not logged in; run `wandb login` or set logger.mode=offline"
+            )
         self._options = options
         self._say = say or (lambda text: print(text, file=sys.stderr))
         self._run: Any = None
@@ -180,7 +161,7 @@ def choose_mode(mode: str) -> str:
     if mode != "auto":
         return mode
     wish = os.environ.get("WANDB_MODE", "")
-    if wish in MODES[2:] or (wish == "online" and logged_in()):
+    if wish in ("offline", "disabled") or (wish == "online" and logged_in()):
         return wish
     return "online" if logged_in() else "offline"
 

@@ -52,10 +52,8 @@ def log(run: Trained, logger: Mapping[str, Any]) -> int:
     # Where nothing was to choose, the name that was asked for is recorded.
     backend = "loop" if (used.get("backend"), used.get("device")) == ("auto", "cpu") else used.get("backend")
     told = info(config, run.path, summary, group, backend, start_round=done)
-    try:
+    with files.writing(run.path):
         held = lock.take(run.path)
-    except OSError as error:
-        raise files.refused(run.path, error) from None
     try:
         for mirror in mirrors(logger):
             try:

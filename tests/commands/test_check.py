@@ -199,7 +199,11 @@ def test_every_promise_is_broken_by_a_planted_fault():
             (),
             "fedpfl: {} has no methods; it needs a dictionary METHODS of names and classes",
         ),
-        ("docs", ("shere=0.2",), "fedpfl: method=halfway: shere is not a key here; known keys: share, statistics; did you mean share?"),
+        (
+            "docs",
+            ("shere=0.2",),
+            "fedpfl: method=halfway: shere is not a key here; known keys: share, statistics; did you mean share?",
+        ),
         ("docs", ("share=2",), "fedpfl: method=halfway: share must be between 0 and 1, got 2"),
         ("docs", ("share={",), "fedpfl: share={{: its value cannot be read"),
     ],

@@ -17,11 +17,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import train
-from fedpfl.config.checks import typed
 from fedpfl.config.plan import build, check, register, resolve, run_subdir
 from fedpfl.config.schema import Settings
 from fedpfl.engine import Local
 from fedpfl.ground.casting import Checked
+from fedpfl.ground.checks import typed
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity, present
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between

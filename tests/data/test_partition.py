@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpfl.config.checks import arguments
 from fedpfl.data import datasets, partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build
 from fedpfl.data.partition import GIVEN, SCHEMES, Partition, deal
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.sgd import steps
+from fedpfl.ground.checks import arguments
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Phase
 from tests.command import TINY, call

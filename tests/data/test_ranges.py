@@ -1,4 +1,4 @@
-"""Options of data sets out of range: one line with the key, before anything is read."""
+"""Options of data sets, partitions and networks out of range: one line with the key, before anything is read."""
 
 import pytest
 
@@ -20,6 +20,10 @@ from fedpfl.ground.errors import FedpflError
         ("dataset=ag_news dataset.vocabulary=2", "dataset.vocabulary must be 3 or more, got 2"),
         ("dataset=ag_news dataset.length=0", "dataset.length must be 1 or more, got 0"),
         ("dataset=cifar10_c dataset.severity=6", "dataset.severity must be between 1 and 5, or null, got 6"),
+        ("model=text model.vocabulary=1", "model.vocabulary must be 2 or more, got 1"),
+        ("model=text model.width=0", "model.width must be 1 or more, got 0"),
+        ("model=lstm model.vocabulary=0", "model.vocabulary must be 1 or more, got 0"),
+        ("model=mlp model.hidden=[200,0]", "model.hidden must be 1 or more, got [200, 0]"),
         *(
             (f"dataset={name} dataset.size=0", "dataset.size must be 1 or more, got 0")
             for name in ("digit5", "mini_imagenet", "office_home", "pacs", "tiny_imagenet")

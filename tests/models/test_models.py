@@ -100,11 +100,6 @@ def test_the_smallest_images_that_fit():
     assert net.bind({})(net.params, torch.zeros(2, 1, 16, 16)).shape == (2, 3)
 
 
-def test_unknown_names_are_refused():
-    with pytest.raises(FedpflError, match=r"model\.name must be one of cnn4, .*, resnet18, .*, got 'resnet'"):
-        models.build("resnet", (1, 28, 28), 10, 0)
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "options", "mend"),
     [

@@ -231,27 +231,6 @@ def test_global_pooling_and_means_leave_one_entry_per_neuron():
     assert wire(Mean()).axes["out.weight"] == (None, one("conv"))
 
 
-def test_tokens_are_always_active_and_their_axis_can_change_places():
-    class Tokens(nn.Module):
-        def __init__(self, swap: bool):
-            super().__init__()
-            self.swap = swap
-            self.embedding = nn.Embedding(9, 4)
-            self.conv = nn.Conv1d(4, 6, 3)
-            self.out = nn.Linear(6, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.embedding(x)
-            x = x.transpose(-1, -2) if self.swap else x.permute(0, 2, 1)
-            return self.out(self.conv(x).amax(-1))
-
-    for swap in (True, False):
-        wiring = wire(Tokens(swap))
-        assert wiring.widths == {"embedding": 4, "conv": 6}
-        assert wiring.axes["embedding.weight"] == (None, one("embedding"))
-        assert wiring.axes["conv.weight"] == (one("conv"), one("embedding"))
-
-
 def test_a_network_of_one_layer_has_no_hidden_neurons():
     wiring = last_hidden(nn.Flatten(), nn.Linear(4, 3))
     assert wiring == Wiring({}, {"1.weight": (None, None), "1.bias": (None,)})

@@ -14,12 +14,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from fedpfl.config.checks import arguments, typed
 from fedpfl.config.choices import choices, moved
 from fedpfl.config.plan import _partition, register, resolve, run_subdir
 from fedpfl.config.schema import SETTINGS, Eval, Settings, Start
 from fedpfl.data import datasets, partition
 from fedpfl.engine import Local
+from fedpfl.ground.checks import arguments, typed
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS

@@ -27,7 +27,6 @@ from fedpfl.record.callbacks import Callback, Callbacks, RunInfo
 from fedpfl.record.console import Console
 from fedpfl.record.environment import describe
 from fedpfl.record.logfile import LogFile
-from fedpfl.record.loggers import check_logger
 from fedpfl.record.picture import partition_picture
 from fedpfl.record.rundir import RunDirectory
 
@@ -485,13 +484,14 @@ def test_partition_files(tmp_path):
 def test_picture_of_any_size(tmp_path, clients, classes):
     from matplotlib import image
 
+    before = "matplotlib.pyplot" in sys.modules  # a test before this one may have loaded it
     counts = np.random.default_rng(0).integers(0, 300, (clients, classes)) * (np.arange(classes) % 3 == 0)
     partition_picture(counts, tmp_path / "p.png", "Dir(0.1)")
     pixels = image.imread(tmp_path / "p.png")
     height, width = pixels.shape[:2]
     assert 400 < height < 2000
     assert 600 < width < 2500
-    assert "matplotlib.pyplot" not in sys.modules or clients == 1000  # others may have imported it before
+    assert ("matplotlib.pyplot" in sys.modules) == before
     # Only greys: nothing is told by colour.
     assert np.ptp(pixels[..., :3], axis=2).max() < 0.02
 
@@ -774,11 +774,6 @@ def test_opened_callbacks_write_the_log(tmp_path, capsys):
     with loggers.opened({"name": "none"}, info(tmp_path), quiet=True):
         pass
     assert capsys.readouterr() == ("", "")
-
-
-def test_unknown_logger():
-    with pytest.raises(FedpflError, match=r"logger\.name=tensorboard is unknown; choose one of none, wandb"):
-        check_logger({"name": "tensorboard"})
 
 
 def test_ctrl_c_while_a_checkpoint_is_written_stays_ctrl_c(tmp_path, monkeypatch):

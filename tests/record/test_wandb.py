@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from fedpfl.ground.checks import options, typed
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import wandb_logger
 from fedpfl.record.callbacks import Callbacks, RunInfo
-from fedpfl.record.loggers import check_logger, opened
+from fedpfl.record.loggers import mirrors, opened
 from fedpfl.record.mirror import run_id
 from fedpfl.record.overview import Overview
 from fedpfl.record.picture import partition_picture
@@ -152,7 +153,7 @@ def test_an_offline_run_holds_everything(tmp_path):
     notes: list[str] = []
     run = info(tmp_path / "run")
     partition_picture(np.array([[1, 2], [3, 0]]), run.path / "partition.png", "two clients")
-    mirror = WandbLogger(Options.of({"name": "wandb", "tags": ["mine"]}), notes.append)
+    mirror = WandbLogger(Options(tags=("mine",)), notes.append)
     mirror.on_begin(run)
     for number in range(1, 5):
         mirror.on_round(done(row(number)))
@@ -493,31 +494,31 @@ def test_keys_are_found_where_wandb_login_puts_them(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mode": "on"}, "logger.mode=on is unknown; choose one of auto, online, offline, disabled"),
+        ({"mode": "on"}, "logger.mode must be one of auto, online, offline, disabled, got 'on'"),
         ({"mode": "online"}, "logger.mode=online but W&B is not logged in"),
-        ({"project": None}, "logger.project=None must be text"),
-        ({"group": 3}, "logger.group=3 must be text"),
-        ({"tags": "one"}, "logger.tags=one must be a list of words"),
-        ({"tags": [1]}, "logger.tags=[1] must be a list of words"),
-        ({"tags": ["x" * 65]}, f"logger.tags=['{'x' * 65}']: a tag of W&B has at most 64 characters"),
-        ({"projekt": "x"}, "logger.projekt is unknown; known are project, entity"),
+        ({"project": None}, "logger.project must be a text, got None"),
+        ({"group": 3}, "logger.group must be a text or null, got 3"),
+        ({"tags": "one"}, "logger.tags must be a list of texts, got 'one'"),
+        ({"tags": [1]}, "logger.tags must be a list of texts, got [1]"),
+        ({"tags": ["x" * 65]}, "logger.tags must be words of at most 64 characters, got ('xxx"),
+        ({"projekt": "x"}, "logger.projekt is not a key here; known keys: project, entity"),
     ],
 )
 def test_bad_options_are_one_line(change, message):
     with pytest.raises(FedpflError) as error:
-        check_logger({"name": "wandb", **change})
+        mirrors({"name": "wandb", **change})
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(FedpflError, match="logger=wandb needs the package wandb; pip install wandb"):
-        check_logger({"name": "wandb"})
+    with pytest.raises(FedpflError, match="logger=wandb needs the package wandb: pip install wandb"):
+        mirrors({"name": "wandb"})
 
 
 def test_the_shipped_config_is_the_default():
     yaml = pytest.importorskip("yaml")
     folder = Path(__file__).parents[2] / "conf" / "logger"
-    assert Options.of(yaml.safe_load((folder / "wandb.yaml").read_text())) == Options()
-    check_logger(yaml.safe_load((folder / "none.yaml").read_text()))
+    assert typed(Options, options(yaml.safe_load((folder / "wandb.yaml").read_text())), "logger") == Options()
+    mirrors(yaml.safe_load((folder / "none.yaml").read_text()))

@@ -48,13 +48,13 @@ def words(text: str) -> list[str]:
 
 
 def _texts(path: Path) -> list[tuple[list[str], int]]:
-    """Words and class, from 0, of every row."""
-    found = []
+    """Words and class, from 0, of each row."""
+    texts = []
     with reading(path), path.open(encoding="utf-8", newline="") as rows:
         for row in csv.reader(rows):
             kind, *text = row
-            found.append((words(" ".join(text)), int(kind) - 1))
-    return found
+            texts.append((words(" ".join(text)), int(kind) - 1))
+    return texts
 
 
 def _encoded(texts: list[tuple[list[str], int]], ids: dict[str, int], length: int) -> tuple[np.ndarray, np.ndarray]:

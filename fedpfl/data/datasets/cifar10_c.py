@@ -106,7 +106,7 @@ def _array(path: Path, md5: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _made(source: Source, kinds: Sequence[tuple[str, int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The same, of CIFAR-10 as it is found."""
+    """The same, made from CIFAR-10."""
     path = source.folder / "cifar10.npz"
     clean = archive(path) if path.is_file() else cifar10(source._replace(name="cifar10"))
     start = clean.test_from if clean.test_from is not None else 5 * COUNT

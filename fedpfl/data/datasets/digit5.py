@@ -99,9 +99,9 @@ def _digits(labels: np.ndarray) -> np.ndarray:
 def _resized(images: np.ndarray, size: int) -> np.ndarray:
     if images.shape[2:] == (size, size):
         return images
-    found = []
+    parts = []
     for some in np.array_split(images, max(1, len(images) // 4096)):
         tensor = torch.from_numpy(np.ascontiguousarray(some)).float()
         tensor = torch.nn.functional.interpolate(tensor, size=(size, size), mode="bilinear", antialias=True)
-        found.append(tensor.round().clamp(0, 255).to(torch.uint8).numpy())
-    return np.concatenate(found)
+        parts.append(tensor.round().clamp(0, 255).to(torch.uint8).numpy())
+    return np.concatenate(parts)

@@ -32,7 +32,7 @@ def _places(texts: list[str], length: int) -> np.ndarray:
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     places = np.full(128, -1, np.int32)
     places[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
-    found = places[np.minimum(codes, 127)]  # the last of ASCII is no letter
-    if (found < 0).any():
-        raise ValueError(f"{chr(codes[found < 0][0])!r} is none of LEAF's {len(LETTERS)} letters")
-    return found.reshape(len(texts), length)
+    numbers = places[np.minimum(codes, 127)]  # the last of ASCII is no letter
+    if (numbers < 0).any():
+        raise ValueError(f"{chr(codes[numbers < 0][0])!r} is none of LEAF's {len(LETTERS)} letters")
+    return numbers.reshape(len(texts), length)

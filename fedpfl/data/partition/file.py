@@ -99,10 +99,10 @@ def _json(path: Path) -> Owned:
 
 
 def _indices(values: Any, client: int) -> Index:
-    found = np.asarray(values)
-    if not isinstance(values, list) or found.ndim != 1 or (values and found.dtype.kind != "i"):
+    array = np.asarray(values)
+    if not isinstance(values, list) or array.ndim != 1 or (values and array.dtype.kind != "i"):
         raise ValueError(f"the samples of client {client} are no list of whole numbers")
-    return found.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def _check(parts: Partition, clients: int, samples: int, path: Path) -> None:

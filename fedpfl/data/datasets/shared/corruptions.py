@@ -2,17 +2,19 @@
 
 Each takes images, float64 or float32 from 0 to 1 `[n, 32, 32, 3]`, the numbers of its severity and a generator, and
 returns such images, not yet cut to 0..1. The published images were drawn from another stream of random numbers.
-EXACT follow the recipe; APPROXIMATE stand in for ImageMagick's motion blur and OpenCV's affine map, which rounds
-coordinates to 1/32 pixel. Frost is not here: it needs photographs.
+They follow the recipe, but approximate ImageMagick's motion blur (motion_blur, snow) and OpenCV's affine map, which
+rounds coordinates to 1/32 pixel (elastic_transform). Frost is not here: it needs photographs.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 Generator = np.random.Generator
 SIDE = 32
@@ -22,13 +24,13 @@ CHUNK = 1_000
 def corrupted(images: np.ndarray, name: str, severity: int, seed: int) -> np.ndarray:
     """Return uint8 `[n, 32, 32, 3]` images with corruption `name` at severity 1 to 5, the same each time."""
     function, numbers = RECIPES[name]
-    found = np.empty_like(images)
+    changed = np.empty_like(images)
     for start in range(0, len(images), CHUNK):
         rng = np.random.default_rng([seed, sorted(RECIPES).index(name), severity, start])
         now = slice(start, start + CHUNK)
         values = function(images[now] / 255.0, numbers[severity - 1], rng)
-        found[now] = (np.clip(values, 0, 1) * 255).astype(np.uint8)  # which cuts fractions off, as the recipe does
-    return found
+        changed[now] = (np.clip(values, 0, 1) * 255).astype(np.uint8)  # which cuts fractions off, as the recipe does
+    return changed
 
 
 # Noise
@@ -71,12 +73,12 @@ def glass_blur(x: np.ndarray, c: tuple[float, int, int], rng: Generator) -> np.n
     """
     sigma, reach, times = c
     shuffled = np.floor(_gaussian(x, sigma) * 255)
-    every = np.arange(len(x))
+    number = np.arange(len(x))
     for _ in range(times):
         for row in range(SIDE - reach, reach, -1):
             for column in range(SIDE - reach, reach, -1):
                 across, down = rng.integers(-reach, reach, size=(2, len(x)))
-                shuffled[:, row, column] = shuffled[every, row + down, column + across]
+                shuffled[:, row, column] = shuffled[number, row + down, column + across]
     return _gaussian(shuffled / 255, sigma)
 
 
@@ -175,37 +177,10 @@ def jpeg_compression(x: np.ndarray, c: int, rng: Generator) -> np.ndarray:
     return _one_by_one(x, packed)
 
 
-EXACT: dict[str, tuple[Callable[..., np.ndarray], tuple[Any, ...]]] = {
-    "gaussian_noise": (gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
-    "shot_noise": (shot_noise, (500, 250, 100, 75, 50)),
-    "impulse_noise": (impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
-    "defocus_blur": (defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
-    "glass_blur": (glass_blur, ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))),
-    "zoom_blur": (zoom_blur, (1.06, 1.11, 1.16, 1.21, 1.26)),
-    "fog": (fog, ((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75))),
-    "brightness": (brightness, (0.05, 0.1, 0.15, 0.2, 0.3)),
-    "contrast": (contrast, (0.75, 0.5, 0.4, 0.3, 0.15)),
-    "pixelate": (pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
-    "jpeg_compression": (jpeg_compression, (80, 65, 58, 50, 40)),
+NUMBERS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+RECIPES: dict[str, tuple[Callable[..., np.ndarray], list[Any]]] = {
+    name: (globals()[name], NUMBERS[name]) for name in NUMBERS
 }
-APPROXIMATE: dict[str, tuple[Callable[..., np.ndarray], tuple[Any, ...]]] = {
-    "motion_blur": (motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
-    "snow": (
-        snow,
-        (
-            (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
-            (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
-            (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
-            (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
-            (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
-        ),
-    ),
-    "elastic_transform": (
-        elastic_transform,
-        ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
-    ),
-}
-RECIPES = EXACT | APPROXIMATE
 """Function and the numbers of severities 1 to 5."""
 
 
@@ -238,12 +213,12 @@ def _moved(x: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> n
     angle = np.deg2rad(degrees)
     across = np.ceil(np.outer(np.cos(angle), steps) - 0.5).astype(int)  # [images, steps]
     down = np.ceil(np.outer(np.sin(angle), steps) - 0.5).astype(int)
-    place, every = np.arange(SIDE), np.arange(len(x))[:, None, None]
+    place, number = np.arange(SIDE), np.arange(len(x))[:, None, None]
     total = np.zeros_like(x)
     for step, share in enumerate(kernel / kernel.sum()):
         rows = np.clip(place + down[:, step, None], 0, SIDE - 1)
         columns = np.clip(place + across[:, step, None], 0, SIDE - 1)
-        total += share * x[every, rows[:, :, None], columns[:, None, :]]
+        total += share * x[number, rows[:, :, None], columns[:, None, :]]
     return total
 
 
@@ -277,12 +252,12 @@ def _sampled(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, border: str) 
         return np.where(index < SIDE, index, period - index - (border == "reflect"))
 
     above, left = np.floor(rows).astype(int), np.floor(columns).astype(int)
-    every = np.arange(len(x))[:, None, None]
+    number = np.arange(len(x))[:, None, None]
     total = np.zeros(x.shape)
     for down in (0, 1):
         for across in (0, 1):
             share = np.abs(1 - down - (rows - above)) * np.abs(1 - across - (columns - left))
-            total += share[..., None] * x[every, inside(above + down), inside(left + across)]
+            total += share[..., None] * x[number, inside(above + down), inside(left + across)]
     return total
 
 

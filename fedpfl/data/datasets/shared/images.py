@@ -53,11 +53,11 @@ def images(paths: Sequence[Path], size: int) -> np.ndarray:
                     colours = colours.resize((size, size), Image.Resampling.BILINEAR)
                 return np.asarray(colours).transpose(2, 0, 1)
 
-    found = np.empty((len(paths), 3, size, size), np.uint8)
+    pixels = np.empty((len(paths), 3, size, size), np.uint8)
     with ThreadPoolExecutor() as pool:
         for place, image in enumerate(pool.map(read, paths)):
-            found[place] = image
-    return found
+            pixels[place] = image
+    return pixels
 
 
 def rows(path: Path, separator: str) -> list[list[str]]:

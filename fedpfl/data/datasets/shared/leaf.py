@@ -38,7 +38,7 @@ def _joined(parts: list[list[Path]], convert: Callable[[list, list], Part]) -> R
     x, y, users, sizes = [], [], [], []
     for paths in parts:
         known: dict[str, Path] = {}
-        for path, user, (images, labels) in (found for file in paths for found in _read(file, convert)):
+        for path, user, (images, labels) in (client for file in paths for client in _read(file, convert)):
             if user in known:
                 raise wrong(path, f"it has user {user}, whom {known[user].name} has too")
             known[user] = path

@@ -53,8 +53,8 @@ def merged(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
 
 def numbered(values: Sequence | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return group numbers 0, 1, ... of any values, and the groups' names, in order of the values."""
-    found, numbers = np.unique(np.asarray(values), return_inverse=True)
-    return numbers.astype(np.int64), tuple(map(str, found.tolist()))
+    names, numbers = np.unique(np.asarray(values), return_inverse=True)
+    return numbers.astype(np.int64), tuple(map(str, names.tolist()))
 
 
 def checked(

@@ -1,4 +1,4 @@
-"""Where files are, how they get there, what is kept of slow reading, and what a user is told if anything is wrong."""
+"""Where files are, how they get there, what is kept of slow reading, and what a user reads if anything is wrong."""
 
 from __future__ import annotations
 
@@ -214,10 +214,10 @@ def reading(path: Path | str, fault: Callable[[Path | str, str], FedpflError] = 
         raise fault(path, line(error)) from error
 
 
-def counted(path: Path, what: str, found: int, published: int) -> None:
+def counted(path: Path, what: str, count: int, published: int) -> None:
     """Raise FedpflError if the data set has been cut short, or is another edition."""
-    if found != published:
-        raise wrong(path, f"{found:,} {what}, {published:,} are published")
+    if count != published:
+        raise wrong(path, f"{count:,} {what}, {published:,} are published")
 
 
 def line(error: BaseException) -> str:

@@ -8,12 +8,12 @@ import unicodedata
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import torch
+import numpy as np
 
 from fedpfl.ground.casting import cast, hints
 from fedpfl.ground.errors import SHORT, FedpflError, near, one_of
 
-FLOAT = torch.finfo(torch.float32)
+FLOAT = np.finfo(np.float32)
 
 
 def typed(schema: Callable[..., Any], values: Any, path: str) -> Any:
@@ -58,7 +58,7 @@ def check_keys(values: Mapping[str, Any], known: Collection[str], path: str) -> 
     for key in values:
         if key not in known:
             meant = near(str(key), known, f"did you mean {dot}{{}}?")
-            listed = f"known keys: {', '.join(known) or 'name'}" if len(known) <= SHORT or not meant else ""
+            listed = f"known keys: {', '.join(known) or 'none'}" if len(known) <= SHORT or not meant else ""
             raise FedpflError(f"{dot}{key} is not a key here; {'; '.join(filter(None, (listed, meant)))}")
 
 
