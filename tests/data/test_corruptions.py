@@ -260,7 +260,7 @@ def test_each_image_once(tmp_path, published):
 
 
 def test_published_archive(tmp_path, published, monkeypatch):
-    root, arrays = published
+    root, _ = published
     with tarfile.open(tmp_path / "CIFAR-10-C.tar", "w") as tar:
         tar.add(root, "CIFAR-10-C")
     monkeypatch.setattr(
@@ -286,14 +286,13 @@ def test_errors_in_options(tmp_path, published, options, message):
 
 
 def test_errors_in_files(tmp_path, published, monkeypatch):
-    root, arrays = published
+    root, _ = published
     path = root / "fog.npy"
     path.write_bytes(path.read_bytes()[:-5])
     read = lambda: load("cifar10_c", tmp_path, corruptions=("fog",))  # noqa: E731
     assert "fog.npy is corrupt: md5 is" in one_line(read)
     for bad, message in (
         (lambda: path.write_bytes(path.read_bytes()[:50]), "fog.npy is corrupt: "),
-        (lambda: np.save(path, arrays["fog"][:30]), "fog.npy is corrupt: it holds uint8 [30, 32, 32, 3], expected"),
         (lambda: np.save(path, np.array([None])), "fog.npy is corrupt: "),
     ):
         bad()
