@@ -260,7 +260,7 @@ def test_each_image_once(tmp_path, published):
 
 
 def test_published_archive(tmp_path, published, monkeypatch):
-    root, _ = published
+    root, arrays = published
     with tarfile.open(tmp_path / "CIFAR-10-C.tar", "w") as tar:
         tar.add(root, "CIFAR-10-C")
     monkeypatch.setattr(
