@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 from scipy.ndimage import gaussian_filter, zoom
 
+from fedpfl.data import fingerprint
 from fedpfl.data.datasets import cifar10_c, load
 from fedpfl.data.datasets.shared import corruptions, source, vision
-from fedpfl.data.datasets.shared.corruptions import RECIPES, corrupted
+from fedpfl.data.datasets.shared.corruptions import NUMBERS, RECIPES, corrupted
 from fedpfl.ground.errors import FedpflError
 
 RNG = np.random.default_rng(0)
@@ -41,6 +42,7 @@ def test_which_of_the_fifteen_are_offered():
     assert set(cifar10_c.MAIN) - set(RECIPES) == {"frost"}
     assert set(RECIPES) < set(cifar10_c.MAIN)
     assert all(len(numbers) == 5 for _, numbers in RECIPES.values())
+    assert fingerprint(NUMBERS) == "fc139f2d20af7b2ed630ebc5431f9d8f"  # the published ones
 
 
 @pytest.mark.parametrize("name", RECIPES)
