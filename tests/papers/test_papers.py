@@ -13,7 +13,7 @@ import pytest
 from fedpfl.config.plan import resolve
 from fedpfl.methods import METHODS
 from fedpfl.papers import published
-from fedpfl.papers.fedobp.beside import QUANTILE, SOURCE
+from fedpfl.papers.fedobp.tables import QUANTILE, SOURCE
 from tests.conftest import ROOT
 from tests.papers.test_experiments import EXPERIMENTS, composed, swept
 
