@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 
 from fedpfl.config import tidy
 from fedpfl.ground.errors import printable, reason
+from fedpfl.ground.terminal import tell
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Sweeper(BasicSweeper):
         finally:
             tidy.prune()
             show(returns)
-            tell(returns)
+            tell_failures(returns)
         for job in returns:
             if job.status == JobStatus.FAILED:
                 raise job._return_value
@@ -136,13 +137,12 @@ def show(returns: Sequence[JobReturn]) -> None:
         sys.stdout.flush()
 
 
-def tell(returns: Sequence[JobReturn]) -> None:
+def tell_failures(returns: Sequence[JobReturn]) -> None:
     """Print the jobs that failed; nothing if none did."""
     failed = [job for job in returns if job.status == JobStatus.FAILED]
     if not failed:
         return
-    whole = f"{len(failed)} of {len(returns)} jobs failed"
-    print(f"fedpfl: {whole}; the same command skips what is finished and tries these again", file=sys.stderr)
+    tell(f"{len(failed)} of {len(returns)} jobs failed; the same command skips what is finished and tries these again")
     for job in failed:
         why = reason(job._return_value)  # type: ignore[arg-type]
         folder = _folder(job)
