@@ -240,7 +240,7 @@ def test_the_tutorials_paper_is_found_and_filled(outputs, tmp_path, monkeypatch)
     (tmp_path / "doe/tables.py").write_text(shown("docs/extend.md", "Doe 2026"))
     monkeypatch.setattr(papers, "__path__", [*papers.__path__, str(tmp_path)])
     monkeypatch.setattr(registry, "PAPERS", [*registry.PAPERS, "doe"])
-    tables = registry._all("tables", "TABLES")
+    tables = registry._all("TABLES")
     for name in ("fedpfl.papers.doe", "fedpfl.papers.doe.tables"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(filling, "TABLES", tables)

@@ -43,8 +43,8 @@ def one_line(error: Exception) -> str:
     text, cause = str(error), error.__cause__
     if isinstance(error, FedpflError):
         return text
-    if told := _ours(error):
-        return told
+    if ours := _ours(error):
+        return ours
     if isinstance(error, MissingConfigException):
         group, name = re.fullmatch(r"((?:hydra/)?[^/]*)/?(.*)", str(error.missing_cfg_file)).groups()  # type: ignore[union-attr]
         if now := moved(group, name):
@@ -54,9 +54,9 @@ def one_line(error: Exception) -> str:
             return f"{group} must be {one_of(known, name)}"
     if unknown := re.search(r"Could not override '(.*?)'", text):
         return _no_key(unknown[1], cause)
-    for pattern, told in KNOWN.items():
-        if found := re.match(pattern, text):
-            return found.expand(told)
+    for pattern, words in KNOWN.items():
+        if match := re.match(pattern, text):
+            return match.expand(words)
     if isinstance(error, OSError) and error.filename:
         return f"cannot make {error.filename}: {error.strerror}; choose another place with hydra.run.dir=..."
     if isinstance(error, OverrideParseException):

@@ -89,25 +89,6 @@ class Start:
 
 
 SETTINGS = tuple(get_type_hints(Settings))
-GROUPS = (
-    "local",
-    "eval",
-    "stopping",
-    "checkpoint",
-    "state",
-    "dataset",
-    "augment",
-    "partition",
-    "model",
-    "method",
-    "quantile",
-    "norm",
-    "score",
-    "engine",
-    "logger",
-)
-
-
 SCHEMAS: dict[str, Callable[..., Any]] = {
     "local": Local,
     "eval": Eval,
@@ -121,3 +102,4 @@ SCHEMAS: dict[str, Callable[..., Any]] = {
 
 OPTIONAL: dict[str, tuple[str, ...]] = {"quantile": ("q", "otherwise", "table", "title"), "norm": (), "score": ()}
 """Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names those it has."""
+GROUPS = ("dataset", "partition", "model", "method", *OPTIONAL, *SCHEMAS, "logger")

@@ -110,7 +110,7 @@ class Place:
     @property
     def heading(self) -> tuple[str, str]:
         """The names of data set and setting."""
-        return DATASETS.get(self.dataset, self.dataset) + " as published" * self.faulty, self.setting
+        return DATASETS.get(self.dataset, self.dataset) + (" as published" if self.faulty else ""), self.setting
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The papers, found by folder: each has `tables.py` with TABLES, and may have `figures.py` and `beside.py`.
+"""The papers, by folder: each has `tables.py` with TABLES, and FIGURES there or in `figures.py`.
 
 A table and a figure go by `paper/name`, such as `fedobp/table3`; where no other paper has the name, by it alone.
 """
@@ -18,18 +18,18 @@ from fedpfl.papers.plan import Listing, Plan
 PAPERS = [module.name for module in pkgutil.iter_modules(fedpfl.papers.__path__) if module.ispkg]
 
 
-def _all(module: str, name: str) -> dict[str, Any]:
-    """What every paper that has the module calls so, by `paper/key`."""
+def _all(kind: str) -> dict[str, Any]:
+    """What the papers' modules call so, by `paper/key`."""
     found: dict[str, Any] = {}
     for paper in PAPERS:
-        path = f"{fedpfl.papers.__name__}.{paper}.{module}"
-        if find_spec(path):
-            found |= {f"{paper}/{key}": value for key, value in getattr(importlib.import_module(path), name).items()}
+        for module in filter(find_spec, (f"fedpfl.papers.{paper}.tables", f"fedpfl.papers.{paper}.figures")):
+            of_paper = getattr(importlib.import_module(module), kind, {})
+            found |= {f"{paper}/{key}": value for key, value in of_paper.items()}
     return found
 
 
-TABLES: dict[str, Plan | Listing] = _all("tables", "TABLES")
-FIGURES: dict[str, Figure] = _all("figures", "FIGURES")
+TABLES: dict[str, Plan | Listing] = _all("TABLES")
+FIGURES: dict[str, Figure] = _all("FIGURES")
 NAMES = (*TABLES, *FIGURES)
 
 

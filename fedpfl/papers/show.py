@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers.costs import OURS, Device
-from fedpfl.papers.fedobp.beside import beside
+from fedpfl.papers.fedobp.tables import beside
 from fedpfl.papers.filling import fill
 from fedpfl.papers.plan import Listing, Plan, Rule
 from fedpfl.papers.registry import FIGURES, NAMES, TABLES, datasets

@@ -1,4 +1,4 @@
-"""Every column of rounds.csv once: its name, words for people, unit, and what kind of number it is.
+"""The columns of rounds.csv, each once: its name, words for people, unit, and what kind of number it is.
 
 The name of what all clients are judged by says on whose samples (SPLITS), whether after fine-tuning, and which
 statistic over clients: `unseen_ft_accuracy_worst10`.
@@ -62,14 +62,14 @@ def column(statistic: str, about: str = "test", tuned: bool = False) -> str:
 
 
 def _judged(about: str, tuned: bool) -> list[Metric]:
-    found = []
+    metrics = []
     for name, heading, words, label, best in _STATISTICS:
         text = label.format("validation" if about == "validation" else "test")
         text = f"{'unseen clients: ' if about == 'unseen' else ''}{text}{' after fine-tuning' if tuned else ''}"
         unit, kind = ("", "short") if name == "loss" else ("%", "percent")
         text += f" ({unit})" if unit else ""
-        found.append(Metric(column(name, about, tuned), about, heading, words, text, unit, kind, best, tuned))
-    return found
+        metrics.append(Metric(column(name, about, tuned), about, heading, words, text, unit, kind, best, tuned))
+    return metrics
 
 
 _BEFORE, _AFTER = (f"cohort {when} local training" for when in ("before", "after"))

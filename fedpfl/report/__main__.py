@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import sys
@@ -23,7 +24,7 @@ from fedpfl.report.compare import LEAST, compare, sides
 from fedpfl.report.fairness import fairness_table
 from fedpfl.report.figures import accuracy_figure, comparison
 from fedpfl.report.filters import is_filter
-from fedpfl.report.grouping import groups
+from fedpfl.report.grouping import by, groups
 from fedpfl.report.load import nothing_below, runs, survey, to_stderr
 from fedpfl.report.ranking import diagram, rank_tables
 from fedpfl.report.render import FORMATS, render, screen
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog=f"python -m fedpfl.report {name}".strip(),
         description=text,
         epilog=f"{FILTERS}\n\n{example}" + ("" if name else f"\n\nOther commands, each with its own --help:\n{others}"),
-        formatter_class=_Help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for names, settings in options:
         parser.add_argument(*names.split(), **settings)
@@ -57,39 +58,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-class _Help(argparse.HelpFormatter):
-    """Fills paragraphs, and keeps lines that begin with spaces."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = super()._fill_text
-        return "\n".join(line if line[:1] in ("", " ") else fill(line, width, indent) for line in text.split("\n"))
-
-
 def _show(options: Namespace, only: str = "") -> None:
     """Show the table and the figures of all runs, or only one of both, and the paper's if asked for."""
-    found = _found(options)
+    members = _found(options)
     fairness = only != "figures" and options.fairness
     if fairness and options.select != "last":
         raise FedpflError("--fairness is of the last evaluation, which clients.csv holds; leave out --select")
     if only != "figures":
-        _write("accuracy", accuracy_table(found, options.select, options.every or 1, beside=beside), options)
+        _write("accuracy", accuracy_table(members, options.select, options.every or 1, beside=beside), options)
         if options.reference:
-            _write("curves", curve_table(found, options.reference), options)
+            _write("curves", curve_table(members, options.reference), options)
     if fairness:
-        _write("fairness", fairness_table(found), options)
+        _write("fairness", fairness_table(members), options)
     if only != "tables":
-        _figures(options, found)
+        _figures(options, members)
     if options.paper:
         wish = Wish(_folder(options, "figures"), (), only, options.select, options.every or 0)
-        _papers(found, wish, options)
+        _papers(members, wish, options)
 
 
 def _figures(options: Namespace, found: list[Run]) -> None:
     folder = _folder(options, "figures")
-    settings: dict[str, list[Run]] = {}
-    for run in found:
-        settings.setdefault(_slug(f"{run.dataset}_{run.partition}"), []).append(run)
-    for name, members in settings.items():
+    for name, members in by(found, lambda run: _slug(f"{run.dataset}_{run.partition}")).items():
         written = accuracy_figure(members, folder / f"accuracy_{name}")
         if options.reference:
             written += curves(members, options.reference, folder / f"curves_{name}")
@@ -144,7 +134,10 @@ def _list(options: Namespace) -> None:
         raise nothing_below(options.roots)
     listed = listing.select(listed, options.status)
     listed = listing.ordered(listed, options.sort, options.reverse)
-    text = listing.as_json(listed) if options.format == "json" else _text(listing.table(listed), options.format)
+    if options.format == "json":
+        text = json.dumps([entry.record for entry in listed], indent=2) + "\n"
+    else:
+        text = _text(listing.table(listed), options.format)
     try:
         print(text, end="", flush=True)
     except BrokenPipeError:
@@ -168,7 +161,7 @@ def _ranks(options: Namespace) -> None:
 
 
 def _clean(options: Namespace) -> int:
-    return cleaning.clean(cleaning.found(options.roots, options.status, options.where), options.roots, options.yes)
+    return cleaning.clean(options.roots, options.status, options.where, options.yes)
 
 
 def _found(options: Namespace) -> list[Run]:
@@ -235,18 +228,17 @@ JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY
 OUT = _option("--out", "write there; default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR")
 ACCURACY = _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy")
 DEVICE = "of fedspu/table3's hours: operations and bits a second of a client; default: 1e9,1e7, which are ours"
-REFERENCE = "published curves (method,round,accuracy_before,accuracy_after)"
-USUAL = (
-    *(ROOTS, FORMAT, *JUDGED, _option("--reference", REFERENCE, type=Path, metavar="CSV")),
-    *(_option("--paper", "also the paper's, as far as there are runs", action="store_true"), OUT),
-)
+CURVE = "published curves (method,round,accuracy_before,accuracy_after)"
+REFERENCE = _option("--reference", CURVE, type=Path, metavar="CSV")
+PAPER = _option("--paper", "also the paper's, as far as there are runs", action="store_true")
+USUAL = (ROOTS, FORMAT, *JUDGED, REFERENCE, PAPER, OUT)
 FAIRNESS = _option("--fairness", "also which clients FedAvg+FT and Local-Only serve better", action="store_true")
-DATASET = _option("--dataset", "only these columns, such as fmnist", **LIST)
+SIDES = "A and B: run directories, or folders that hold the seeds of one; or one that holds both"
+TEST = "mark what differs from the last line, paired over seeds"
 STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)}"
-FILTERS = (
-    "Filters choose runs by any key of config.yaml, values behind commas being alternatives: method=fedobp,fedavg "
-    "dataset=digits partition.alpha=0.1. A folder of such a name is written ./KEY=VALUE."
-)
+FILTERS = """Filters choose runs by any key of config.yaml, values behind commas being alternatives:
+  method=fedobp,fedavg dataset=digits partition.alpha=0.1
+A folder of such a name is written ./KEY=VALUE."""
 
 COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Option, ...]]] = {
     "": (
@@ -273,12 +265,15 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         "Example: python -m fedpfl.report paper fedobp/table4 figure4 seed=1,2,3 --out tables",
         (
             _option("words", "fedobp/table3, figure2, ...; folders; filters", nargs="*", metavar="NAME|ROOT|KEY=VALUE"),
-            *(_option("--only", "of what there are runs", choices=("tables", "figures")), DATASET),
+            _option("--only", "of what there are runs", choices=("tables", "figures")),
+            _option("--dataset", "only these columns, such as fmnist", **LIST),
             ACCURACY,
             _option("--select", OWN_RULE, choices=(*SELECTIONS, AS_PUBLISHED), default="last"),
             _option("--device", DEVICE, type=device, default=OURS, metavar="SPEED,BANDWIDTH"),
-            *(EVERY_N, _option("--test", "mark what differs from the last line, paired over seeds", choices=[*LEAST])),
-            *(FORMAT, OUT),
+            EVERY_N,
+            _option("--test", TEST, choices=[*LEAST]),
+            FORMAT,
+            OUT,
         ),
     ),
     "html": (
@@ -292,7 +287,8 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         "List runs, one line each: status, what, accuracy, cost, age and path. Without filters also broken ones.",
         "Example: python -m fedpfl.report ls method=fedobp dataset=digits --status running,interrupted --sort accuracy",
         (
-            *(ROOTS, _option("--status", f"only these: {', '.join(STATUSES)}", **LIST)),
+            ROOTS,
+            _option("--status", f"only these: {', '.join(STATUSES)}", **LIST),
             _option("--sort", "default: run, as in tables", choices=listing.SORTS, default="run"),
             _option("--reverse", "the other way round", action="store_true"),
             _option("--format", "default: terminal", choices=[*FORMATS, "json"], default="terminal"),
@@ -303,10 +299,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         "Compare two configurations: settings, final numbers over seeds, curves, clients.",
         "Example: python -m fedpfl.report compare outputs/demo method=fedavg,fedobp --test wilcoxon",
         (
-            _option(
-                *("words", "A and B: run directories, or folders that hold the seeds of one; or one that holds both"),
-                **{"nargs": "*", "metavar": "A|B|KEY=VALUE"},
-            ),
+            _option("words", SIDES, nargs="*", metavar="A|B|KEY=VALUE"),
             _option("--test", "paired over seeds, two-sided; default: t", choices=[*LEAST, "none"], default="t"),
             _option("--select", "validation: at the best accuracy on held-out samples", choices=FAIR, default="last"),
             _option("--metric", "of the curves; default: accuracy", choices=CURVES, default="accuracy"),
@@ -325,7 +318,8 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         "Remove runs that came to nothing, after asking. Never a finished one, nor one being written.",
         "Example: python -m fedpfl.report clean outputs/demo method=fedobp --status interrupted",
         (
-            *(ROOTS, _option("--yes", "do not ask", action="store_true")),
+            ROOTS,
+            _option("--yes", "do not ask", action="store_true"),
             _option("--status", STATUS, **LIST | {"default": [*cleaning.USUAL]}),
         ),
     ),

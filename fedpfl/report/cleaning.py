@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 import time
@@ -23,10 +22,8 @@ USUAL = ("failed", "diverged", "broken")
 """Without `--status`: an interrupted run goes on where it stopped, so it must be named."""
 
 # In the order in which they are removed: to the end the directory says whose it was, and is held.
-FILES = (
-    *("state.pt", "rounds.csv", "clients.csv", "partition.npz", "partition.png", "run.log", "config.yaml"),
-    *("masks.json", "summary.json", "run.lock"),
-)
+_RESULTS = ("state.pt", "rounds.csv", "clients.csv", "masks.json", "partition.npz", "partition.png", "run.log")
+FILES = (*_RESULTS, "config.yaml", "summary.json", "run.lock")
 _TEMPORARY = frozenset(f".{name}.tmp" for name in FILES)
 _FOLDERS = {
     "wandb": ("run-", "offline-run-", "latest-run", "debug", "settings", "logs"),
@@ -42,26 +39,21 @@ class Kept(Exception):
 
 def contents(seen: Directory) -> list[Path]:
     """Return what a directory that may be removed holds, in the order to remove it. Raises Kept where it may not."""
-    path, told = seen.path, dict[str, Any]()
+    recorded = dict[str, Any]()
     with contextlib.suppress(FedpflError):
-        told = summary(path)
-    if not isinstance(told.get("identity"), str):
+        recorded = summary(seen.path)
+    if not isinstance(recorded.get("identity"), str):
         raise Kept("nothing says that fedpfl wrote it: its summary.json holds no identity")
-    if told.get("status") == "finished":
+    if recorded.get("status") == "finished":
         raise Kept(f"its summary.json says finished, though it is broken: {seen.reason}")
     if seen.held or seen.status == "running":
         raise Kept("a run is being written there")
     if not seen.quiet and (seen.held is None or seen.status in ("interrupted", "broken")):
         raise Kept("written a moment ago, perhaps by a process that cannot be seen; it may go later")
-    found = []
-    with os.scandir(path) as entries:
-        for entry in entries:
-            file, folder = entry.is_file(follow_symlinks=False), entry.is_dir(follow_symlinks=False)
-            known = entry.name in FILES or entry.name in _TEMPORARY or entry.name.startswith(".clients.")
-            if not (file and known) and not (folder and _is_loggers(Path(entry.path))):
-                raise Kept(f"it holds {entry.name}, which no run wrote")
-            found.append(Path(entry.path))
-    return sorted(found, key=lambda path: FILES.index(path.name) if path.name in FILES else -1)
+    paths = list(seen.path.iterdir())
+    if strange := [path.name for path in paths if not _written_by_a_run(path)]:
+        raise Kept(f"it holds {strange[0]}, which no run wrote")
+    return sorted(paths, key=lambda path: FILES.index(path.name) if path.name in FILES else -1)
 
 
 def remove(seen: Directory, roots: Sequence[Path]) -> None:
@@ -88,43 +80,19 @@ def remove(seen: Directory, roots: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def found(
-    roots: Sequence[Path], statuses: Sequence[str] = USUAL, where: Sequence[str] = ()
-) -> list[tuple[Directory, int]]:
-    """Return the directories of these statuses that may go, each with its size in bytes; says which may not, and why.
+def clean(roots: Sequence[Path], statuses: Sequence[str], where: Sequence[str], yes: bool) -> int:
+    """List the runs of these statuses, ask unless `yes`, and remove them; returns 1 where one stayed after all.
 
-    where: filters, such as `method=fedobp`. Raises FedpflError where a root does not exist, no run is let through, or
-    for a status that is never removed.
+    Says which may not go, and why. where: filters, such as `method=fedobp`. Raises FedpflError where a root does not
+    exist, no run is let through, nobody can be asked, or for a status that is never removed.
     """
-    if unknown := [word for word in statuses if word not in REMOVABLE]:
-        raise FedpflError(f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}")
-    looked = survey(*roots, where=where)
-    chosen = []
-    for seen in looked:
-        if seen.status in statuses:
-            try:
-                chosen.append((seen, sum(map(_size, contents(seen)))))
-            except (Kept, OSError) as reason:
-                to_stderr(f"left {seen.path}, {seen.words}: {reason}")
-    resumable = sum(seen.status == "interrupted" for seen in looked)
-    if resumable and "interrupted" not in statuses:
-        runs = "1 run" if resumable == 1 else f"{resumable} runs"
-        to_stderr(f"left {runs}, interrupted: to be resumed, or removed with --status interrupted")
-    return chosen
-
-
-def clean(chosen: Sequence[tuple[Directory, int]], roots: Sequence[Path], yes: bool) -> int:
-    """List what would go, ask unless `yes`, and remove it; returns 1 where something stayed that should have gone.
-
-    Raises FedpflError where nobody can be asked.
-    """
+    chosen = _removable(roots, statuses, where)
     if not chosen:
         print("nothing to remove")
         return 0
     rows = []
     for seen, size in chosen:
-        holds = "checkpoint" * (seen.path / "state.pt").exists()
-        age = time.time() - seen.changed
+        holds, age = "checkpoint" if (seen.path / "state.pt").exists() else "", time.time() - seen.changed
         rows.append([Cell(seen.words), Cell(holds), Cell(size), Cell(age), Cell(str(seen.path))])
     print(render(Table("", COLUMNS, rows), width=screen()))
     what = "1 directory" if len(chosen) == 1 else f"{len(chosen)} directories"
@@ -137,10 +105,32 @@ def clean(chosen: Sequence[tuple[Directory, int]], roots: Sequence[Path], yes: b
         try:
             remove(seen, roots)
         except Kept as reason:
-            to_stderr(f"left {seen.path}, {seen.words}: {reason}")
+            _left(seen, reason)
             refused += 1
     print(f"removed {what}" if not refused else f"removed {len(chosen) - refused} of {what}")
     return 1 if refused else 0
+
+
+def _removable(roots: Sequence[Path], statuses: Sequence[str], where: Sequence[str]) -> list[tuple[Directory, int]]:
+    """The directories that may go, each with its size in bytes."""
+    if unknown := [word for word in statuses if word not in REMOVABLE]:
+        raise FedpflError(f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}")
+    looked, chosen = survey(*roots, where=where), []
+    for seen in looked:
+        if seen.status in statuses:
+            try:
+                chosen.append((seen, sum(map(_size, contents(seen)))))
+            except (Kept, OSError) as reason:
+                _left(seen, reason)
+    resumable = sum(seen.status == "interrupted" for seen in looked)
+    if resumable and "interrupted" not in statuses:
+        runs = "1 run" if resumable == 1 else f"{resumable} runs"
+        to_stderr(f"left {runs}, interrupted: to be resumed, or removed with --status interrupted")
+    return chosen
+
+
+def _left(seen: Directory, reason: Exception) -> None:
+    to_stderr(f"left {seen.path}, {seen.words}: {reason}")
 
 
 def _agreed(question: str) -> bool:
@@ -153,11 +143,15 @@ def _agreed(question: str) -> bool:
         return False
 
 
-def _is_loggers(path: Path) -> bool:
-    return path.name in _FOLDERS and all(entry.name.startswith(_FOLDERS[path.name]) for entry in path.iterdir())
+def _written_by_a_run(path: Path) -> bool:
+    """Whether it is a file of a run's, or a logger's folder with nothing else in it; a link is neither."""
+    if path.is_symlink():
+        return False
+    if path.is_file():
+        return path.name in _TEMPORARY or path.name in FILES or path.name.startswith(".clients.")
+    return path.name in _FOLDERS and all(one.name.startswith(_FOLDERS[path.name]) for one in path.iterdir())
 
 
 def _size(path: Path) -> int:
     """Bytes of a file, or of all files below a folder; links are not followed."""
-    inside = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-    return sum(one.lstat().st_size for one in (inside if path.is_dir() else [path]))
+    return sum(one.lstat().st_size for one in (path, *path.rglob("*")) if not one.is_dir())

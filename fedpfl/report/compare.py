@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def _apart(about: str) -> dict[str, str]:
 
 COST = "Training and cost"
 FINAL = {
-    "Before fine-tuning, at the last evaluation": {name: _called(name) for name in names("test", tuned=False)},
+    "Before fine-tuning, at the {}": {name: _called(name) for name in names("test", tuned=False)},
     "After fine-tuning": {name: _called(name) for name in names("test", tuned=True)},
     "On held-out samples": _apart("validation"),
     "Of clients that never take part": _apart("unseen"),
@@ -141,34 +142,30 @@ def compare(a: Group, b: Group, test: str = "t", metric: str = "accuracy", selec
         if any(_judged(run, select).empty for run in group.used):
             raise unchosen(group)
     clients, strange = _clients(a, b)
-    final = {heading: _final(a, b, words, heading != COST, select) for heading, words in FINAL.items()}
-    if select == "validation":
-        final = {
-            heading.replace("the last evaluation", "the best validation accuracy"): own
-            for heading, own in final.items()
-        }
-    tables = [_runs(a, b), _different("setting", a.used, b.used, lambda run: run.config)]
-    tables.append(_different("environment", a.used, b.used, lambda run: run.environment))
-    for heading, measures in final.items():
-        tables.append(_measured(a, b, heading, Column(""), measures, test, "final"))
-    curve = _curve(a, b, metric)
-    tables.append(
-        _measured(a, b, f"Over rounds: {METRICS[metric].label}", Column("round", "whole"), curve, "", "curve")
-    )
-    tables = [table for table in (*tables, clients) if table.rows]
-    measures = [one for found in final.values() for one in found]
-    notes = (*_about_runs(a, b, select), *strange, *_about_seeds(a, b, test, measures))
-    told = pd.DataFrame({"section": "note", "note": notes})
-    return [*tables[:-1], Table(**vars(tables[-1]) | {"notes": notes, "frame": pd.concat([tables[-1].frame, told])})]
+    which = "best validation accuracy" if select == "validation" else "last evaluation"
+    final = {heading.format(which): _final(a, b, heading, select) for heading in FINAL}
+    curve, over_rounds = _curve(a, b, metric), f"Over rounds: {METRICS[metric].label}"
+    tables = [
+        _runs(a, b),
+        _different("setting", a.used, b.used, lambda run: run.config),
+        _different("environment", a.used, b.used, lambda run: run.environment),
+        *(_measured(a, b, heading, Column(""), measures, test, "final") for heading, measures in final.items()),
+        _measured(a, b, over_rounds, Column("round", "whole"), curve, "", "curve"),
+        clients,
+    ]
+    *tables, last = [table for table in tables if table.rows]
+    notes = (*_about_runs(a, b, select), *strange, *_about_seeds(a, b, test, [*chain(*final.values())]))
+    frame = pd.concat([last.frame, pd.DataFrame({"section": "note", "note": notes})])
+    return [*tables, replace(last, notes=notes, frame=frame)]
 
 
 def labelled(a: Group, b: Group) -> tuple[Group, Group]:
     """Return both with labels that tell them apart; the same configuration run twice keeps its label."""
-    found = groups([*a.runs, *b.runs])
-    if len(found) < 2:
+    both = groups([*a.runs, *b.runs])
+    if len(both) < 2:
         return a, b
-    own = {id(run): group for group in found for run in group.runs}
-    return own[id(a.runs[0])], own[id(b.runs[0])]
+    of = {run: group for group in both for run in group.runs}
+    return of[a.runs[0]], of[b.runs[0]]
 
 
 def _runs(a: Group, b: Group) -> Table:
@@ -203,18 +200,18 @@ def _different(section: str, a: Sequence[Run], b: Sequence[Run], values: Callabl
     return Table(f"{name}: what differs", heads, [[Cell(text) for text in one] for one in found], frame)
 
 
-def _final(a: Group, b: Group, words: dict[str, str], tested: bool, select: str) -> list[Measure]:
-    found = []
-    for name, told in words.items():
-        of_a, of_b = (
-            {run.seed: run.value(name, run.last if name == "train_loss" else _judged(run, select)) for run in own.used}
-            for own in (a, b)
-        )
+def _final(a: Group, b: Group, heading: str, select: str) -> list[Measure]:
+    def by_seed(name: str, group: Group) -> dict[int, float]:
+        rows = {run: run.last if name == "train_loss" else _judged(run, select) for run in group.used}
+        values = {run.seed: run.value(name, row) for run, row in rows.items()}
         # As in tables, a mean that some seed lacks is no mean of the configuration.
-        of_a, of_b = (values if not any(map(math.isnan, values.values())) else {} for values in (of_a, of_b))
-        if of_a or of_b:
-            found.append(Measure(name, told, of_a, of_b, tested))
-    return found
+        return {} if any(map(math.isnan, values.values())) else values
+
+    measures = [
+        Measure(name, words, by_seed(name, a), by_seed(name, b), heading != COST)
+        for name, words in FINAL[heading].items()
+    ]
+    return [one for one in measures if one.a or one.b]
 
 
 def _judged(run: Run, select: str) -> pd.Series:

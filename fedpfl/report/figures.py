@@ -12,7 +12,7 @@ import pandas as pd
 from fedpfl.ground.files import whole
 from fedpfl.record.columns import METRICS
 from fedpfl.report.compare import labelled
-from fedpfl.report.grouping import Group, groups
+from fedpfl.report.grouping import Group, by, groups
 from fedpfl.report.run import Run
 from fedpfl.report.text import clip
 
@@ -99,10 +99,7 @@ def comparison(a: Group, b: Group, metric: str, path: Path) -> list[Path]:
 
 def by_setting(gathered: Iterable[Group]) -> dict[str, list[Group]]:
     """Return groups by data set and partition."""
-    found: dict[str, list[Group]] = {}
-    for group in gathered:
-        found.setdefault(group.setting, []).append(group)
-    return found
+    return by(gathered, lambda group: group.setting)
 
 
 def by_round(group: Group, column: str) -> pd.DataFrame:

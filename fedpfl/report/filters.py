@@ -69,7 +69,7 @@ def _values(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
 def _there(values: Iterable[Any], word: str) -> str:
     """The values that there are, and which was probably meant."""
     there = sorted({_shown(value) for value in values if value is not ...})
-    told = ", ".join(clip(text, 40) for text in there[:_MOST]) + ", ..." * bool(there[_MOST:])
+    told = ", ".join(clip(text, 40) for text in there[:_MOST]) + (", ..." if there[_MOST:] else "")
     return told + ("" if _NUMBER.fullmatch(word) else near(word, there))
 
 
@@ -99,15 +99,6 @@ def _canonical(text: str) -> str:
 
 def _meant(key: str, configs: Iterable[Mapping[str, Any]]) -> str:
     """What was probably meant by an unknown key."""
-    known = dict.fromkeys(one for config in configs for one in _keys(config))
+    known = dict.fromkeys(one.removesuffix(".name") for config in configs for one, _ in dotted.flat(config))
     ends = [one for one in known if one.rpartition(".")[2] == key]
     return f"; did you mean {' or '.join(ends[:3])}?" if ends else near(key, known)
-
-
-def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from [f"{prefix}{key}"] * ("name" in value)
-            yield from _keys(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fedpfl.ground.dotted import flat
 from fedpfl.ground.identity import essence
@@ -14,6 +14,9 @@ from fedpfl.report.filters import since
 from fedpfl.report.names import METHODS
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.text import few, span
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +76,11 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     """
     settings: dict[tuple[str, str], list[list[Run]]] = defaultdict(list)
     quantiles: dict[str, set[float | None]] = defaultdict(set)
-    for members in _seeds(list(runs)):
-        first = members[0]
-        settings[first.dataset, first.partition].append(members)
-        quantiles[first.method_name].add(first.q)
+    for alike in by(runs, lambda run: run.identity).values():
+        for members in _same_data(alike):
+            first = members[0]
+            settings[first.dataset, first.partition].append(sorted(members, key=lambda run: run.seed))
+            quantiles[first.method_name].add(first.q)
     found = []
     for (dataset, partition), rivals in settings.items():
         several = [len(quantiles[members[0].method_name]) > 1 for members in rivals]
@@ -97,17 +101,15 @@ def groups(runs: Iterable[Run]) -> list[Group]:
 def worlds(gathered: Sequence[Group]) -> tuple[str, ...]:
     """Say what rows have whose labels do not tell, of all that is not alike among them; a line, or none."""
     values = [_values(group.runs) for group in gathered]
-    by_setting: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for group, own in zip(gathered, values, strict=True):
-        by_setting[group.setting].append(own)
+    by_setting = by(zip(gathered, values, strict=True), lambda one: one[0].setting)
     keys = [key for key in _differing(values) if not _in_titles(key)]
     parts = []
     for key in keys:
         where: dict[str, list[str]] = defaultdict(list)
-        for setting, configs in by_setting.items():
-            usual = _usual([_text(config, key) for config in configs])
+        for setting, members in by_setting.items():
+            usual = _usual([_text(config, key) for _, config in members])
             if usual is not ...:
-                config = next(one for one in configs if _text(one, key) == usual)
+                config = next(one for _, one in members if _text(one, key) == usual)
                 where[labels.setting(key, {key: since(key)} | config, keys)].append(setting)
         for text, settings in where.items():
             parts.append(text if len(settings) == len(by_setting) else f"{text} ({few(settings, '; ')})")
@@ -117,7 +119,7 @@ def worlds(gathered: Sequence[Group]) -> tuple[str, ...]:
 def unlike(gathered: Sequence[Group]) -> list[list[str]]:
     """Say of each group in what else than its method it differs from most of them: `["clients=30"]`."""
     values = [_values(group.runs) for group in gathered]
-    return [_words(keys, own, keys) for keys, own in zip(_apart(values), values, strict=True)]
+    return [[labels.setting(key, own, keys) for key in keys] for keys, own in zip(_apart(values), values, strict=True)]
 
 
 def canonical(value: Any) -> str:
@@ -125,36 +127,27 @@ def canonical(value: Any) -> str:
     return repr(float(value) if type(value) is int and abs(value) < 1 << 53 else value)
 
 
-def _seeds(every: Sequence[Run]) -> list[list[Run]]:
-    """The runs of each configuration on the same data, by seed."""
-    data = _data(every)
-    known: dict[str, set[str]] = defaultdict(set)
-    for run in every:
-        known[run.identity] |= {data[run]} - {""}
-    same: dict[tuple[str, str], list[Run]] = defaultdict(list)
-    for run in every:
-        # Where a run does not tell what it read, it belongs to the only data that are known.
-        only = next(iter(known[run.identity])) if len(known[run.identity]) == 1 else ""
-        same[run.identity, data[run] or only].append(run)
-    return [sorted(members, key=lambda run: run.seed) for members in same.values()]
+def by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by their key, in their order."""
+    gathered: dict[Key, list[Item]] = {}
+    for item in items:
+        gathered.setdefault(key(item), []).append(item)
+    return gathered
 
 
-def _data(runs: Sequence[Run]) -> dict[Run, str]:
-    """What each run read, as far as it is known.
+def _same_data(alike: Sequence[Run]) -> Iterable[list[Run]]:
+    """The runs of one configuration, by the data that they read.
 
-    Older runs recorded it together with their split, which most partitions draw by the seed: where every seed of a
-    configuration has another one, it says nothing about the data.
+    Older runs recorded these together with their split, which most partitions draw by the seed: where every seed has
+    another one, it says nothing about the data.
     """
-    older: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        if run.fingerprint and "read" not in run.summary:
-            older[run.identity].append(run)
-    drawn = {
-        identity
-        for identity, own in older.items()
-        if len(own) == len({run.seed for run in own}) == len({run.fingerprint for run in own})
-    }
-    return {run: "" if run in older[run.identity] and run.identity in drawn else run.fingerprint for run in runs}
+    older = [run for run in alike if run.fingerprint and "read" not in run.summary]
+    drawn = len(older) == len({run.seed for run in older}) == len({run.fingerprint for run in older})
+    data = {run: "" if drawn and run in older else run.fingerprint for run in alike}
+    # Where a run does not tell what it read, it belongs to the only data that are known.
+    known = {*data.values()} - {""}
+    only = min(known) if len(known) == 1 else ""
+    return by(alike, lambda run: data[run] or only).values()
 
 
 def _labelled(names: Sequence[str], values: Sequence[dict[str, Any]]) -> list[tuple[str, tuple[str, ...]]]:
@@ -170,7 +163,7 @@ def _labelled(names: Sequence[str], values: Sequence[dict[str, Any]]) -> list[tu
 
     def words(at: int) -> list[str]:
         keys = first[at] + apart[at]
-        return _words(keys, values[at], keys)
+        return [labels.setting(key, values[at], keys) for key in keys]
 
     for alike in _places([labels.bracketed(name, words(at)) for at, name in enumerate(names)]):
         for key in _differing([values[at] for at in alike]):  # what is as in most may still be what tells two apart
@@ -225,11 +218,4 @@ def _usual(values: Sequence[str | None]) -> Any:
 
 def _places(names: Sequence[str]) -> list[list[int]]:
     """The places of each name that occurs more than once."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for at, name in enumerate(names):
-        found[name].append(at)
-    return [places for places in found.values() if len(places) > 1]
-
-
-def _words(keys: Sequence[str], values: dict[str, Any], among: Sequence[str]) -> list[str]:
-    return [labels.setting(key, values, among) for key in keys]
+    return [places for places in by(range(len(names)), names.__getitem__).values() if len(places) > 1]

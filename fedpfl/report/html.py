@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
@@ -25,28 +24,34 @@ from fedpfl.ground.files import whole
 from fedpfl.report.fairness import as_table, compared
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.load import chosen, directories, nothing_below, runs, to_stderr
-from fedpfl.report.page.drawing import DOTS, PARTITIONS, Drawing
+from fedpfl.report.page.drawing import DOTS, OVER, Drawing
 from fedpfl.report.render import as_html
 from fedpfl.report.run import STATUSES, Run
-from fedpfl.report.table import Cell, Column, Table, number, over_seeds
-from fedpfl.report.tables import accuracy_table, chosen_on
-from fedpfl.report.text import plain
+from fedpfl.report.table import Cell, Column, Table, over_seeds
+from fedpfl.report.tables import ACCURACY_COLUMNS, ROW, accuracy_table, chosen_on
+from fedpfl.report.text import clip, plain
 
-SETUP = {
-    "model": "model.name",
-    "clients": "clients",
-    "participation": "participation",
-    "local epochs": "local.epochs",
-    "local steps": "local.steps",
-    "batch size": "local.batch_size",
-    "learning rate": "local.lr",
-    "momentum": "local.momentum",
-    "weight decay": "local.weight_decay",
-    "evaluated every": "eval.every",
-    "fine-tuning epochs": "eval.finetune_epochs",
-    "precision": "engine.precision",
+SETUP = (
+    *("model.name", "clients", "participation", "local.epochs", "local.steps", "local.batch_size", "local.lr"),
+    *("local.momentum", "local.weight_decay", "eval.every", "eval.finetune_epochs", "engine.precision"),
+)
+"""What of the configuration the page names."""
+SUMMARY = {
+    "runs": Column("runs", "whole"),
+    **{status: Column(status, "whole") for status in STATUSES},
+    "configurations": Column("configurations", "whole"),
+    "seeds": Column("seeds", "whole"),
+    "hours": Column("hours of runs", "number"),
+    "sent": Column("sent in all", "size"),
 }
-"""What of the configuration the page tells in its head."""
+SPENT = {key: Column(title, "number", "whole run so far") for key, title in OVER.items() if key != "round"}
+COST = {
+    **ROW,
+    "accuracy": Column("accuracy", "percent"),
+    **{key: ACCURACY_COLUMNS[key] for key in ("values_down", "values_up", "bits_down", "bits_up", "seconds")},
+    **SPENT,
+    "whole": Column("hours, evaluation included", "number", "whole run so far"),
+}
 
 
 class Experiment(NamedTuple):
@@ -74,13 +79,19 @@ def write(
     """
     found = experiments(roots, warn)
     kept = set(chosen([run for experiment in found for run in experiment.runs], where))
-    found = [one._replace(runs=[run for run in one.runs if run in kept]) for one in found]
-    shown = [experiment for experiment in found if experiment.runs]
-    if not shown:
+    if not kept:
         raise nothing_below(roots)
     out.mkdir(parents=True, exist_ok=True)
-    pages = {experiment.name: page(experiment, out, select, every, table) for experiment in shown}
-    pages |= {"index": index(found, select, every, table)} if len(found) > 1 else {}
+    pages, records = dict[str, str](), []
+    for experiment in found:
+        notes: list[str] = []
+        if members := [run for run in experiment.runs if run in kept]:
+            accuracy, gathered = table(members, select, every, warn=notes.append), groups(members)
+            summary = _summary(gathered)
+            pages[experiment.name] = _page(experiment, gathered, out, accuracy, summary, notes)
+            records.append({"experiment": experiment.name} | summary | {"best": _best(accuracy.frame)})
+    if len(found) > 1:
+        pages["index"] = _index(records, select, [line for one in found for line in one.skipped])
     script = resources.files("plotly").joinpath("package_data", "plotly.min.js")
     with whole(out / plotly_name()) as file:
         file.write_bytes(script.read_bytes())
@@ -91,111 +102,80 @@ def write(
 
 
 def experiments(roots: Iterable[Path], warn: Callable[[str], None] = to_stderr) -> list[Experiment]:
-    """Return the runs by experiment: the first folder below a root, or the root if it is one or lies in one.
+    """Return the runs by experiment, which is the folder of `<method>/<key>/seed<k>`, else the one that holds a run.
 
     Of one configuration that ran in two experiments each keeps its own.
     """
-    folders: dict[Path, list[Path]] = {}
-    taken: set[Path] = set()
-    for root in roots:
-        for path in directories(root, warn=warn):
-            if path.resolve() not in taken:
-                taken.add(path.resolve())
-                folders.setdefault(_base(path, root), []).append(path)
-    found = []
-    names = {"index"}
+    folders = defaultdict[Path, list[Path]](list)
+    for path in directories(*roots, warn=warn):
+        place = path.resolve()
+        usual = re.fullmatch(r"seed\d+", place.name) and len(place.parents) > 2
+        folders[place.parents[2] if usual else place.parent].append(path)
+    found, names = [], {"index"}
     for base, paths in folders.items():
         skipped: list[str] = []
         members = runs(*paths, warn=skipped.append)
         for line in skipped:
             warn(line)
-        skipped = [line.removeprefix("skipped ") for line in skipped]
-        found.append(Experiment(_free(_name(base.resolve()), names), base, members, skipped))
+        name, count = base.name or "runs", 1
+        while name.casefold() in names:  # file systems may not tell letters' case apart
+            count += 1
+            name = f"{base.name}-{count}"
+        names.add(name.casefold())
+        found.append(Experiment(name, base, members, [line.removeprefix("skipped ") for line in skipped]))
     return found
-
-
-def page(
-    experiment: Experiment,
-    out: Path,
-    select: str = "last",
-    every: int = 1,
-    make_table: Callable[..., Table] = accuracy_table,
-) -> str:
-    """Return the experiment's page. out: the folder it is written to, which its links start from."""
-    notes: list[str] = []
-    table = make_table(experiment.runs, select, every, warn=notes.append)
-    gathered = groups(experiment.runs)
-    judged = [float(value) for value in table.frame["accuracy"]]
-    fair, strange = compared(gathered)
-    drawing = Drawing(gathered, judged, notes.append, fair)
-    facts, overview = _overview(gathered, out, experiment.base)
-    tables, remarks = {"cost": _table(_costs(gathered, judged))}, dict[str, list[str]]()
-    if drawing.charts["fairness"]:
-        judgement = as_table(fair, strange)
-        tables["fairness"], remarks["fairness"] = _table(judgement, ""), judgement.prose("html")
-    if any(own is not None and own.get("unseen", pd.Series()).any() for own in drawing.tables.values()):
-        remarks["clients"] = ["Clients that never take part are left out."]
-    if (left := len(drawing.partitions) - PARTITIONS) > 0:
-        remarks["partition"] = [f"Partitions left out of this page: {left}."]
-    stamp = max((run.path / "rounds.csv").stat().st_mtime for run in experiment.runs)
-    newest = datetime.fromtimestamp(stamp, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return _rendered(
-        "page.html",
-        title=experiment.name,
-        summary=_summary(gathered),
-        facts=facts,
-        overview=_table(overview),
-        skipped=experiment.skipped,
-        notes=notes,
-        accuracy=_table(table, ""),
-        prose=table.prose("html"),
-        charts=drawing.charts,
-        dots=DOTS,
-        numbers={"curves": _table(drawing.curve_numbers()), "clients": _table(drawing.client_numbers())},
-        tables=tables,
-        remarks=remarks,
-        footer=f"{experiment.base}; newest round {newest}",
-        settings=drawing.settings,
-        data=Markup(embedded(drawing.data())),
-        plotly=plotly_name(),
-    )
-
-
-def index(
-    found: Sequence[Experiment], select: str = "last", every: int = 1, make_table: Callable[..., Table] = accuracy_table
-) -> str:
-    """Return a page that names all experiments and links to theirs."""
-    rows = []
-    for experiment in found:
-        if not experiment.runs:
-            continue
-        frame = make_table(experiment.runs, select, every, warn=lambda _: None).frame
-        best = "; ".join(_best(part, select) for _, part in frame.groupby(["dataset", "partition"], sort=False))
-        name = Cell(experiment.name, link=f"./{quote(experiment.name)}.html")
-        counts = [Cell(len(frame)), Cell(len(experiment.runs)), Cell(_states(experiment.runs)), Cell(best)]
-        rows.append([name, *counts, Cell(_hours(experiment.runs))])
-    best_of = Column("best mean accuracy by data set and partition", "long")
-    numbers = [Column(name, "whole") for name in ("configurations", "runs")]
-    heads = (Column("experiment"), *numbers, Column("status"), best_of, Column("hours", "number"))
-    skipped = [line for experiment in found for line in experiment.skipped]
-    notes = list(chosen_on(select))
-    if select == "validation":
-        notes.append("Rounds were chosen by validation accuracy.")
-    table = _table(Table("experiments", heads, rows))
-    return _rendered("index.html", title="Experiments", table=table, notes=notes, skipped=skipped)
-
-
-def embedded(data: Any) -> str:
-    """Return JSON that can stand inside a script element, whatever its strings hold."""
-    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    for letter in "<>&":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text
 
 
 def plotly_name() -> str:
     """Return the name of plotly's script beside the pages; it tells its version, so that browsers may keep it."""
     return f"plotly-{version('plotly')}.min.js"
+
+
+def _page(
+    experiment: Experiment,
+    gathered: Sequence[Group],
+    out: Path,
+    accuracy: Table,
+    summary: dict[str, Any],
+    notes: list[str],
+) -> str:
+    """The experiment's page. out: the folder it is written to, which its links start from."""
+    fair, strange = compared(gathered)
+    drawing = Drawing(gathered, [float(value) for value in accuracy.frame["accuracy"]], notes.append, fair)
+    facts, overview = _overview(gathered, out, experiment.base)
+    tiles = {column.heading: Cell(summary[key]).text(column) for key, column in SUMMARY.items()}
+    tables = {"cost": _costs(gathered, accuracy.frame, drawing.totals)}
+    if drawing.charts["fairness"]:
+        tables["fairness"] = as_table(fair, strange)
+    newest = datetime.fromtimestamp(max(run.changed for group in gathered for run in group.runs), UTC)
+    return _rendered(
+        "page.html",
+        title=experiment.name,
+        tiles={word: text for word, text in tiles.items() if text},
+        facts=facts,
+        overview=overview,
+        skipped=experiment.skipped,
+        notes=notes,
+        accuracy=accuracy,
+        charts=drawing.charts,
+        dots=DOTS,
+        numbers={"curves": drawing.curve_numbers(), "clients": drawing.client_numbers()},
+        tables=tables,
+        footer=f"{experiment.base}; last written {newest:%Y-%m-%d %H:%M} UTC",
+        data=drawing.data(),
+        plotly=plotly_name(),
+    )
+
+
+def _index(records: Sequence[dict[str, Any]], select: str, skipped: Sequence[str]) -> str:
+    """A page that names all experiments and links to theirs."""
+    columns = {"experiment": Column("experiment")} | SUMMARY
+    columns["best"] = Column("best mean accuracy by data set and partition", "long")
+    table = Table.of(records, columns, title="experiments")
+    for row in table.rows:
+        row[0].link = f"./{quote(str(row[0].value))}.html"
+    notes = ["Rounds were chosen by validation accuracy."] if select == "validation" else chosen_on(select)
+    return _rendered("index.html", title="Experiments", table=table, notes=notes, skipped=skipped)
 
 
 def _rendered(template: str, **values: Any) -> str:
@@ -207,170 +187,76 @@ def _rendered(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else plain(value),
     )
-    folder = resources.files("fedpfl.report.page")
-    style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
-    own = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # A label that slipped through would still not run. `file:` is the neighbour of a page that is opened from disk;
-    # plotly writes styles, which load nothing.
-    policy = (
-        f"default-src 'none'; script-src 'self' file: 'sha256-{own}'; style-src 'unsafe-inline'; img-src data: blob:"
-    )
-    policy += "; base-uri 'none'; form-action 'none'"
-    common = {"policy": Markup(policy), "style": Markup(style), "script": Markup(script)}
-    return environment.get_template(template).render(values | common)
-
-
-def _table(table: Table, kind: str = "bare") -> Markup:
-    return Markup(as_html(table, kind))
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.filters["table"] = lambda table, kind="": Markup(as_html(table, kind))
+    script = environment.get_template("page.js").render()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template(template).render(values, script=Markup(script), digest=digest)
 
 
 def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[str, str], Table]:
-    """What is alike in all runs, and every run, whatever its state."""
+    """What is alike in all runs, and a row for each run, whatever its state."""
     members = [(group, run) for group in gathered for run in group.runs]
-    facts: dict[str, str] = {}
-    for name, key in SETUP.items():
-        values = [value for _, run in members if (value := run.get(key)) is not None]
-        shown = list(dict.fromkeys(f"{value:g}" if isinstance(value, float) else str(value) for value in values))
-        facts |= {name: ", ".join([*shown[:4], *(["…"] if shown[4:] else [])])} if shown else {}
-    told = {name: [tell(run) for _, run in members] for name, tell in _TOLD.items()}
-    facts |= {name: values[0] for name, values in told.items() if len(set(values)) == 1 and values[0]}
-    differing = [name for name, values in told.items() if len(set(values)) > 1]
-    early = [name for name in differing if name not in _ENVIRONMENT]
-    late = [name for name in differing if name in _ENVIRONMENT]
-    heads = [*map(Column, ("method", *early)), Column("seed", "whole"), Column("status"), Column("rounds", "whole")]
-    heads += [Column("accuracy", "percent"), Column("hours", "number"), *map(Column, late), Column("directory", "long")]
+    setups = [
+        {key: run.get(key) for key in SETUP} | {key: value or None for key, value in run.environment.items()}
+        for _, run in members
+    ]
+    names = list(dict.fromkeys(key for setup in setups for key in setup))
+    told = {name: ["" if (one := setup.get(name)) is None else clip(one) for setup in setups] for name in names}
+    differing = [name for name, texts in told.items() if len(set(texts)) > 1]
+    heads = (*ROW.values(), Column("seed", "whole"), Column("status"), Column("rounds", "whole"))
+    heads += (Column("accuracy", "percent"), Column("hours", "number"), *map(Column, differing))
     rows = []
     for place, (group, run) in enumerate(members):
-        last = run.evaluations.iloc[-1] if len(run.evaluations) else pd.Series({"round": run.reached})
-        stale = f"(round {int(last['round'])})" if last["round"] != run.reached else ""
-        why = " ".join(str(run.summary.get("error") or "").split())[:300]
-        cells = [Cell(group.method), *(Cell(told[name][place]) for name in early), Cell(run.seed)]
-        cells += [
-            Cell(run.status, state=run.status, below=why),
-            Cell(f"{run.reached}/{run.planned}", order=run.reached),
-        ]
-        cells += [Cell(float(last.get("accuracy", math.nan)), below=stale), Cell(run.fact("hours"))]
-        below = run.path.resolve().relative_to(base.resolve()).as_posix()
-        rows.append([*cells, *(Cell(told[name][place]) for name in late), Cell(below, link=_link(run.path, out))])
-    return facts, Table("runs", tuple(heads), rows)
+        judged = run.judged
+        stale = f"(round {judged['round']:.0f})" if judged.get("round", run.reached) != run.reached else ""
+        why = clip(run.summary.get("error") or "", 300)
+        # The leading dot keeps a name with a colon from being read as a scheme.
+        link = f"./{quote(os.fsencode(os.path.relpath(run.path.resolve(), out.resolve())))}/"
+        rows.append(
+            [
+                *map(Cell, (group.dataset, group.partition, group.method)),
+                Cell(run.seed),
+                Cell(run.status, state=run.status, below=why),
+                Cell(f"{run.reached}/{run.planned}", order=run.reached),
+                Cell(float(judged.get("accuracy", math.nan)), below=stale),
+                Cell(run.fact("hours")),
+                *(Cell(told[name][place]) for name in differing),
+                Cell(run.path.resolve().relative_to(base).as_posix(), link=link),
+            ]
+        )
+    facts = {name: texts[0] for name, texts in told.items() if name not in differing and texts[0]}
+    return facts, Table("runs", (*heads, Column("directory", "long")), rows, by=2)
 
 
-def _summary(gathered: Sequence[Group]) -> dict[str, str]:
-    """The numbers at the head of the page."""
+def _summary(gathered: Sequence[Group]) -> dict[str, Any]:
+    """The numbers of SUMMARY, None where there is nothing."""
     every = [run for group in gathered for run in group.runs]
-    seeds, hours = len({run.seed for run in every}), _hours(every)
-    bits = [_total(run, "bits_down") + _total(run, "bits_up") for run in every]
-    moved = math.fsum(value for value in bits if not math.isnan(value)) / 8
     states = Counter(run.status for run in every)
+    sent = sum(float(run.rounds.filter(["bits_down", "bits_up"]).sum().sum()) for run in every)
     return {
-        "run" if len(every) == 1 else "runs": str(len(every)),
-        **{state: str(states[state]) for state in STATUSES if state in states},
-        "configuration" if len(gathered) == 1 else "configurations": str(len(gathered)),
-        "seed" if seeds == 1 else "seeds": str(seeds),
-        **({} if math.isnan(hours) else {"hours of runs": number("number", hours)}),
-        **({"sent in all": number("size", moved, 3)} if moved else {}),
+        "runs": len(every),
+        **{status: states[status] or None for status in STATUSES},
+        "configurations": len(gathered),
+        "seeds": len({run.seed for run in every}),
+        "hours": float(pd.Series([run.fact("hours") for run in every]).sum(min_count=1)),
+        "sent": sent / 8 or None,
     }
 
 
-def _costs(gathered: Sequence[Group], judged: Sequence[float]) -> Table:
+def _costs(gathered: Sequence[Group], accuracy: pd.DataFrame, totals: dict[Group, pd.DataFrame]) -> Table:
     """What travelled and how long it took, by configuration; means over seeds."""
-    several = len({group.setting for group in gathered}) > 1
-    each, whole = "per client and round", "whole run so far, all clients"
-    values: dict[Column, Callable[[Run], float]] = {
-        Column("down", "entries", f"values {each}"): lambda run: run.per_client("values_down"),
-        Column("up", "entries", f"values {each}"): lambda run: run.per_client("values_up"),
-        Column("down", "number", f"MB {each}"): lambda run: run.per_client("bits_down") / 8e6,
-        Column("up", "number", f"MB {each}"): lambda run: run.per_client("bits_up") / 8e6,
-        Column("GB down", "number", whole): lambda run: _total(run, "bits_down") / 8e9,
-        Column("GB up", "number", whole): lambda run: _total(run, "bits_up") / 8e9,
-        Column("rounds", "whole", whole): lambda run: run.reached,
-        Column("s/round", "number", "time"): lambda run: run.seconds,
-        Column("hours", "number", "time"): lambda run: run.fact("hours"),
-    }
-    rows = []
-    for group, accuracy in zip(gathered, judged, strict=True):
-        setting = [Cell(group.setting)] if several else []
-        means = [Cell(over_seeds([value(run) for run in group.used])[0]) for value in values.values()]
-        rows.append([Cell(group.method), *setting, Cell(accuracy), *means])
-    heads = (Column("method"), *([Column("setting")] if several else []), Column("accuracy", "percent"), *values)
-    return Table("cost", heads, rows)
+    records = accuracy.reindex(columns=[*COST]).to_dict("records")
+    for record, group in zip(records, gathered, strict=True):
+        record |= {key: float(totals[group][key].iloc[-1]) for key in SPENT}
+        record["whole"] = over_seeds([run.fact("hours") for run in group.used])[0]
+    return Table.of(records, COST, by=2)
 
 
-def _total(run: Run, key: str) -> float:
-    """A traffic column summed over the rounds; nan where it was not recorded."""
-    return float(run.rounds[key].sum(skipna=False)) if key in run.rounds else math.nan
-
-
-def _hours(members: Iterable[Run]) -> float:
-    known = [hours for run in members if not math.isnan(hours := run.fact("hours"))]
-    return math.fsum(known) if known else math.nan
-
-
-def _states(members: Iterable[Run]) -> str:
-    states = Counter(run.status for run in members)
-    return ", ".join(f"{states[state]} {state}" for state in STATUSES if state in states)
-
-
-def _device(run: Run) -> str:
-    found = run.environment
-    cores = f", {found['cores']} cores" if found.get("cores") else ""
-    return str(found.get("gpu") or (f"{found['cpu']}{cores}" if found.get("cpu") else ""))
-
-
-def _versions(run: Run) -> str:
-    names = {"fedpfl": "fedpfl", "torch": "PyTorch", "cuda": "CUDA", "python": "Python"}
-    return ", ".join(f"{name} {run.environment[key]}" for key, name in names.items() if run.environment.get(key))
-
-
-def _commit(run: Run) -> str:
-    found = run.environment
-    return f"{found['commit']!s:.10}{' with changes' if found.get('dirty') else ''}" if found.get("commit") else ""
-
-
-_ENVIRONMENT: dict[str, Callable[[Run], str]] = {"device": _device, "versions": _versions, "commit": _commit}
-_TOLD = {"data set": lambda run: run.dataset, "partition": lambda run: run.partition, **_ENVIRONMENT}
-
-
-def _best(part: pd.DataFrame, select: str) -> str:
-    """The best configuration of a data set and partition, of the finished ones if there are any."""
-    setting = f"{part['dataset'].iloc[0]}, {part['partition'].iloc[0]}"
-    part = part[part["accuracy"].notna()]
-    if part.empty:
-        return f"{setting}: {'no validation accuracy' if select == 'validation' else 'not evaluated yet'}"
-    finished = part[part["status"].str.contains("finished")]
-    part = part if finished.empty else finished
-    row = part.loc[part["accuracy"].idxmax()]
-    return f"{setting}: {row['method']} {row['accuracy']:.2f}"
-
-
-def _base(path: Path, root: Path) -> Path:
-    """The folder whose runs make one page, judged by where `seed<k>` lies: `<experiment>/<method>/<key>/seed<k>`."""
-    path, top = path.resolve(), root.resolve()
-    own = path.parents[2] if re.fullmatch(r"seed\d+", path.name) and len(path.parents) > 2 else path.parent
-    return root if top == own or own in top.parents else root / path.relative_to(top).parts[0]
-
-
-def _name(base: Path) -> str:
-    """The folder's name; a single run, whose folder only tells the seed, is named by its place in its experiment."""
-    return "-".join(base.parts[-4:]).strip(os.sep) if re.fullmatch(r"seed\d+", base.name) else base.name or "runs"
-
-
-def _free(name: str, names: set[str]) -> str:
-    """The name, with a number where it is taken; file systems may not tell letters' case apart."""
-    name = name[:100]
-    chosen, count = name, 1
-    while chosen.casefold() in names:
-        count += 1
-        chosen = f"{name}-{count}"
-    names.add(chosen.casefold())
-    return chosen
-
-
-def _link(target: Path, out: Path) -> str:
-    """The address of a run directory, relative to the page's folder where that is possible."""
-    try:
-        address = quote(os.fsencode(Path(os.path.relpath(target.resolve(), out.resolve())).as_posix()))
-    except ValueError:  # another drive
-        return target.resolve().as_uri() + "/"
-    # The leading dot keeps a name with a colon from being read as a scheme.
-    return f"{address}/" if address.startswith(".") else f"./{address}/"
+def _best(frame: pd.DataFrame) -> str:
+    """The best configuration of each data set and partition, of the finished ones if there are any."""
+    known = frame[frame["accuracy"].notna()]
+    known = known.assign(finished=known["status"].astype(str).str.contains("finished"))
+    best = known.sort_values(["finished", "accuracy"], ascending=False).drop_duplicates(["dataset", "partition"])
+    rows = best.sort_index().itertuples()
+    return "; ".join(f"{row.dataset}, {row.partition}: {row.method} {row.accuracy:.2f}" for row in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -93,11 +92,6 @@ def table(listed: Sequence[Entry]) -> Table:
     told = worlds(groups([entry.state.run for entry in listed if entry.state.run]))
     frame = pd.DataFrame([entry.record for entry in listed], dtype=object)
     return Table.of(records, columns, frame=frame, notes=(*reasons, *told, last))
-
-
-def as_json(listed: Sequence[Entry]) -> str:
-    """Return the list as JSON."""
-    return json.dumps([entry.record for entry in listed], indent=2) + "\n"
 
 
 def _record(found: Directory, label: str) -> dict[str, Any]:

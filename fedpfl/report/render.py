@@ -44,7 +44,8 @@ def as_html(table: Table, kind: str = "") -> str:
     )
     top = f"<tr>{top}</tr>" if any(column.group for column in columns) else ""
     heads = "".join(
-        f'<th scope="col"{" class=number" * column.numeric}><button type="button">{html(column.heading)}</button></th>'
+        f'<th scope="col"{" class=number" if column.numeric else ""}>'
+        f'<button type="button">{html(column.heading)}</button></th>'
         for column in columns
     )
     blocks = []
@@ -81,7 +82,7 @@ def _markdown(table: Table) -> str:
     lines.append("| " + " | ".join(markdown(f"{column.group} {column.heading}".strip()) for column in columns) + " |")
     lines.append("|" + "|".join("---:" if column.numeric else "---" for column in columns) + "|")
     for cells, row in zip(table.rows, texts, strict=True):
-        both = [row[at] + f"<br>{markdown(cells[at].below)}" * bool(cells[at].below) for at in places]
+        both = [row[at] + (f"<br>{markdown(cells[at].below)}" if cells[at].below else "") for at in places]
         lines.append("| " + " | ".join(both) + " |")
     lines += [line for text in table.prose("markdown") for line in ("", markdown(text))]
     if table.commands:
@@ -102,7 +103,7 @@ def _latex(table: Table) -> str:
         r"% \usepackage{booktabs,graphicx}",
         *(f"% missing: {plain(command)}" for command in table.commands),
         r"\begin{table*}",
-        rf"\caption{{{latex(' '.join((f'{table.title}.' * bool(table.title), *table.prose('latex'))).strip())}}}",
+        rf"\caption{{{latex(' '.join((f'{table.title}.' if table.title else '', *table.prose('latex'))).strip())}}}",
         r"\resizebox{\textwidth}{!}{%",
         rf"\begin{{tabular}}{{{''.join('r' if column.numeric else 'l' for column in columns)}}}",
         r"\toprule",
@@ -116,5 +117,5 @@ def _latex(table: Table) -> str:
             small = [latex(table.rows[row][at].below) for at in places]
             if any(small):
                 small[0] = small[0] or table.below
-                lines.append(" & ".join(rf"{{\scriptsize {text}}}" * bool(text) for text in small) + r" \\")
+                lines.append(" & ".join(rf"{{\scriptsize {text}}}" if text else "" for text in small) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table*}"]) + "\n"

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import METRICS, VALIDATION, names
-from fedpfl.report.grouping import Group, groups, worlds
+from fedpfl.report.grouping import Group, by, groups, worlds
 from fedpfl.report.load import to_stderr
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, mark, summed_up
@@ -198,9 +198,7 @@ def _note(text: str, where: Sequence[str]) -> list[str]:
 
 def over_which(seeds: Mapping[str, Sequence[int]]) -> str:
     """Say over which seeds means are, for each row where they differ. seeds: by row."""
-    by_seeds: dict[str, list[str]] = {}
-    for row, numbers in seeds.items():
-        by_seeds.setdefault(", ".join(map(str, sorted(numbers))), []).append(row)
+    by_seeds = by(seeds, lambda row: ", ".join(map(str, sorted(seeds[row]))))
     if not by_seeds:
         return "no runs"
     if len(by_seeds) == 1:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedpfl.papers.fedobp.beside import beside, of_run
+from fedpfl.papers.fedobp.tables import beside, of_run
 from fedpfl.report import groups, runs
 from fedpfl.report.load import read
 from fedpfl.report.render import render

@@ -604,7 +604,7 @@ def drawn(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
             found[heading] = {label: list(line.get_ydata()) for label, line in lines.items() if len(line.get_ydata())}
         return []
 
-    monkeypatch.setattr(f"fedpfl.papers.{name.partition('/')[0]}.figures.panels", panels)
+    monkeypatch.setattr(f"{FIGURES[name].paint.__module__}.panels", panels)
     FIGURES[name].draw(name, groups(runs(root)), root, Rule())
     return found
 

@@ -26,19 +26,9 @@ def test_a_method_without_a_place_stands_before_the_last_one(tmp_path, monkeypat
         text = f"name: {name}\n" + (f"title: {name.capitalize()}\n" if name != "untitled" else "")
         (tmp_path / f"{name}.yaml").write_text(text)
     monkeypatch.setattr(names, "_CONF", tmp_path.parent)
-    titles = names.Titles(tmp_path.name, "zoo gone late")
+    titles = names.titles(tmp_path.name, "zoo gone late")
     assert list(titles.items()) == [("zoo", "Zoo"), ("ant", "Ant"), ("late", "Late")]
     assert titles.get("untitled", "plain") == "plain"
-
-
-def test_titles_are_read_once_and_only_when_asked_for(monkeypatch):
-    read = []
-    monkeypatch.setattr(names.yaml, "load", lambda text, loader: read.append(text) or {"title": "T"})
-    titles = names.Titles("dataset")
-    assert not read
-    for _ in range(3):
-        assert titles.get("mnist") == "T"
-    assert len(read) == len(list((names._CONF / "dataset").glob("*.yaml")))
 
 
 def test_a_title_decides_nothing():

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from fedpfl.papers.drawing import Figure, line, several, value
-from fedpfl.papers.fedobp.beside import QUANTILE, of_run, setting_of
-from fedpfl.papers.fedobp.tables import ABLATED, COMPARED, one_each, own_score
+from fedpfl.papers.fedobp.tables import ABLATED, COMPARED, QUANTILE, of_run, one_each, own_score, setting_of
 from fedpfl.papers.plan import Rule
 from fedpfl.record.columns import METRICS
 from fedpfl.report.figures import accuracy_figure, by_setting, look, panels, told
@@ -122,7 +121,7 @@ def _over_quantiles(
 
 def _norm(run: Run) -> str:
     """What a configuration of Table V is called."""
-    return f"{run.get('method.norm')} norm" + ", CLS" * bool(run.get("method.classifier_only"))
+    return f"{run.get('method.norm')} norm" + (", CLS" if run.get("method.classifier_only") else "")
 
 
 def _norms(shown: list[Group], path: Path, rule: Rule) -> list[Path]:

@@ -1,17 +1,25 @@
-"""FedPURIN's tables (arXiv:2510.16065)."""
+"""FedPURIN's tables, and its Figures 3 to 6: how many clients hold an entry (arXiv:2510.16065)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
+from fedpfl.papers.drawing import Figure, masks, of_method
 from fedpfl.papers.plan import Line, Place, Plan, Rule, titled
+from fedpfl.report.figures import look, panels, told
+from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
 from fedpfl.report.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def _mebibytes(way: str, late: bool, run: Run, row: pd.Series, rule: Rule) -> float:
@@ -48,8 +56,13 @@ _plan = partial(
     rule=Rule("cohort_after", "best-checkpoint", published=True),
     about="the paper judges every round right after local training and takes the best, chosen on test data",
     setup={
-        **{"clients": 20, "participation": 1.0, "local.epochs": 5, "local.batch_size": 100, "local.lr": 0.1},
-        **{"local.momentum": 0.9, "method.tau": 0.5},
+        "clients": 20,
+        "participation": 1.0,
+        "local.epochs": 5,
+        "local.batch_size": 100,
+        "local.lr": 0.1,
+        "local.momentum": 0.9,
+        "method.tau": 0.5,
     },
 )
 _THREE = {"fmnist": (0.1, 0.5, 1.0), "cifar10": (0.1, 0.5, 1.0), "cifar100": (0.01, 0.1, 0.5)}
@@ -69,12 +82,13 @@ TABLES = {
         "FedPURIN (arXiv:2510.16065) Table 2",
         tuple(
             Line(
-                *(f"FedPURIN ({label}, {'Hessian' if hessian else 'no Hessian'})", "fedpurin", "{}_ablation"),
-                where=variant,
+                f"FedPURIN ({label}, {words})",
+                "fedpurin",
+                "{}_ablation",
+                where=_variant(score, hessian),
             )
-            for hessian in (False, True)
+            for hessian, words in ((False, "no Hessian"), (True, "Hessian"))
             for label, score in (("delta theta", "delta"), ("exact gradient", "gradient"))
-            for variant in (_variant(score, hessian),)
         ),
         _places(_THREE),
         swept=True,
@@ -98,3 +112,22 @@ TABLES = {
         about="the paper counts no positions on the way down (as-published: neither here)",
     ),
 }
+
+
+def _frequencies(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+    """A panel per configuration, a line per tensor: which share of its entries so many of the clients hold."""
+
+    def draw(ax: Axes, group: Group) -> None:
+        every = masks(group)
+        for number, name in enumerate(every[0]):
+            # Seeds may have other numbers of clients, as cohorts are drawn.
+            alike = [own[name] for own in every if name in own and len(own[name].held) == len(every[0][name].held)]
+            held = np.mean([100 * one.held / max(one.entries, 1) for one in alike], axis=0)
+            across = 100 * np.arange(len(held)) / max(1, len(held) - 1)
+            ax.plot(across, held, label=told(name), **look(number), markevery=max(1, len(held) // 10))
+        ax.set(xlabel="clients that hold an entry (%)", ylabel="entries of the tensor (%)", ylim=(0, None))
+
+    return panels({f"{group.setting}\n{group.method}": group for group in shown}, path, draw)
+
+
+FIGURES = {"masks": Figure(of_method("fedpurin", masks), _frequencies, "fedpurin/cifar10")}

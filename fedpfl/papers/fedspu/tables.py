@@ -1,17 +1,25 @@
-"""FedSPU's tables (AAAI 2025)."""
+"""FedSPU's tables, and its Figure 5: memory over the width of sub-models (AAAI 2025)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from fedpfl.papers import costs
+from fedpfl.papers.drawing import Figure
 from fedpfl.papers.plan import LAST, Line, Place, Plan, Rule, spelt, titled
+from fedpfl.report.figures import look, panels, told
+from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
 from fedpfl.report.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def _volume(run: Run, row: pd.Series, rule: Rule) -> float:
@@ -48,18 +56,22 @@ ALPHAS = (0.1, 0.5, 1.0)
 
 def _places(setting: str, apart: bool = False, **where: Any) -> tuple[Place, ...]:
     """The columns of FedSPU's tables: means over three alphas, or each `apart`."""
-    values = (("emnist", 16, 0.0002), ("cifar10", 128, 0.1), ("speech_commands", 16, 0.0005))
+    values = (
+        ("emnist", "emnist", 16, 0.0002),
+        ("cifar10", "cifar10", 128, 0.1),
+        ("speech_commands", "speech", 16, 0.0005),
+    )
     return tuple(
         Place(
-            *(name, f"Dir({alphas[0]:g})" if apart else setting),
+            name,
+            f"Dir({alphas[0]:g})" if apart else setting,
             {"partition.name": "dirichlet", "model.name": f"fedspu_{short}"} | where,
             alphas,
             f"fedspu/{short}",
             {key: spelt(value) for key, value in where.items()},
             {"local.batch_size": batch, "local.lr": lr},
         )
-        for name, batch, lr in values
-        for short in (name.removesuffix("_commands"),)
+        for name, short, batch, lr in values
         for alphas in ([(alpha,) for alpha in ALPHAS] if apart else [ALPHAS])
     )
 
@@ -128,3 +140,31 @@ TABLES = {
         metric="rounds",
     ),
 }
+
+
+def _of_widths(gathered: Sequence[Group]) -> list[Group]:
+    """Of FedSPU's runs that tell what widths come to, one for each network and batch on a data set."""
+    best: dict[Any, Group] = {}
+    for group in gathered:
+        run = group.runs[0]
+        if run.method_name == "fedspu" and not costs.known(run).empty:
+            best.setdefault((run.dataset, str(run.get("model")), run.get("local.batch_size")), group)
+    return list(best.values())
+
+
+def _memory(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+    """A panel per data set, network and batch, a line per way to train over the width of sub-models."""
+
+    def draw(ax: Axes, run: Run) -> None:
+        for number, (name, used) in enumerate(costs.memory(run).items()):
+            ax.plot(used.index, used / 2**20, label=told(str(name)), **look(number))
+        ax.set(xlabel="share of each layer's neurons", ylabel="memory (MiB)", ylim=(0, None))
+
+    titles = (
+        f"{group.dataset}\n{group.runs[0].get('model.name')}, batch {group.runs[0].get('local.batch_size')}"
+        for group in shown
+    )
+    return panels(dict(zip(titles, (group.runs[0] for group in shown), strict=True)), path, draw)
+
+
+FIGURES = {"figure5": Figure(_of_widths, _memory, "fedspu/cifar10 method=fedspu")}

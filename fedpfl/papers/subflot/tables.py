@@ -35,10 +35,8 @@ def _place(dataset: str, setting: str, partition: str = "dirichlet", clients: in
 def _without(part: str = "") -> Line:
     where = {f"method.{part}": False} if part else {}
     usual = {f"method.{name}": name != part for name in ("otp", "sar", "ota")}
-    label = "SubFLOT" + f" w/o {part.upper()}" * bool(part)
-    return Line(
-        label, "subflot", where=where, usual=usual, words={"paper": "subflot" + f"_without_{part}" * bool(part)}
-    )
+    label, paper = (f"SubFLOT w/o {part.upper()}", f"subflot_without_{part}") if part else ("SubFLOT", "subflot")
+    return Line(label, "subflot", where=where, usual=usual, words={"paper": paper})
 
 
 _plan = partial(
@@ -48,8 +46,13 @@ _plan = partial(
     about="the paper's text is not at hand: neither is known when it judges (here right after the last local training, "
     "over all test samples of the clients) nor how many classes a client of its pathological split has",
     setup={
-        **{"rounds": 200, "participation": 1.0, "local.epochs": 5, "local.batch_size": 256, "local.lr": 0.001},
-        **{"method.alpha": 0.5, "method.lam": 1.0},
+        "rounds": 200,
+        "participation": 1.0,
+        "local.epochs": 5,
+        "local.batch_size": 256,
+        "local.lr": 0.001,
+        "method.alpha": 0.5,
+        "method.lam": 1.0,
     },
 )
 _SUBFLOT = dataclasses.replace(_without(), words={})

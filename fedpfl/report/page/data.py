@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -17,45 +17,44 @@ from fedpfl.report.grouping import Group
 from fedpfl.report.run import Run
 
 POINTS = 200  # of a curve, at most
+BOX = ("least", "lower quartile", "median", "upper quartile", "greatest", "mean", "worst decile")
 CURVES = sorted((metric for metric in METRICS.values() if metric.best), key=lambda metric: not metric.evaluated)
 
 
 def read_clients(run: Run, note: Callable[[str], None]) -> pd.DataFrame | None:
-    """Return a run's clients, None where they cannot be read; `note` is called with a line about what is wrong."""
+    """Return the clients that may take part, None where they cannot be read; `note` is called with what is wrong."""
     try:
-        frame = run.clients
+        part = run.participating
     except FedpflError as error:
         if len(run.evaluations):
             note(f"without clients: {error}")
         return None
-    part = run.participating
     if {"test", "accuracy"} <= {*part} and (silent := int(((part["test"] > 0) & part["accuracy"].isna()).sum())):
         note(f"{run.path}: {silent} clients with test samples have no accuracy; they are not among the clients shown")
-    return frame
+    return part
 
 
-def spread(group: Group, tables: dict[Any, pd.DataFrame | None], key: str) -> pd.DataFrame:
+def spread(group: Group, clients: Mapping[Run, pd.DataFrame | None], key: str) -> pd.DataFrame:
     """Return the accuracy of the clients that take part, of all seeds, ascending: seed, client, train, value, low.
 
     low: whether it is of the worst decile of its seed. Empty where a client of a seed has none.
     """
-    parts = []
+    parts = [pd.DataFrame(columns=["client", "train", "seed", "value", "low"])]
     for run in group.used:
-        frame = tables[run.path]
-        if frame is None or "accuracy" not in frame:
-            continue
-        part = run.participating.reindex(columns=["client", "train", "accuracy", "ft_accuracy"])
-        part = part[part["accuracy"].notna()]
-        low = part[key].rank(method="first") <= decile(len(part))
-        parts.append(part[["client", "train"]].assign(seed=run.seed, value=part[key], low=low))
-    whole = pd.concat(parts) if parts else pd.DataFrame(columns=["client", "train", "seed", "value", "low"])
+        frame = clients[run]
+        if frame is not None and "accuracy" in frame:
+            part = frame[frame["accuracy"].notna()].reindex(columns=["client", "train", key])
+            low = part[key].rank(method="first") <= decile(len(part))
+            parts.append(part.rename(columns={key: "value"}).assign(seed=run.seed, low=low))
+    whole = pd.concat(parts[1:] or parts)
     return whole.iloc[:0] if whole["value"].isna().any() else whole.sort_values(["value", "seed", "client"])
 
 
-def box(spread: pd.DataFrame) -> list[float]:
-    """Return least, quartiles, greatest, mean and the worst decile's mean, the last over seeds."""
-    marks = spread["value"].quantile([0, 0.25, 0.5, 0.75, 1]).tolist()
-    return [*marks, spread["value"].mean(), spread[spread["low"]].groupby("seed")["value"].mean().mean()]
+def box(spread: pd.DataFrame) -> dict[str, float]:
+    """Return the numbers of BOX; the worst decile's mean is a mean over seeds."""
+    worst = spread[spread["low"]].groupby("seed")["value"].mean().mean()
+    marks = [*spread["value"].quantile([0, 0.25, 0.5, 0.75, 1]), spread["value"].mean(), worst]
+    return dict(zip(BOX, map(float, marks), strict=True))
 
 
 def curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
@@ -96,31 +95,35 @@ def reached(totals: pd.DataFrame, key: str, rounds: np.ndarray) -> np.ndarray:
     return rounds if key == "round" else np.interp(rounds, [0, *totals.index], [0, *totals[key]])
 
 
-def smoothed(over: pd.DataFrame) -> pd.DataFrame:
-    """Return a running mean over a twentieth of the points, which has no band."""
-    return over.assign(mean=over["mean"].rolling(len(over) // 20 or 1, 1).mean(), std=math.nan)
-
-
 def spaced(count: int, most: int) -> np.ndarray:
     """Return at most `most` places of `count`, evenly spaced, the first and the last among them."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(int)
 
 
-def partitions(gathered: Sequence[Group], tables: Mapping[Path, pd.DataFrame | None]) -> list[dict[str, Any]]:
-    """Return label counts `[clients, classes]` of all distinct partitions; all settings show one before a second."""
-    found: dict[tuple[str, bytes], dict[str, Any]] = {}
+@dataclass
+class Partition:
+    """A partition that one or more runs of a setting have. counts: samples by client and class."""
+
+    setting: str
+    counts: pd.DataFrame
+    seeds: set[int]
+    runs: int = 0
+
+
+def partitions(gathered: Sequence[Group]) -> list[Partition]:
+    """Return all distinct partitions; all settings show one before a second."""
+    found = defaultdict[str, dict[bytes, Partition]](dict)
     for group, run in ((one, run) for one in gathered for run in one.runs):
-        frame = tables[run.path]
-        labels = pd.DataFrame() if frame is None else frame.filter(regex=r"^label_\d+$")
-        labels = labels.rename(columns=lambda name: int(name[6:])).sort_index(axis=1)
-        if frame is None or labels.empty or labels.isna().any(axis=None):
+        try:
+            labels = run.clients.set_index("client").filter(regex=r"^label_\d+$")
+        except FedpflError:
             continue
-        counts, clients = labels.to_numpy().astype(int), frame["client"].astype(int).to_numpy()
-        new = {"setting": group.setting, "classes": [*map(str, labels)], "counts": counts, "clients": clients}
-        new |= {"seeds": set(), "runs": 0}
-        entry = found.setdefault((group.setting, counts.tobytes()), new)
-        entry["seeds"].add(run.seed)
-        entry["runs"] += 1
-    order = sorted(found.values(), key=lambda entry: (entry["setting"], min(entry["seeds"])))
-    own = [entry["setting"] for entry in order]
-    return [order[at] for at in sorted(range(len(order)), key=lambda at: (own[:at].count(own[at]), own[at]))]
+        labels = labels.rename(columns=lambda name: int(name[6:])).sort_index(axis=1)
+        if not labels.empty and labels.notna().all(axis=None):
+            counts = labels.rename(index=int, columns=str).astype(int)
+            entry = Partition(group.setting, counts, set())
+            entry = found[group.setting].setdefault(counts.to_numpy().tobytes(), entry)
+            entry.seeds.add(run.seed)
+            entry.runs += 1
+    ordered = [sorted(own.values(), key=lambda one: min(one.seeds)) for own in found.values()]
+    return [one for row in itertools.zip_longest(*ordered) for one in row if one]

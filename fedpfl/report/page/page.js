@@ -1,9 +1,8 @@
 "use strict";
 // Sorts tables, changes between light and dark, and hands plotly the figures that the reader chooses.
 (() => {
-  const page = document.documentElement;
+  const page = document.documentElement, every = (kind) => [...document.querySelectorAll(kind)];
   window.addEventListener("error", (event) => { page.dataset.error = event.message; });
-  const every = (kind) => [...document.querySelectorAll(kind)];
 
   function make(tag, attributes, ...children) {
     const element = Object.assign(document.createElement(tag), attributes);
@@ -13,7 +12,7 @@
 
   // ---- tables: a click on a heading sorts, numbers first from the greatest
 
-  function sortable(table) {
+  for (const table of every("table.sortable")) {
     const heads = [...table.tHead.rows[table.tHead.rows.length - 1].cells], body = table.tBodies[0];
     heads.forEach((head, place) => head.querySelector("button").addEventListener("click", () => {
       const numeric = head.classList.contains("number"), before = head.getAttribute("aria-sort");
@@ -28,110 +27,92 @@
       ).map(([, row]) => row));
     }));
   }
-  every("table.sortable").forEach(sortable);
 
   // ---- charts
 
-  const source = document.getElementById("data"), data = source && JSON.parse(source.textContent);
-  const state = { setting: 0, hidden: new Set(data ? data.hidden[0] : []), chosen: {} };
+  const data = JSON.parse(document.getElementById("data")?.textContent ?? "{}"), chosen = {};
+  let hidden = new Set(data.hidden);
   const probe = make("i", { hidden: true });
   document.body.append(probe);
-  function colour(name) { probe.style.color = `var(--${name})`; return getComputedStyle(probe).color; }
 
-  function layout(own, width, boxes) {
-    const [ink, quiet, line, paper] = ["ink", "quiet", "line", "paper"].map(colour);
-    const axis = { gridcolor: line, zerolinecolor: line, linecolor: quiet, tickfont: { color: quiet }, automargin: true };
-    const legend = width < 700 ? { orientation: "h", y: -0.2 } : {};
-    const look = { xaxis: axis, yaxis: axis, paper_bgcolor: paper, plot_bgcolor: paper, legend,
-      font: { color: ink, family: "system-ui, sans-serif", size: 12 }, hoverlabel: { bgcolor: paper, font: { color: ink } },
-      margin: { l: 52, r: 12, t: 26, b: 46 } };
-    const box = { boxpoints: "all", jitter: 0.6, pointpos: 0, hoveron: "boxes+points", fillcolor: "rgba(0,0,0,0)",
-      line: { color: ink, width: 1.2 }, width: 0.7, marker: { opacity: 0.55 } };
-    const heatmap = { colorscale: [[0, colour("heat0")], [1, colour("heat")]], xgap: 0.5, ygap: 0.5 };
-    if (own.grid) { // small charts
-      const columns = Math.min(own.annotations.length, Math.max(1, Math.floor(width / 230)));
-      const rows = Math.ceil(own.annotations.length / columns);
-      own = { ...own, grid: { ...own.grid, rows, columns }, height: 60 + 200 * rows };
-    }
-    if (boxes) own.height = 90 + 46 * boxes;
-    return { ...own, template: { layout: look, data: { box: [box], heatmap: [heatmap] } }, width };
-  }
+  // Colours are variables of the style sheet; a copy is coloured, as light and dark take turns.
+  const coloured = (value) => JSON.parse(JSON.stringify(value), (_, text) => {
+    if (typeof text !== "string" || !/^var\(--\w+\)$/.test(text)) return text;
+    probe.style.color = text;
+    return getComputedStyle(probe).color;
+  });
 
-  function menus(box, figures) {
-    const chosen = state.chosen[box.id] ??= {}, bar = make("div", { className: "controls" });
+  // A menu for each choice among the figures; what is chosen in one chart holds in all that have it.
+  function choose(box, figures) {
+    const bar = make("div", { className: "controls" });
     for (const name of Object.keys(figures[0].choice)) {
       const options = [...new Set(figures.map(({ choice }) => choice[name]))];
-      if (!options.includes(chosen[name])) chosen[name] = options[0];
-      figures = figures.filter(({ choice }) => choice[name] === chosen[name]);
+      const value = options.includes(chosen[name]) ? chosen[name] : options[0];
+      figures = figures.filter(({ choice }) => choice[name] === value);
       const menu = make("select", { name, onchange: () => {
         chosen[name] = menu.value;
-        draw(box);
+        drawAll();
         box.querySelector(`select[name="${name}"]`).focus({ preventScroll: true });
-      } }, ...options.map((text) => make("option", { value: text, selected: text === chosen[name] }, text)));
-      bar.append(make("label", {}, `${name} `, options.length > 1 ? menu : options[0]));
+      } }, ...options.map((text) => make("option", { value: text, selected: text === value }, text)));
+      bar.append(make("label", {}, `${name} `, options.length > 1 ? menu : value));
     }
     return [bar, figures[0]];
   }
 
   function draw(box, width) {
-    const figures = data.charts[box.id.replace("chart-", "")].filter(({ setting }) => setting === state.setting);
-    const plot = box.querySelector(".plot") || make("div", { className: "plot" });
-    if (!figures.length || !window.Plotly) {
-      const why = figures.length ? "The charts need plotly's script, which was written beside this page." :
-        "Nothing to draw for this data set and partition.";
-      box.replaceChildren(make("p", { className: "note" }, why));
+    if (!window.Plotly) {
+      box.replaceChildren(make("p", { className: "note" }, "The charts need plotly's script, written beside this page."));
       return;
     }
-    const [bar, figure] = menus(box, figures);
-    box.replaceChildren(bar, make("p", { className: "note" }, figure.note || ""), plot);
-    // Colours are variables of the style sheet; a copy is coloured, as light and dark take turns.
-    const copy = JSON.parse(JSON.stringify(figure), (_, value) => {
-      const name = typeof value === "string" && value.match(/^var\(--(\w+)\)$/);
-      return name ? colour(name[1]) : value;
-    });
-    for (const trace of copy.data) {
+    const [bar, figure] = choose(box, data.charts[box.id.replace("chart-", "")]);
+    const plot = box.querySelector(".plot") || make("div", { className: "plot" });
+    box.replaceChildren(bar, make("p", { className: "note" }, figure.note), plot);
+    const { data: traces, layout } = coloured(figure);
+    for (const trace of traces) {
       for (const key of ["x", "y", "z", "customdata"]) if (typeof trace[key] === "number") trace[key] = data.arrays[trace[key]];
-      if (state.hidden.has(trace.meta)) trace.visible = "legendonly";
+      if (hidden.has(trace.meta)) trace.visible = "legendonly";
     }
-    const first = !plot.on, boxes = copy.data.filter(({ type, visible }) => type === "box" && !visible).length;
-    Plotly.react(plot, copy.data, layout(copy.layout, width || box.clientWidth, boxes), { displayModeBar: false });
+    layout.template = coloured(data.template);
+    layout.width = width || box.clientWidth;
+    if (layout.width < 700) layout.legend = { orientation: "h", y: -0.2 };
+    if (layout.grid) { // small charts
+      const count = layout.annotations.length;
+      layout.grid.columns = Math.min(count, Math.max(1, Math.floor(layout.width / 230)));
+      layout.grid.rows = Math.ceil(count / layout.grid.columns);
+      layout.height = 60 + 200 * layout.grid.rows;
+    }
+    const boxes = traces.filter(({ type, visible }) => type === "box" && !visible).length;
+    if (boxes) layout.height = 90 + 46 * boxes;
+    const first = !plot.on;
+    Plotly.react(plot, traces, layout, { displayModeBar: false });
     if (!first) return;
-    const hide = (change) => (event) => {
-      const methods = new Set(event.data.map(({ meta }) => meta));
-      change(event.data[event.curveNumber].meta, [...methods]);
+    const click = (change) => ({ data: shown, curveNumber }) => {
+      change(shown[curveNumber].meta, shown.map(({ meta }) => meta));
       drawAll();
       return false;
     };
-    plot.on("plotly_legendclick", hide((method) => { if (!state.hidden.delete(method)) state.hidden.add(method); }));
-    plot.on("plotly_legenddoubleclick", hide((method, methods) => {
-      const others = methods.filter((one) => one !== method), alone = others.every((one) => state.hidden.has(one));
-      state.hidden = new Set(alone ? [] : others);
+    plot.on("plotly_legendclick", click((method) => { if (!hidden.delete(method)) hidden.add(method); }));
+    plot.on("plotly_legenddoubleclick", click((method, methods) => {
+      const others = methods.filter((one) => one !== method);
+      hidden = new Set(others.every((one) => hidden.has(one)) ? [] : others);
     }));
   }
   const drawAll = (width) => every(".chart").forEach((box) => draw(box, width));
 
-  const menu = document.getElementById("setting");
-  menu?.addEventListener("change", () => {
-    state.setting = menu.selectedIndex;
-    state.hidden = new Set(data.hidden[state.setting]);
-    drawAll();
-  });
-
   // ---- light and dark; paper is light, and narrower
 
   const button = document.getElementById("theme"), system = matchMedia("(prefers-color-scheme: dark)");
-  function show(theme, width) {
-    if (theme) page.dataset.theme = theme; else delete page.dataset.theme;
-    const dark = theme ? theme === "dark" : system.matches;
-    button.textContent = dark ? "light" : "dark";
+  let theme;
+  function show(shown = theme ?? (system.matches ? "dark" : "light"), width) {
+    page.dataset.theme = shown;
+    button.textContent = shown === "dark" ? "light" : "dark";
     button.setAttribute("aria-label", `${button.textContent} colours`);
     drawAll(width);
   }
-  let chosen;
-  button.addEventListener("click", () => { chosen = button.textContent; show(chosen); });
-  system.addEventListener("change", () => show(chosen));
+  button.addEventListener("click", () => { theme = button.textContent; show(); });
+  system.addEventListener("change", () => show());
   window.addEventListener("beforeprint", () => show("light", 700));
-  window.addEventListener("afterprint", () => show(chosen));
+  window.addEventListener("afterprint", () => show());
   let waiting = 0;
   window.addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => drawAll()); });
   button.hidden = false;
