@@ -85,9 +85,8 @@ def write(
     pages, records = dict[str, str](), []
     for experiment in found:
         notes: list[str] = []
-        gathered = groups(run for run in experiment.runs if run in kept)
-        if gathered:
-            accuracy = table([run for group in gathered for run in group.runs], select, every, warn=notes.append)
+        if members := [run for run in experiment.runs if run in kept]:
+            accuracy, gathered = table(members, select, every, warn=notes.append), groups(members)
             summary = _summary(gathered)
             pages[experiment.name] = _page(experiment, gathered, out, accuracy, summary, notes)
             records.append({"experiment": experiment.name} | summary | {"best": _best(accuracy.frame)})
