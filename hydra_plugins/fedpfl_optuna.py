@@ -41,7 +41,7 @@ ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=Options,
 
 
 class Search(Sweeper):
-    """Proposals for the keys swept over; the other keys are the same for all."""
+    """Try proposals for the keys swept over; the other keys are the same for all."""
 
     def __init__(
         self,

@@ -33,10 +33,10 @@ ConfigStore.instance().store(group="hydra/sweeper", name="fedpfl", node=Options,
 
 
 class Sweeper(BasicSweeper):
-    """Every combination of the values swept over.
+    """Run all combinations of the values swept over.
 
     Unlike Hydra's own it composes all jobs before the first one runs, goes on after a batch in which one failed, and
-    writes no file of its own.
+    writes no file.
     """
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -83,7 +83,7 @@ class Sweeper(BasicSweeper):
 
 
 class Counted:
-    """The task of a sweep, which says whenever a job has ended how many have, and how long the rest may take.
+    """Do the task of a sweep, and say whenever a job has ended how many have, and how long the rest may take.
 
     Jobs may run in several processes of this machine, so they share a file; on another machine nothing is said, nor in
     a sweep whose jobs nobody counts before they run.

@@ -49,13 +49,13 @@ def page(words: Sequence[str]) -> str:
 
 
 def _names(group: str) -> list[str]:
-    """The choices of a group, but not Hydra's own."""
+    """Return the choices of a group, but not Hydra's own."""
     registry = REGISTRIES.get(group, {})
     return sorted({*choices(group), *registry})
 
 
 def _comments(file: Path) -> dict[str, str]:
-    """What stands behind each key, by its path; the head of the file by the empty one."""
+    """Return what stands behind each key, by its path; the head of the file by the empty one."""
     lines = file.read_text(encoding="utf-8").splitlines()
     comments = {"": lines[0].removeprefix("# ").rstrip(".")} if lines[0].startswith("# ") else {}
     path: list[str] = []
@@ -68,19 +68,19 @@ def _comments(file: Path) -> dict[str, str]:
 
 
 def _below(comments: Mapping[str, str], group: str) -> dict[str, str]:
-    """Those of a group's keys, by their names in it, and the group's by the empty one."""
+    """Return those of a group's keys, by their names in it, and the group's by the empty one."""
     return {key[len(group) + 1 :]: text for key, text in comments.items() if f"{key}.".startswith(f"{group}.")}
 
 
 def _schema(group: str, values: DictConfig) -> Callable[..., Any] | None:
-    """What the group's values are for."""
+    """Return what the group's values are for."""
     if group in REGISTRIES:
         return REGISTRIES[group].get(values.get("name"))
     return {**SCHEMAS, "dataset": datasets.load}.get(group)
 
 
 def _key(values: DictConfig, key: Any, place: str, comments: Mapping[str, str], schema: Any) -> str:
-    """A line about a key."""
+    """Write a line about a key."""
     given: Any = OmegaConf.to_container(values, resolve=True)
     text, hint = comments.get(str(key), ""), hints(schema).get(str(key)) if schema else None
     words = re.findall(r"\w+", text)
@@ -97,7 +97,7 @@ def _width() -> int:
 
 
 def _line(left: str, right: str) -> str:
-    """Two columns, as wide as the terminal is."""
+    """Write two columns, as wide as the terminal is."""
     gap = " " * 30
     wrapped = textwrap.wrap(right, max(30, _width() - 32)) or [""]
     first = f"  {left:28}  " if len(left) <= 28 or not right else f"  {left}\n{gap}  "

@@ -86,7 +86,7 @@ def described(choice: Mapping[str, Any]) -> str:
 
 
 def _ours(error: Exception) -> str:
-    """The message of the FedpflError that a resolver raised, which OmegaConf wraps; empty without one."""
+    """Return the message of the FedpflError that a resolver raised, which OmegaConf wraps; empty without one."""
     inner: BaseException | None = error if isinstance(error, OmegaConfBaseException) else None
     while inner and not isinstance(inner, FedpflError):
         inner = inner.__cause__ or inner.__context__
@@ -107,7 +107,7 @@ def _no_key(key: str, cause: BaseException | None) -> str:
 
 
 def _near_key(got: str, config: Any) -> str | None:
-    """The key, with dots, that was probably meant: of the same name elsewhere, or with a similar one."""
+    """Return the key, with dots, that was probably meant: of the same name elsewhere, or with a similar one."""
 
     def keys(values: Any, path: str) -> Iterator[str]:
         for key, value in values.items() if isinstance(values, Mapping) else ():

@@ -34,7 +34,7 @@ REFUSED = HydraException, OmegaConfBaseException
 
 @contextlib.contextmanager
 def _hydra() -> Iterator[Hydra]:
-    """Hydra with our configuration; one that is in use around this is left as it was."""
+    """Yield Hydra with our configuration; one that is in use around this is left as it was."""
     around = {kind: Singleton._instances.pop(kind, None) for kind in (GlobalHydra, VersionBase, JobRuntime)}
     try:
         with initialize_config_dir(CONF, version_base="1.3"):
@@ -111,7 +111,7 @@ def options_first(words: Sequence[str]) -> list[str]:
 
 
 def for_sweeps(words: Iterable[str], groups: Collection[str]) -> list[str]:
-    """`method=heterofl,fedrolex method.assign=random` as Hydra takes it: the second with `++` before it.
+    """Return `method=heterofl,fedrolex method.assign=random` as Hydra takes it: the second with `++` before it.
 
     Hydra composes once before the sweep, without what is swept over, and refuses `method.assign` where the method that
     stands there by default lacks it. A job checks its keys when it is built. A key that the experiment sweeps
@@ -150,7 +150,7 @@ def unwritten(words: Iterable[str]) -> list[str]:
 
 
 def _parsed(word: str) -> Override | None:
-    """None for options and for what Hydra itself will refuse."""
+    """Read a word; None for options and for what Hydra itself will refuse."""
     if word.startswith("-"):
         return None
     try:
@@ -175,7 +175,7 @@ def sweeps(word: str) -> bool:
 
 
 def _of_experiment(given: Iterable[Override]) -> Iterator[str]:
-    """What the experiment itself sets for its jobs alone, be it a single value."""
+    """Yield the keys that the experiment itself sets for its jobs alone, be it a single value."""
     chosen = [str(override.input_line) for override in given if override.key_or_group in ("experiment", "debug")]
     if not chosen:
         return

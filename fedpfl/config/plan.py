@@ -30,7 +30,7 @@ from fedpfl.record.loggers import mirrors
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration, checked, before data are read. `config` is the resolved configuration, `identity` its hash."""
+    """Hold a checked configuration, before data are read. `config` is resolved, `identity` its hash."""
 
     settings: Settings
     local: Local
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Run(Plan):
-    """Everything a run needs.
+    """Hold all that a run needs.
 
     unseen: the clients that never take part, None without any. read: a digest of all that was read from files, the same
     for all seeds. fingerprint: also of who holds which samples.
@@ -212,7 +212,7 @@ def _without_value(key: str) -> FedpflError:
 
 
 def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | None = None) -> str:
-    """Where a run belongs below outputs/: `<place>/<method>/<key>/seed<k>`.
+    """Return where a run belongs below outputs/: `<place>/<method>/<key>/seed<k>`.
 
     The place is the experiment's folder, an experiment's name that is in none, or else the data set; with `_<debug>`.
     The method's name is that of the identity, so that runs of earlier versions lie where they are looked for.

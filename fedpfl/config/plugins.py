@@ -25,7 +25,7 @@ from fedpfl.record.callbacks import Callback
 
 
 class Kind(NamedTuple):
-    """What a plugin may add: where it is chosen, where it is kept, and arguments that are not chosen with it."""
+    """Say what a plugin may add: where it is chosen, where it is kept, and arguments that are not chosen with it."""
 
     group: str
     registry: dict[str, Any]
@@ -144,7 +144,7 @@ def _moved(error: Exception) -> str:
 
 
 def _line(error: BaseException, file: Path) -> str:
-    """Where in the file it failed, as `:12`."""
+    """Say where in the file it failed, as `:12`."""
     if isinstance(error, SyntaxError):
         return f":{error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]

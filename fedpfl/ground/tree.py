@@ -16,21 +16,21 @@ Tree = Any  # Tensor | dict[str, Tree] | NamedTuple; spelling it out recursively
 
 
 class Masked(NamedTuple):
-    """A tree of which only the entries selected by `mask` travel. `mask` has the structure of `values`, bool leaves."""
+    """Let only the entries of a tree travel that `mask` selects. `mask` has the structure of `values`, bool leaves."""
 
     values: Tree
     mask: Tree
 
 
 class Agreed(NamedTuple):
-    """Like Masked, where both sides know the mask already: its positions need not travel."""
+    """Do as Masked, where both sides know the mask already: its positions need not travel."""
 
     values: Tree
     mask: Tree
 
 
 class Known(NamedTuple):
-    """A tree that a client has without its being sent: of `Method.download` it is read, and not counted."""
+    """Mark a tree that a client has without its being sent: of `Method.download` it is read, and not counted."""
 
     values: Tree
 

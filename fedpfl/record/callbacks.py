@@ -57,7 +57,7 @@ class Callback:
 
 
 class _Notes(logging.Handler):
-    """Turns what the package logs into notes."""
+    """Turn what the package logs into notes."""
 
     def __init__(self, callbacks: Callback):
         super().__init__(logging.INFO)
@@ -69,7 +69,7 @@ class _Notes(logging.Handler):
 
 
 class Callbacks(Callback):
-    """Several callbacks as one, that is ended once.
+    """Play several callbacks as one, that is ended once.
 
     As a context manager it notes what the package logs, and ends them when the run did not: `failed` for an error, else
     `interrupted`.

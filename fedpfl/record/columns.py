@@ -21,7 +21,7 @@ PERSONAL = "personal/"
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a round.
+    """Describe one number of a round.
 
     about: of SPLITS where it is known after evaluations only; `cohort`, `traffic` or `time` where every round has it.
     heading: the shortest word, of a table's column. words: without unit and split, such as `mean over clients`.
@@ -41,7 +41,7 @@ class Metric:
 
     @property
     def evaluated(self) -> bool:
-        """Whether only the rounds have it after which all clients were evaluated."""
+        """Return whether only the rounds have it after which all clients were evaluated."""
         return self.about in SPLITS
 
 

@@ -17,7 +17,7 @@ from fedpfl.record.callbacks import Callback, RunInfo
 
 
 class Console(Callback):
-    """Progress on the terminal: a bar with what is known, or plain lines where nobody watches.
+    """Show progress on the terminal: a bar with what is known, or plain lines where nobody watches.
 
     Plain: a line at most every `every` seconds, and for every evaluated and the last round. plain=None decides: lines
     where the stream is no terminal and in the worker processes or threads of a parallel sweep, whose bars would

@@ -13,7 +13,7 @@ from fedpfl.record.console import describe_row, resumed
 
 
 class LogFile(Callback):
-    """`run.log` in the run directory: everything as plain lines with local time, appended over resumes."""
+    """Write `run.log` in the run directory: plain lines with local time, appended over resumes."""
 
     def __init__(self) -> None:
         self._file: TextIO | None = None

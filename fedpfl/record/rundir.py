@@ -24,7 +24,7 @@ _REPLACED = (*_KEPT, "summary.json", "state.pt", "partition.png")
 
 
 class RunDirectory:
-    """One run's files. One process writes: a lock on `run.lock` is held until `close()`.
+    """Write and read one run's files. One process writes: a lock on `run.lock` is held until `close()`.
 
     A method that writes raises FedpflError where the file system refuses (full, read-only), or where `run.lock` is
     gone, for then another process may write there.
