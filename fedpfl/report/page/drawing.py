@@ -89,7 +89,7 @@ class Drawing:
 
     def curve_numbers(self) -> Table:
         """Return the means of the accuracy after some of the rounds, for who cannot see or point at the chart."""
-        curves = {group: own["accuracy"]["mean"] for group, own in self.curves.items() if "accuracy" in own}
+        curves = {group: lines["accuracy"]["mean"] for group, lines in self.curves.items() if "accuracy" in lines}
         rounds = sorted({number for over in curves.values() for number in over.index})
         rounds = [rounds[at] for at in data.spaced(len(rounds), 12)]
         columns = {number: Column(str(number), "percent", "round") for number in rounds}
@@ -212,7 +212,7 @@ class Drawing:
                 pairs = fair.pairs.get(key, {})
                 if fair.group.setting != setting or not pairs:
                     continue
-                both = pd.concat([own.assign(seed=run.seed) for run, own in pairs.items()]).reset_index()
+                both = pd.concat([pair.assign(seed=run.seed) for run, pair in pairs.items()]).reset_index()
                 both = both.rename(columns={"baseline": "at", "own": "value"}).sort_values(["at", "value"])
                 line = {"color": "var(--quiet)", "dash": "dot", "width": 1.2}
                 diagonal = {"type": "scatter", "mode": "lines", "x": [0, 100], "y": [0, 100], "line": line}
