@@ -12,8 +12,8 @@ import torch
 import yaml
 
 from fedpfl.config import plugins
-from fedpfl.config.checks import typed
 from fedpfl.engine.contract import PROMISES, audit
+from fedpfl.ground.checks import typed
 from fedpfl.ground.errors import FedpflError, printable
 from fedpfl.ground.terminal import Parser, tell
 from fedpfl.methods import METHODS, Method
