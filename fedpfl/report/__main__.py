@@ -236,7 +236,7 @@ FAIRNESS = _option("--fairness", "also which clients FedAvg+FT and Local-Only se
 SIDES = "A and B: run directories, or folders that hold the seeds of one; or one that holds both"
 TEST = "mark what differs from the last line, paired over seeds"
 STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)}"
-FILTERS = """Filters choose runs by any key of config.yaml, values behind commas being alternatives:
+FILTERS = """Filters choose runs by any key of config.yaml, commas standing between alternatives:
   method=fedobp,fedavg dataset=digits partition.alpha=0.1
 A folder of such a name is written ./KEY=VALUE."""
 
