@@ -24,7 +24,7 @@ ConfigStore.instance().store(group="hydra/launcher", name="lockstep", node=Optio
 
 
 class LockstepLauncher(Launcher):
-    """Runs the jobs of a sweep in one process, in lockstep."""
+    """Run the jobs of a sweep in one process, in lockstep."""
 
     def __init__(self, jobs: int):
         self._jobs = jobs

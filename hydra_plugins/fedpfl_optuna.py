@@ -1,6 +1,5 @@
 """The Hydra sweeper `optuna`: a search for the best validation accuracy; see fedpfl/runner/trials.py."""
 
-import sys
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +12,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from fedpfl.config import tidy
-from fedpfl.ground.errors import printable
-from hydra_plugins.fedpfl_sweeper import Sweeper, tell
+from fedpfl.ground.terminal import tell
+from hydra_plugins.fedpfl_sweeper import Sweeper, tell_failures
 
 PROBLEM = ("dataset", "partition", "clients", "unseen", "validation")
 """Keys and groups that say by which samples trials are judged."""
@@ -42,18 +41,16 @@ ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=Options,
 
 
 class Search(Sweeper):
-    """Proposals for the keys swept over; the other keys are the same for all."""
+    """Try proposals for the keys swept over; the other keys are the same for all."""
 
     def __init__(
         self,
         trials: int,
         batch: int,
         startup: int,
-        prune: bool,
-        study: str,
-        folder: str,
         max_batch_size: int | None = None,
         params: Any = None,
+        **of_jobs: Any,
     ):
         super().__init__(max_batch_size, params)
         self._trials, self._batch, self._startup = trials, batch, startup
@@ -79,30 +76,27 @@ class Search(Sweeper):
 
         try:
             search, fixed = self._search(arguments)
-            found = search.run(play, lambda line: print(printable(f"fedpfl: {line}"), file=sys.stderr, flush=True))
+            best = search.run(play, tell)
         except FedpflError as error:
             if not any(job.status == JobStatus.FAILED and job._return_value is error for job in returns):
-                print(printable(f"fedpfl: {error}"), file=sys.stderr)  # else it is told below
+                tell(error)  # else it is among the failures below
             raise
         finally:
             tidy.prune()
-            tell([job for job in returns if not _diverged(job)])
-        trials.found.append(found)
-        counts = ", ".join(f"{count} {what}" for what, count in found.trials.items())
-        print(f"fedpfl: best of {counts}: validation {found.value:.2f} %  {' '.join(found.words)}", file=sys.stderr)
+            tell_failures([job for job in returns if not _diverged(job)])
+        trials.found.append(best)
+        counts = ", ".join(f"{count} {what}" for what, count in best.trials.items())
+        tell(f"best of {counts}: validation {best.value:.2f} %  {' '.join(best.words)}")
         return [returns]
 
     def _search(self, arguments: list[str]) -> tuple[Any, list[str]]:
         """Return the search that the overrides ask for, and those of them that all its jobs have."""
         from fedpfl.config import overrides
         from fedpfl.config.plan import check
-        from fedpfl.engine import ranks
         from fedpfl.runner import trials
 
         assert self.hydra_context is not None
         assert self.config is not None
-        if ranks.launched():
-            raise ValueError("torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN")
         loader = self.hydra_context.config_loader
         words = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
         given = {word.get_key_element(): word for word in words}  # what is given again takes the experiment's place

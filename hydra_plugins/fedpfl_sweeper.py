@@ -1,6 +1,5 @@
 """The Hydra sweeper `fedpfl`: Hydra's own, which tells how far it is, and in the end the results and what failed."""
 
-import contextlib
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from omegaconf import DictConfig
 
 from fedpfl.config import tidy
 from fedpfl.ground.errors import printable, reason
+from fedpfl.ground.terminal import tell
 
 
 @dataclass
@@ -33,23 +33,23 @@ ConfigStore.instance().store(group="hydra/sweeper", name="fedpfl", node=Options,
 
 
 class Sweeper(BasicSweeper):
-    """Every combination of the values swept over.
+    """Run all combinations of the values swept over.
 
     Unlike Hydra's own it composes all jobs before the first one runs, goes on after a batch in which one failed, and
-    writes no file of its own.
+    writes no file.
     """
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Set up, as Hydra does before `sweep`."""
+        """Set up, as Hydra does before `sweep`. Raises ValueError for what cannot work."""
+        from fedpfl.engine import ranks  # imports torch, which other Hydra programs need not wait for
+
+        if ranks.launched():
+            raise ValueError("torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN")
         self._counted = Counted(task_function)
         super().setup(hydra_context=hydra_context, task_function=self._counted, config=config)
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the jobs of the command line's overrides. Raises what the first failed job raised."""
-        from fedpfl.engine import ranks  # imports torch, which other Hydra programs need not wait for
-
-        if ranks.launched():
-            raise ValueError("torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN")
         if self.max_batch_size is not None and self.max_batch_size < 1:
             raise ValueError(f"hydra.sweeper.max_batch_size must be 1 or more, or null, got {self.max_batch_size}")
         assert self.hydra_context is not None
@@ -68,7 +68,7 @@ class Sweeper(BasicSweeper):
         finally:
             tidy.prune()
             show(returns)
-            tell(returns)
+            tell_failures(returns)
         for job in returns:
             if job.status == JobStatus.FAILED:
                 raise job._return_value
@@ -83,7 +83,7 @@ class Sweeper(BasicSweeper):
 
 
 class Counted:
-    """The task of a sweep, which says whenever a job has ended how many have, and how long the rest may take.
+    """Do the task of a sweep, and say whenever a job has ended how many have, and how long the rest may take.
 
     Jobs may run in several processes of this machine, so they share a file; on another machine nothing is said, nor in
     a sweep whose jobs nobody counts before they run.
@@ -129,32 +129,25 @@ def _add(events: Path, event: str) -> None:
 
 def show(returns: Sequence[JobReturn]) -> None:
     """Print the table of what ran, as `python -m fedpfl.report tables` does; nothing if nothing ran."""
-    folders = [_folder(job) for job in returns]
-    begun = [str(folder.absolute()) for folder in folders if folder and _rounds(folder)]
-    if begun:
+    tables = [folder.absolute() / "rounds.csv" for job in returns if (folder := _folder(job))]
+    if begun := [str(table.parent) for table in tables if table.is_file() and table.stat().st_size]:
         from fedpfl.report.__main__ import main  # pandas is slow to load
 
         main(["tables", *begun])
         sys.stdout.flush()
 
 
-def tell(returns: Sequence[JobReturn]) -> None:
+def tell_failures(returns: Sequence[JobReturn]) -> None:
     """Print the jobs that failed; nothing if none did."""
     failed = [job for job in returns if job.status == JobStatus.FAILED]
     if not failed:
         return
-    whole = f"{len(failed)} of {len(returns)} jobs failed"
-    print(f"fedpfl: {whole}; the same command skips what is finished and tries these again", file=sys.stderr)
+    tell(f"{len(failed)} of {len(returns)} jobs failed; the same command skips what is finished and tries these again")
     for job in failed:
         why = reason(job._return_value)  # type: ignore[arg-type]
-        print(printable(f"  {' '.join(job.overrides or ())}: {why} ({_log(job)})"), file=sys.stderr)
-
-
-def _log(job: JobReturn) -> str:
-    folder = _folder(job)
-    if folder is None or not (folder / "run.log").is_file():
-        return "nothing was written"
-    return str(folder / "run.log")
+        folder = _folder(job)
+        log = folder / "run.log" if folder and (folder / "run.log").is_file() else "nothing was written"
+        print(printable(f"  {' '.join(job.overrides or ())}: {why} ({log})"), file=sys.stderr)
 
 
 def _folder(job: JobReturn) -> Path | None:
@@ -164,10 +157,3 @@ def _folder(job: JobReturn) -> Path | None:
         return None
     folder = Path(place)
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-
-
-def _rounds(folder: Path) -> int:
-    """Count how many rows rounds.csv has."""
-    with contextlib.suppress(OSError), (folder / "rounds.csv").open() as file:
-        return max(0, sum(1 for _ in file) - 1)
-    return 0

@@ -1,4 +1,4 @@
-"""Record what every method computes on the loop backend, or compare with a record: `snapshot.py FILE`, twice.
+"""Record what every method computes on both backends, or compare with a record: `snapshot.py FILE`, twice.
 
     python scripts/snapshot.py before.pt     # writes the file
     python scripts/snapshot.py before.pt     # after a change: says what is not bit-equal; exit status 1 if anything is
@@ -7,6 +7,7 @@ Per method and contract setting, without and with BatchNorm: two rounds' states 
 clients after them, plain and fine-tuned. A few minutes on one core.
 """
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -15,20 +16,20 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fedpfl.engine import Tuning, make
+from fedpfl.engine import Engine, Tuning, make
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
-from tests.conftest import CASES, CPU, LOCAL, LOOP, federate, flatten, rounds, tiny
+from tests.conftest import BACKENDS, CASES, CPU, LOCAL, federate, flatten, rounds, tiny
 
 COHORTS, EVERYONE = [[0, 2, 3, 5], [0, 1, 4, 5]], list(range(6))
 FEDERATION = federate((40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1))
 
 
-def record(name: str, values: dict, norm: bool) -> dict[str, Tensor]:
+def record(name: str, values: dict, norm: bool, backend: str) -> dict[str, Tensor]:
     """Return all leaves by path."""
-    method, net = METHODS[name](**values), tiny(norm)
-    states, outcomes = rounds(method, net, FEDERATION, COHORTS)
-    judge = make(LOOP, net, CPU)
+    method, net, engine = METHODS[name](**values), tiny(norm), Engine(backend)
+    states, outcomes = rounds(method, net, FEDERATION, COHORTS, engine=engine)
+    judge = make(engine, net, CPU)
     tunings = {"plain": None, "tuned": Tuning(LOCAL, Draws(0, "finetune", 2))}
     found = {
         "state": dict(enumerate(states[1:])),
@@ -54,9 +55,8 @@ def main(path: Path) -> int:
     """Write the record, or compare with it."""
     torch.set_num_threads(1)
     now = {}
-    for case in CASES:
-        for norm in (False, True):
-            now[f"{case.id}{'/norm' if norm else ''}"] = record(*case.values, norm)
+    for case, norm, backend in itertools.product(CASES, (False, True), BACKENDS):
+        now[f"{case.id}{'/norm' if norm else ''}/{backend}"] = record(*case.values, norm, backend)
     if not path.exists():
         torch.save(now, path)
         print(f"{len(now)} records, {sum(map(len, now.values())):,} leaves in {path}")

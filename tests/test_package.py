@@ -43,7 +43,7 @@ def ask(monkeypatch, capsys):
     [
         ("fedpfl ", set(command.COMMANDS)),
         ("fedpfl tr", {"train"}),
-        ("fedpfl train method=fedo", {"method=fedobp"}),
+        ("fedpfl train method=fedobp_", {"method=fedobp_adaptive"}),
         ("/bin/fedpfl train -m rounds=3 local.ep", {"local.epochs=", "local.eps="}),
         ("fedpfl train method=ditto method.personal", {"method.personal_epochs="}),
     ],
@@ -69,7 +69,7 @@ def test_completion_in_bash(tmp_path):
     program = tmp_path / "fedpfl"
     program.write_text(f"#!{sys.executable}\nfrom fedpfl.__main__ import main\nmain()\n")
     program.chmod(0o755)
-    line = "fedpfl train method=fedo"
+    line = "fedpfl train method=fedobp_"
     script = f"""
         eval "$(fedpfl -sc install=bash)"
         complete -p fedpfl
@@ -81,7 +81,7 @@ def test_completion_in_bash(tmp_path):
     told = subprocess.run(["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)
     rule, answer = told.stdout.splitlines()
     assert rule.endswith("-F hydra_bash_completion fedpfl")
-    assert answer == "method=fedobp"
+    assert answer == "method=fedobp_adaptive"
 
 
 AGAIN = ("fedpfl.train", "fedpfl.check")

@@ -19,8 +19,8 @@ NOW = {
 def choices(group: str) -> list[str]:
     """Return the names of a group's files, `folder/name` for those in a folder."""
     place = CONF / group
-    found = place.rglob("*.yaml") if group in NESTED else place.glob("*.yaml")
-    return sorted(str(path.relative_to(place).with_suffix("")) for path in found)
+    files = place.rglob("*.yaml") if group in NESTED else place.glob("*.yaml")
+    return sorted(str(path.relative_to(place).with_suffix("")) for path in files)
 
 
 def moved(group: str, name: str) -> str:
@@ -36,9 +36,9 @@ def moved(group: str, name: str) -> str:
         base, words = (name.removesuffix(f"_{debug}"), f" debug={debug}") if debug else (name, "")
         if debug and base == name:
             continue
-        found = [choice for choice in known if base in (choice, choice.replace("/", "_"), choice.partition("/")[2])]
-        if len(found) == 1:
-            return f"{group}={found[0]}{words}"
+        now = [choice for choice in known if base in (choice, choice.replace("/", "_"), choice.partition("/")[2])]
+        if len(now) == 1:
+            return f"{group}={now[0]}{words}"
         if words and (below := [choice for choice in known if choice.startswith(f"{base}/")]):
             return f"{group}={base}/...{words}, one of {', '.join(choice.partition('/')[2] for choice in below)}"
     return ""

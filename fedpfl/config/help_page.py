@@ -1,4 +1,4 @@
-"""What `python -m fedpfl.train --help` prints: every key with its value, its comment and its choices."""
+"""What `python -m fedpfl.train --help` prints: the keys, each with its value, its comment and its choices."""
 
 from __future__ import annotations
 
@@ -35,52 +35,52 @@ def page(words: Sequence[str]) -> str:
     chosen = {group: str(name) for group, name in cfg.hydra.runtime.choices.items() if not group.startswith("hydra/")}
     groups = [(group, ", ".join(_names(group))) for group in (*GROUPS, "paper", "experiment") if _names(group)]
     parts = [HEAD, "Choices: GROUP=NAME\n\n" + "\n".join(_line(group, names) for group, names in groups)]
-    told = _comments(Path(overrides.CONF, "train.yaml"))
+    general = _comments(Path(overrides.CONF, "train.yaml"))
     single = [key for key in cfg if key != "hydra" and not isinstance(cfg[key], DictConfig)]
-    parts.append("Keys: KEY=VALUE\n\n" + "\n".join(_key(cfg, key, "", told, Settings) for key in single))
+    parts.append("Keys: KEY=VALUE\n\n" + "\n".join(_key(cfg, key, "", general, Settings) for key in single))
     for group in sorted((str(key) for key in cfg if key not in ("hydra", *single)), key=lambda key: key in chosen):
         file = Path(overrides.CONF, group, f"{chosen.get(group, '')}.yaml")
-        own = _below(told, group) | (_comments(file) if file.is_file() else {})
-        title = ": ".join(filter(None, (f"{group}={chosen[group]}" if group in chosen else group, own.get(""))))
+        said = _below(general, group) | (_comments(file) if file.is_file() else {})
+        title = ": ".join(filter(None, (f"{group}={chosen[group]}" if group in chosen else group, said.get(""))))
         keys = [key for key in cfg[group] if key not in ("name", "title", "groups", "table")]
-        lines = [_key(cfg[group], key, f"{group}.", own, _schema(group, cfg[group])) for key in keys]
+        lines = [_key(cfg[group], key, f"{group}.", said, _schema(group, cfg[group])) for key in keys]
         parts.append("\n".join([textwrap.fill(title, _width()), "", *lines]).rstrip())
     return "\n\n".join(parts)
 
 
 def _names(group: str) -> list[str]:
-    """The choices of a group, but not Hydra's own."""
+    """Return the choices of a group, but not Hydra's own."""
     registry = REGISTRIES.get(group, {})
     return sorted({*choices(group), *registry})
 
 
 def _comments(file: Path) -> dict[str, str]:
-    """What stands behind each key, by its path; the head of the file by the empty one."""
+    """Return what stands behind each key, by its path; the head of the file by the empty one."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    found = {"": lines[0].removeprefix("# ").rstrip(".")} if lines[0].startswith("# ") else {}
+    comments = {"": lines[0].removeprefix("# ").rstrip(".")} if lines[0].startswith("# ") else {}
     path: list[str] = []
     for line in lines:
         if match := LINE.match(line):
             depth = len(match[1]) // 2
             path[depth:] = [match[2]]
-            found[".".join(path)] = match[4] or ""
-    return found
+            comments[".".join(path)] = match[4] or ""
+    return comments
 
 
 def _below(comments: Mapping[str, str], group: str) -> dict[str, str]:
-    """Those of a group's keys, by their names in it, and its own by the empty one."""
+    """Return those of a group's keys, by their names in it, and the group's by the empty one."""
     return {key[len(group) + 1 :]: text for key, text in comments.items() if f"{key}.".startswith(f"{group}.")}
 
 
 def _schema(group: str, values: DictConfig) -> Callable[..., Any] | None:
-    """What the group's values are for."""
+    """Return what the group's values are for."""
     if group in REGISTRIES:
         return REGISTRIES[group].get(values.get("name"))
     return {**SCHEMAS, "dataset": datasets.load}.get(group)
 
 
 def _key(values: DictConfig, key: Any, place: str, comments: Mapping[str, str], schema: Any) -> str:
-    """A line about a key."""
+    """Write a line about a key."""
     given: Any = OmegaConf.to_container(values, resolve=True)
     text, hint = comments.get(str(key), ""), hints(schema).get(str(key)) if schema else None
     words = re.findall(r"\w+", text)
@@ -97,7 +97,7 @@ def _width() -> int:
 
 
 def _line(left: str, right: str) -> str:
-    """Two columns, as wide as the terminal is."""
+    """Write two columns, as wide as the terminal is."""
     gap = " " * 30
     wrapped = textwrap.wrap(right, max(30, _width() - 32)) or [""]
     first = f"  {left:28}  " if len(left) <= 28 or not right else f"  {left}\n{gap}  "

@@ -43,8 +43,8 @@ def one_line(error: Exception) -> str:
     text, cause = str(error), error.__cause__
     if isinstance(error, FedpflError):
         return text
-    if told := _ours(error):
-        return told
+    if ours := _ours(error):
+        return ours
     if isinstance(error, MissingConfigException):
         group, name = re.fullmatch(r"((?:hydra/)?[^/]*)/?(.*)", str(error.missing_cfg_file)).groups()  # type: ignore[union-attr]
         if now := moved(group, name):
@@ -54,9 +54,9 @@ def one_line(error: Exception) -> str:
             return f"{group} must be {one_of(known, name)}"
     if unknown := re.search(r"Could not override '(.*?)'", text):
         return _no_key(unknown[1], cause)
-    for pattern, told in KNOWN.items():
-        if found := re.match(pattern, text):
-            return found.expand(told)
+    for pattern, words in KNOWN.items():
+        if match := re.match(pattern, text):
+            return match.expand(words)
     if isinstance(error, OSError) and error.filename:
         return f"cannot make {error.filename}: {error.strerror}; choose another place with hydra.run.dir=..."
     if isinstance(error, OverrideParseException):
@@ -86,7 +86,7 @@ def described(choice: Mapping[str, Any]) -> str:
 
 
 def _ours(error: Exception) -> str:
-    """The message of the FedpflError that a resolver raised, which OmegaConf wraps; empty without one."""
+    """Return the message of the FedpflError that a resolver raised, which OmegaConf wraps; empty without one."""
     inner: BaseException | None = error if isinstance(error, OmegaConfBaseException) else None
     while inner and not isinstance(inner, FedpflError):
         inner = inner.__cause__ or inner.__context__
@@ -107,7 +107,7 @@ def _no_key(key: str, cause: BaseException | None) -> str:
 
 
 def _near_key(got: str, config: Any) -> str | None:
-    """The key, with dots, that was probably meant: of the same name elsewhere, or with a similar one."""
+    """Return the key, with dots, that was probably meant: of the same name elsewhere, or with a similar one."""
 
     def keys(values: Any, path: str) -> Iterator[str]:
         for key, value in values.items() if isinstance(values, Mapping) else ():

@@ -34,7 +34,7 @@ REFUSED = HydraException, OmegaConfBaseException
 
 @contextlib.contextmanager
 def _hydra() -> Iterator[Hydra]:
-    """Hydra with our configuration; one that is in use around this is left as it was."""
+    """Yield Hydra with our configuration; one that is in use around this is left as it was."""
     around = {kind: Singleton._instances.pop(kind, None) for kind in (GlobalHydra, VersionBase, JobRuntime)}
     try:
         with initialize_config_dir(CONF, version_base="1.3"):
@@ -49,7 +49,7 @@ def _hydra() -> Iterator[Hydra]:
 
 
 def composed(words: Sequence[str]) -> DictConfig:
-    """Return the configuration, with Hydra's own part. Raises what Hydra and OmegaConf do."""
+    """Return the configuration, with Hydra's part. Raises what Hydra and OmegaConf do."""
     with _hydra():
         return compose("train", list(words), return_hydra_config=True)
 
@@ -61,10 +61,10 @@ def composed_once(words: Sequence[str]) -> DictConfig:
     """
     given = {override.key_or_group for word in words if (override := _parsed(word))}
     cfg = composed([word for word in words if not sweeps(word)])
-    own = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items() if key not in given]
-    for word in filter(sweeps, (*words, *own)):
+    more = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items() if key not in given]
+    for word in filter(sweeps, (*words, *more)):
         raise FedpflError(f"{word} is a sweep, and this is one run: give {word.partition('=')[0]} one value at a time")
-    return composed([*words, *own]) if own else cfg
+    return composed([*words, *more]) if more else cfg
 
 
 def words(key: str, value: Any) -> Iterator[str]:
@@ -111,10 +111,10 @@ def options_first(words: Sequence[str]) -> list[str]:
 
 
 def for_sweeps(words: Iterable[str], groups: Collection[str]) -> list[str]:
-    """`method=heterofl,fedrolex method.assign=random` as Hydra takes it: the second with `++` before it.
+    """Return `method=heterofl,fedrolex method.assign=random` as Hydra takes it: the second with `++` before it.
 
     Hydra composes once before the sweep, without what is swept over, and refuses `method.assign` where the method that
-    stands there by default lacks it. Every job checks its own keys when it is built. A key that the experiment sweeps
+    stands there by default lacks it. A job checks its keys when it is built. A key that the experiment sweeps
     over becomes a sweep over the one value. groups: names of configuration groups.
     """
     words = list(words)
@@ -126,16 +126,16 @@ def for_sweeps(words: Iterable[str], groups: Collection[str]) -> list[str]:
     }
     chosen = {override.key_or_group: override for override in given.values() if override.key_or_group in groups}
     swept = {name for name, override in chosen.items() if override.is_sweep_override()}
-    own: set[str] = set()
+    of_experiment: set[str] = set()
     if set(inside.values()) & set(groups):
-        own = set(_of_experiment(given.values()))
-        swept |= own - set(chosen)
+        of_experiment = set(_of_experiment(given.values()))
+        swept |= of_experiment - set(chosen)
     for place in inside:
         if inside[place] not in swept & set(groups):
             continue
         key, _, value = words[place].partition("=")
         # `++` would stand beside what the experiment sweeps over; a sweep over one value takes its place.
-        words[place] = f"{key}=choice({value})" if key in own else f"++{words[place]}"
+        words[place] = f"{key}=choice({value})" if key in of_experiment else f"++{words[place]}"
     return words
 
 
@@ -150,7 +150,7 @@ def unwritten(words: Iterable[str]) -> list[str]:
 
 
 def _parsed(word: str) -> Override | None:
-    """None for options and for what Hydra itself will refuse."""
+    """Read a word; None for options and for what Hydra itself will refuse."""
     if word.startswith("-"):
         return None
     try:
@@ -161,11 +161,11 @@ def _parsed(word: str) -> Override | None:
 
 def chosen(words: Iterable[str], key: str) -> list[str]:
     """Return the list of texts that the words set a key to; empty for a sweep, and for what is no such list."""
-    found: Any = []
+    value: Any = []
     for override in filter(None, map(_parsed, words)):
         if override.key_or_group == key and not override.is_sweep_override():
-            found = override.value()
-    return [str(one) for one in found] if isinstance(found, list) else []
+            value = override.value()
+    return [str(one) for one in value] if isinstance(value, list) else []
 
 
 def sweeps(word: str) -> bool:
@@ -175,7 +175,7 @@ def sweeps(word: str) -> bool:
 
 
 def _of_experiment(given: Iterable[Override]) -> Iterator[str]:
-    """What the experiment itself sets for its jobs alone, be it a single value."""
+    """Yield the keys that the experiment itself sets for its jobs alone, be it a single value."""
     chosen = [str(override.input_line) for override in given if override.key_or_group in ("experiment", "debug")]
     if not chosen:
         return

@@ -30,7 +30,7 @@ from fedpfl.record.loggers import mirrors
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration, checked, before data are read. `config` is the resolved configuration, `identity` its hash."""
+    """Hold a checked configuration, before data are read. `config` is resolved, `identity` its hash."""
 
     settings: Settings
     local: Local
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Run(Plan):
-    """Everything a run needs.
+    """Hold all that a run needs.
 
     unseen: the clients that never take part, None without any. read: a digest of all that was read from files, the same
     for all seeds. fingerprint: also of who holds which samples.
@@ -81,9 +81,9 @@ def _plan(config: dict[str, Any]) -> Plan:
     settings = typed(Settings, {key: config[key] for key in SETTINGS}, "")
     config["plugins"] = plugins.load(settings.plugins)
     config |= {"restart": False, "extend": ""}  # for this command, not for whoever repeats the run by its configuration
-    own = {group: typed(schema, config[group], group) for group, schema in SCHEMAS.items()}
+    parts = {group: typed(schema, config[group], group) for group, schema in SCHEMAS.items()}
     device = find_device(settings.device)
-    engine.check(own["engine"], device)
+    engine.check(parts["engine"], device)
     mirrors(config["logger"])  # raises for what cannot work
     if (now := present(config["method"])["name"]) != config["method"]["name"]:
         raise FedpflError(f"method={config['method']['name']} with these values is now method={now}")
@@ -92,11 +92,11 @@ def _plan(config: dict[str, Any]) -> Plan:
         raise FedpflError(f"method.clients is the run's clients={settings.clients} and cannot be set; leave it out")
     if hasattr(method, "clients"):  # who never takes part is none of them
         method = replace(method, clients=settings.clients - settings.newcomers)
-    if method.own_steps and not own["local"].plain:
-        raise FedpflError(engine.own_steps(f"method={config['method']['name']}", own["local"]))
+    if method.own_steps and not parts["local"].plain:
+        raise FedpflError(engine.own_steps(f"method={config['method']['name']}", parts["local"]))
     for part in (_model, _partition, _source):
         part(config)
-    return Plan(settings, **own, device=device, method=method, config=config, identity=identity(config))
+    return Plan(settings, **parts, device=device, method=method, config=config, identity=identity(config))
 
 
 def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alone) -> Run:
@@ -113,8 +113,8 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
 
     samples, read = share(("samples", device, settings.data_dir, repr(source)), load)
     scheme, dealing = partition.SCHEMES[config["partition"]["name"]], _partition(config)
-    own = dealing.pop("seed", None)
-    seed = settings.seed if own is None else own
+    seed = dealing.pop("seed", None)
+    seed = settings.seed if seed is None else seed
     split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
     whole = data.build(samples, split, settings.validation, seed, plan.augment)
     federation, unseen = data.apart(whole.to(device), settings.newcomers, seed)
@@ -137,7 +137,7 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
 
 
 def _weights(folder: Path, given: Path) -> dict[str, torch.Tensor]:
-    """The initial values in a file, or the model at the server of a finished run. Raises FedpflError."""
+    """Return the initial values in a file, or the model at the server of a finished run. Raises FedpflError."""
     place = folder / given  # absolute paths stay
     if not place.exists() and given.exists():
         place = given
@@ -152,20 +152,20 @@ def _weights(folder: Path, given: Path) -> dict[str, torch.Tensor]:
 
 
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The network's own options."""
+    """Return the network's options."""
     network = chosen("model", config["model"], MODELS)
     return arguments((network, Start), options(config["model"]), "model", given=("shape", "classes"))
 
 
 def _partition(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The scheme's own options, and the seed if it is not the run's."""
+    """Return the scheme's options, and the seed if it is not the run's."""
     scheme = chosen("partition", config["partition"], partition.SCHEMES)
     given = tuple(key for key in partition.GIVEN if key != "seed")
     return arguments((scheme, Deal), options(config["partition"]), "partition", given=given)
 
 
 def _source(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What is to be loaded."""
+    """Return what is to be loaded."""
     reader = chosen("dataset", config["dataset"], datasets.SETS)
     return arguments((datasets.load, reader), config["dataset"], "dataset", given=("data_dir", "options", "source"))
 
@@ -198,9 +198,9 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     method = config["method"]
     for group in ("method", "dataset"):
         config[group].pop("title", None)  # for tables (fedpfl.report.names): it decides nothing
-    own = method.pop("groups", ())
+    asked = method.pop("groups", ())
     for group, values in optional.items():
-        if group not in own:
+        if group not in asked:
             raise FedpflError(f"{group} is for a hyperparameter that method={method.get('name')} does not have")
         check_keys(options(values), OPTIONAL[group], group)
         representable(values, group)
@@ -212,7 +212,7 @@ def _without_value(key: str) -> FedpflError:
 
 
 def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | None = None) -> str:
-    """Where a run belongs below outputs/: `<place>/<method>/<key>/seed<k>`.
+    """Return where a run belongs below outputs/: `<place>/<method>/<key>/seed<k>`.
 
     The place is the experiment's folder, an experiment's name that is in none, or else the data set; with `_<debug>`.
     The method's name is that of the identity, so that runs of earlier versions lie where they are looked for.
@@ -222,7 +222,7 @@ def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | N
 
 
 def register() -> None:
-    """Teach OmegaConf the resolvers that conf/train.yaml names. Safe to repeat."""
+    """Teach OmegaConf the resolver that conf/train.yaml names. Safe to repeat."""
 
     def subdir(*, _root_: DictConfig) -> str:
         choices = OmegaConf.select(_root_, "hydra.runtime.choices") or {}
@@ -232,8 +232,4 @@ def register() -> None:
             return "invalid"  # the run itself tells what is wrong, and nothing is written before that
         return run_subdir(config, choices.get("experiment"), choices.get("debug"))
 
-    for name, function in (
-        ("fedpfl.run_subdir", subdir),
-        ("fedpfl.run_dir", lambda *, _root_: f"outputs/{subdir(_root_=_root_)}"),
-    ):
-        OmegaConf.register_new_resolver(name, function, replace=True, use_cache=False)
+    OmegaConf.register_new_resolver("fedpfl.run_subdir", subdir, replace=True, use_cache=False)

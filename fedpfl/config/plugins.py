@@ -1,4 +1,4 @@
-"""Plugins: a user's own Python files, whose methods, models, data sets and partitions become choices."""
+"""Plugins: a user's Python files, whose methods, models, data sets and partitions become choices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedpfl.record.callbacks import Callback
 
 
 class Kind(NamedTuple):
-    """What a plugin may add: where it is chosen, where it is kept, and arguments that are not chosen with it."""
+    """Say what a plugin may add: where it is chosen, where it is kept, and arguments that are not chosen with it."""
 
     group: str
     registry: dict[str, Any]
@@ -59,17 +60,15 @@ def load(files: Iterable[str]) -> list[str]:
         kind, key = _added.pop()
         del kind.registry[key], ConfigStore.instance().repo[kind.group][f"{key}.yaml"]
     for path, module in zip(paths, modules, strict=True):
-        own = {name: value for name in KINDS if isinstance(value := getattr(module, name, None), Mapping)}
-        if not any(own.values()) and not _callbacks(path):
+        added = {name: value for name in KINDS if isinstance(value := getattr(module, name, None), Mapping)}
+        if not any(added.values()) and not _callbacks(path):
             known = ", ".join(KINDS)
             raise FedpflError(
                 f"plugins: {path} adds nothing; it needs a dictionary {known} of names and values, or a list CALLBACKS"
             )
-        for kind, key, value in ((KINDS[name], key, value) for name in own for key, value in own[name].items()):
-            _check(path, kind, key, value)
-            kind.registry[key] = value
-            ConfigStore.instance().store(key, {"name": key, **_defaults(kind, value)}, kind.group)
-            _added.append((kind, key))
+        for name, choices in added.items():
+            for key, value in choices.items():
+                _add(path, KINDS[name], key, value)
     return [str(path) for path in paths]
 
 
@@ -138,27 +137,22 @@ def _moved(error: Exception) -> str:
     name, package = asked[2] or asked[3], Path(fedpfl.__file__).parent
     defines = re.compile(rf"^(class|def) {name}\b", re.MULTILINE)
     files = sorted(package.rglob("*.py"))
-    found = [path for path in files if path.stem == name] or [
-        path for path in files if defines.search(path.read_text())
-    ]
-    places = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in found]
+    here = [path for path in files if path.stem == name] or [path for path in files if defines.search(path.read_text())]
+    places = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in here]
     now = f"it is {' or '.join(places)}" if asked[2] else f"{name} is in {' or '.join(places)}"
     return f"; {now} now" if places else "; it is no more (docs/extend.md)"
 
 
 def _line(error: BaseException, file: Path) -> str:
-    """Where in the file it failed, as `:12`."""
+    """Say where in the file it failed, as `:12`."""
     if isinstance(error, SyntaxError):
         return f":{error.lineno}"
-    lines, trace = [], error.__traceback__
-    while trace:
-        if trace.tb_frame.f_code.co_filename == str(file):
-            lines.append(trace.tb_lineno)
-        trace = trace.tb_next
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return f":{lines[-1]}" if lines else ""
 
 
-def _check(file: Path, kind: Kind, name: Any, value: Any) -> None:
+def _add(file: Path, kind: Kind, name: Any, value: Any) -> None:
+    """Make a class or function a choice. Raises FedpflError."""
     if not isinstance(name, str) or not name.isidentifier():
         raise FedpflError(f"plugins: {file}: {kind.group} {name!r} must be a name of letters, digits and _")
     if name in kind.registry:
@@ -171,12 +165,15 @@ def _check(file: Path, kind: Kind, name: Any, value: Any) -> None:
         raise FedpflError(
             f"plugins: {file}: {kind.group}={name} must be a class or a function, got {value!r}"
         ) from None
+    kind.registry[name] = value
+    ConfigStore.instance().store(name, {"name": name, **_defaults(kind, value)}, kind.group)
+    _added.append((kind, name))
 
 
 def _defaults(kind: Kind, value: Any) -> dict[str, Any]:
-    """What it takes if nothing is chosen; `???` is Hydra's word for what has to be."""
+    """Return what it takes if nothing is chosen; `???` is Hydra's word for what has to be."""
     return {
-        key: "???" if own.default is own.empty else list(own.default) if isinstance(own.default, tuple) else own.default
-        for key, own in inspect.signature(value).parameters.items()
-        if key not in kind.given and own.kind not in (own.VAR_POSITIONAL, own.VAR_KEYWORD)
+        key: "???" if one.default is one.empty else list(one.default) if isinstance(one.default, tuple) else one.default
+        for key, one in inspect.signature(value).parameters.items()
+        if key not in kind.given and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     }

@@ -26,14 +26,14 @@ def lookup(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
         raise FedpflError(f"{group}.table must map data sets to alphas to {key}, got {table!r}")
     name, alpha = (OmegaConf.select(_root_, where) for where in ("dataset.name", "partition.alpha"))
     row = table.get(name, {})
-    found = row[alpha] if isinstance(alpha, int | float) and alpha in row else beside.get("otherwise")
-    if found is None:
+    value = row[alpha] if isinstance(alpha, int | float) and alpha in row else beside.get("otherwise")
+    if value is None:
         known = "; ".join(f"{one} ({', '.join(map(str, alphas))})" for one, alphas in table.items())
         raise FedpflError(
             f"{beside.get('title') or f'{group}.table'} has no {key} for dataset {name} with alpha {alpha}; "
             f"it has {known}; set {group}.{key}=..."
         )
-    return found
+    return value
 
 
 for _name, _function in (("lookup", lookup), ("folder", folder)):

@@ -17,7 +17,7 @@ Seed = Annotated[int, Between(0, 2**32 - 1)]
 
 @dataclass(frozen=True)
 class Eval(Checked):
-    """When all clients are judged; see conf/train.yaml."""
+    """Say when all clients are judged; see conf/train.yaml."""
 
     every: Annotated[int, AtLeast(1)]
     finetune_epochs: Annotated[int, AtLeast(0)]
@@ -33,7 +33,7 @@ class Eval(Checked):
 
 @dataclass(frozen=True)
 class Checkpoint(Checked):
-    """How often the state is saved, and whether a finished run keeps it; see conf/train.yaml."""
+    """Say how often the state is saved, and whether a finished run keeps it; see conf/train.yaml."""
 
     seconds: Annotated[float, AtLeast(0)]
     keep: bool = True
@@ -48,7 +48,7 @@ class Checkpoint(Checked):
 
 @dataclass(frozen=True)
 class Settings(Checked):
-    """The top level of the configuration."""
+    """Hold the top level of the configuration."""
 
     seed: Seed
     rounds: Annotated[int, AtLeast(1)]
@@ -70,44 +70,25 @@ class Settings(Checked):
 
     @property
     def newcomers(self) -> int:
-        """How many of the clients never take part."""
+        """Return how many of the clients never take part."""
         return int(round(self.unseen * self.clients, 9))
 
 
 @dataclass(frozen=True)
 class Deal:
-    """What every partition may have: a seed of its own in place of the run's; see docs/data.md."""
+    """Hold what all partitions may have: a seed in place of the run's; see docs/data.md."""
 
     seed: Seed | None = None
 
 
 @dataclass(frozen=True)
 class Start:
-    """What every network may start from; see docs/run.md."""
+    """Hold what any network may start from; see docs/run.md."""
 
     weights: Path | None = None
 
 
 SETTINGS = tuple(get_type_hints(Settings))
-GROUPS = (
-    "local",
-    "eval",
-    "stopping",
-    "checkpoint",
-    "state",
-    "dataset",
-    "augment",
-    "partition",
-    "model",
-    "method",
-    "quantile",
-    "norm",
-    "score",
-    "engine",
-    "logger",
-)
-
-
 SCHEMAS: dict[str, Callable[..., Any]] = {
     "local": Local,
     "eval": Eval,
@@ -121,3 +102,4 @@ SCHEMAS: dict[str, Callable[..., Any]] = {
 
 OPTIONAL: dict[str, tuple[str, ...]] = {"quantile": ("q", "otherwise", "table", "title"), "norm": (), "score": ()}
 """Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names those it has."""
+GROUPS = ("dataset", "partition", "model", "method", *OPTIONAL, *SCHEMAS, "logger")

@@ -15,14 +15,14 @@ _footprints: list[Path] = []  # the directory that Hydra makes, and the deepest 
 
 
 class Footprints(Callback):
-    """Remembers which directories there were before Hydra made any; see conf/train.yaml."""
+    """Remember which directories there were before Hydra made any; see conf/train.yaml."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Before a single run."""
+        """Note them before a single run."""
         _note(config, "hydra.run.dir")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Before a sweep."""
+        """Note them before a sweep."""
         _note(config, "hydra.sweep.dir")
 
 

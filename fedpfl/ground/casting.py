@@ -19,7 +19,7 @@ NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 class Unfit(ValueError):
-    """Says that a value does not fit an annotation.
+    """Say that a value does not fit an annotation.
 
     wanted: in words what would. kind: what of it does not fit: its "type", its "range", or the single "value" that an
     annotation names. meant: which value was probably meant.
@@ -110,7 +110,7 @@ def _fit_items(values: Any, hint: Any, inside: tuple[Any, ...]) -> tuple[Any, ..
 
 
 def _fit_one(value: Any, options: tuple[Any, ...]) -> Any:
-    """As the first of several annotations that it fits."""
+    """Fit the first of several annotations that takes the value."""
     faults = []
     for option in options:
         try:

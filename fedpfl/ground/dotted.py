@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value of nested mappings with its dotted key."""
+    """Yield each value of nested mappings with its dotted key."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
@@ -17,7 +17,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def at(values: Mapping[str, Any], key: str, default: Any = None) -> Any:
     """Return what a dotted key holds, a value or a mapping."""
-    found: Any = values
+    value: Any = values
     for part in key.split("."):
-        found = found.get(part, default) if isinstance(found, Mapping) else default
-    return found
+        value = value.get(part, default) if isinstance(value, Mapping) else default
+    return value

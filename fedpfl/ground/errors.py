@@ -28,10 +28,10 @@ def reason(error: BaseException, kind: bool = False) -> str:
     return f"{type(error).__name__}: {text}" if kind and text else text or type(error).__name__
 
 
-def near(word: str, known: Iterable[str], told: str = "; did you mean {}?") -> str:
-    """Return what to tell of the known word that was probably meant, or nothing where none is near."""
-    found = difflib.get_close_matches(word, list(known), 1)
-    return told.replace("{}", found[0]) if found else ""
+def near(word: str, known: Iterable[str], words: str = "; did you mean {}?") -> str:
+    """Return `words` about the known word that was probably meant, or nothing where none is near."""
+    close = difflib.get_close_matches(word, list(known), 1)
+    return words.replace("{}", close[0]) if close else ""
 
 
 def one_of(known: Collection[str], got: object) -> str:

@@ -7,18 +7,20 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-WITHOUT = frozenset(
-    {
-        *("seed", "logger", "device", "state", "data_dir", "checkpoint", "restart", "extend", "name", "plugins"),
-        *("quantile", "norm", "score", "hydra", "experiment"),
-    }
-)
+_HOW = {"seed", "logger", "device", "state", "data_dir", "checkpoint", "restart", "extend", "name", "plugins"}
+WITHOUT = _HOW | {"quantile", "norm", "score", "hydra", "experiment"}
 """What does not tell runs apart: where and how they run, and groups that are already written into `method`."""
 
 LATER: dict[str, Any] = {
     "local": {
-        **{"clip": 0.0, "steps": None, "optimizer": "sgd", "nesterov": False, "betas": [0.9, 0.999], "eps": 1e-8},
-        **{"decay": 1.0, "decay_every": 1},
+        "clip": 0.0,
+        "steps": None,
+        "optimizer": "sgd",
+        "nesterov": False,
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+        "decay": 1.0,
+        "decay_every": 1,
     },
     "stopping": {"early": False, "lam": 0.7},
     "validation": 0.0,
@@ -47,18 +49,18 @@ APART: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
 
 
 def essence(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved configuration that determines the result, but for the seed."""
+    """Return the part of a resolved configuration that determines the result, but for the seed."""
     kept = {key: value for key, value in config.items() if key not in WITHOUT}
-    for group, told in (("engine", lambda key: key == "precision"), ("dataset", lambda key: key != "download")):
+    for group, decides in (("engine", lambda key: key == "precision"), ("dataset", lambda key: key != "download")):
         if isinstance(kept.get(group), Mapping):
-            kept[group] = {key: value for key, value in kept[group].items() if told(key)}
+            kept[group] = {key: value for key, value in kept[group].items() if decides(key)}
     if isinstance(method := kept.get("method"), Mapping):
         name = str(method.get("name"))
         kept["method"] = {**FORMER.get(name, {}), **method, **({"name": APART[name][0]} if name in APART else {})}
     for key, since in LATER.items():
         value = kept.pop(key, since)
         if isinstance(since, dict) and isinstance(value, Mapping):
-            value = {name: own for name, own in value.items() if name not in since or own not in (None, since[name])}
+            value = {name: now for name, now in value.items() if name not in since or now not in (None, since[name])}
         if value not in ({}, since):
             kept[key] = value
     return kept
@@ -71,13 +73,13 @@ def present(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """A hash of what a run computes, the same for all seeds, loggers and devices."""
+    """Hash what a run computes, the same for all seeds, loggers and devices."""
     text = json.dumps(_canonical(essence(config)), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
 
 
 def _canonical(value: Any) -> Any:
-    """Numbers as floats: 1 and 1.0 are the same choice."""
+    """Return numbers as floats: 1 and 1.0 are the same choice."""
     if isinstance(value, Mapping):
         return {key: _canonical(inner) for key, inner in value.items()}
     if isinstance(value, list):

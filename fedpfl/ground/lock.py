@@ -24,14 +24,11 @@ def take(folder: Path) -> int:
     if folder.resolve() in _held:
         raise _busy(folder, str(os.getpid()))
     lock = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+    # Some cluster file systems have no locks; better to run unguarded than not at all.
+    if _locked(lock) is False:
         holder = os.read(lock, 32).decode(errors="replace").strip()
         os.close(lock)
-        raise _busy(folder, holder or "unknown") from None
-    except OSError:
-        pass  # some cluster file systems have no locks; better to run unguarded than not at all
+        raise _busy(folder, holder or "unknown")
     if not holds(lock, folder):  # who held it has just removed it
         os.close(lock)
         raise _busy(folder, "unknown")
@@ -71,17 +68,22 @@ def hold(folder: Path) -> Iterator[bool | None]:
         yield None
         return
     try:
-        taken: bool | None = None
-        with contextlib.suppress(OSError, AttributeError):
-            if stat.S_ISREG(os.fstat(lock).st_mode):
-                try:
-                    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    taken = True
-                except (BlockingIOError, PermissionError):
-                    taken = False
-        yield taken
+        yield _locked(lock)
     finally:
         os.close(lock)
+
+
+def _locked(lock: int) -> bool | None:
+    """Lock an open file; False: a living process has it. None: no lock can tell."""
+    try:
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            return None
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except (OSError, AttributeError):
+        return None
+    return True
 
 
 def living(folder: Path) -> bool | None:
@@ -90,18 +92,18 @@ def living(folder: Path) -> bool | None:
         return None if taken is None else not taken
 
 
-def verdict(told: str, held: bool | None, quiet: bool = True) -> str:
+def verdict(written: str, held: bool | None, quiet: bool = True) -> str:
     """Return the status of a run: `finished`, `running`, `interrupted`, `failed` or `diverged`.
 
-    told: what summary.json says. held: whether a living process writes it, None where that cannot be known; then
+    written: what summary.json says. held: whether a living process writes it, None where that cannot be known; then
     `quiet`, whether the files have not changed for long, decides.
     """
-    if told == "finished":
-        return told
+    if written == "finished":
+        return written
     if held:
         return "running"
-    if told in ("failed", "diverged"):
-        return told
+    if written in ("failed", "diverged"):
+        return written
     return "running" if held is None and not quiet else "interrupted"
 
 

@@ -25,8 +25,8 @@ def of(device: torch.device) -> tuple[float, float]:
         return torch.cuda.mem_get_info(device)
     try:
         with open("/proc/meminfo") as file:
-            told = dict(line.split(":") for line in file)
-        return 1024 * int(told["MemAvailable"].split()[0]), total()
+            sizes = dict(line.split(":") for line in file)
+        return 1024 * int(sizes["MemAvailable"].split()[0]), total()
     except (OSError, KeyError, ValueError):
         return total(), total()
 

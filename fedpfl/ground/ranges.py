@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
+from functools import partial
 
 HOLDS = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}
 
@@ -33,26 +34,14 @@ class Range:
         return " and ".join(f"{word} {limit}" for word, limit in self.limits)
 
 
-def AtLeast(least: float) -> Range:
-    """Return the range of `least` and all that is larger."""
-    return Range((("at least", least),))
+def _limited(word: str, limit: float) -> Range:
+    return Range(((word, limit),))
 
 
-def Above(limit: float) -> Range:
-    """Return the range of all that is larger than `limit`."""
-    return Range((("above", limit),))
-
-
-def AtMost(most: float) -> Range:
-    """Return the range of `most` and all that is smaller."""
-    return Range((("at most", most),))
-
-
-def Below(limit: float) -> Range:
-    """Return the range of all that is smaller than `limit`."""
-    return Range((("below", limit),))
+AtLeast, Above = partial(_limited, "at least"), partial(_limited, "above")
+AtMost, Below = partial(_limited, "at most"), partial(_limited, "below")
 
 
 def Between(least: float, most: float) -> Range:
     """Return the range from `least` to `most`, both included."""
-    return Range((("at least", least), ("at most", most)))
+    return AtLeast(least) + AtMost(most)

@@ -14,7 +14,7 @@ INDEX_BITS = 32
 
 
 class Traffic(NamedTuple):
-    """Counts as int64 tensors: values (scalars) and bits (values and the positions of masked ones)."""
+    """Hold counts as int64 tensors: values (scalars) and bits (values and the positions of masked ones)."""
 
     values: Tensor
     bits: Tensor

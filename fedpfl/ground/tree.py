@@ -1,4 +1,4 @@
-"""Trees of tensors: nested dicts and named tuples whose leaves are tensors. Every operation on them is here.
+"""Trees of tensors: nested dicts and named tuples whose leaves are tensors. All operations on them are here.
 
 A *stacked* tree holds one entry per client on axis 0 of every leaf, `[clients, ...]`.
 """
@@ -16,21 +16,21 @@ Tree = Any  # Tensor | dict[str, Tree] | NamedTuple; spelling it out recursively
 
 
 class Masked(NamedTuple):
-    """A tree of which only the entries selected by `mask` travel. `mask` has the structure of `values`, bool leaves."""
+    """Let only the entries of a tree travel that `mask` selects. `mask` has the structure of `values`, bool leaves."""
 
     values: Tree
     mask: Tree
 
 
 class Agreed(NamedTuple):
-    """Like Masked, where both sides know the mask already: its positions need not travel."""
+    """Do as Masked, where both sides know the mask already: its positions need not travel."""
 
     values: Tree
     mask: Tree
 
 
 class Known(NamedTuple):
-    """A tree that a client has without its being sent: of `Method.download` it is read, and not counted."""
+    """Mark a tree that a client has without its being sent: of `Method.download` it is read, and not counted."""
 
     values: Tree
 
@@ -54,7 +54,7 @@ def map(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
 
 
 def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves with their dotted paths, in order."""
+    """Yield leaves with their dotted paths, in order."""
     if isinstance(tree, tuple):
         tree = tree._asdict()  # type: ignore[attr-defined]
     if isinstance(tree, dict):
@@ -65,63 +65,63 @@ def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """Leaves, in order."""
+    """Return the leaves, in order."""
     return [leaf for _, leaf in items(tree)]
 
 
 def rebuild(like: Tree, values: Sequence[Any]) -> Tree:
-    """The structure of `like` with `values` as leaves, in order: the inverse of `leaves`."""
+    """Return the structure of `like` with `values` as leaves, in order: the inverse of `leaves`."""
     rest = iter(values)
     return map(lambda _: next(rest), like)
 
 
 def size(tree: Tree) -> int:
-    """Number of scalars."""
+    """Count the scalars."""
     return sum(leaf.numel() for leaf in leaves(tree))
 
 
 def nbytes(tree: Tree) -> int:
-    """Memory of the leaves, in bytes."""
+    """Return how many bytes the leaves take."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
 def form(tree: Tree) -> dict[str, tuple[torch.dtype, torch.Size]]:
-    """Type and shape of the leaves, by name."""
+    """Return type and shape of the leaves, by name."""
     return {name: (leaf.dtype, leaf.shape) for name, leaf in items(tree)}
 
 
 def flat(tree: Tree) -> Tensor:
-    """All entries as one vector `[size]`, in the order of the leaves."""
+    """Join all entries into one vector `[size]`, in the order of the leaves."""
     return torch.cat([leaf.reshape(-1) for leaf in leaves(tree)])
 
 
 def unflat(vector: Tensor, like: Tree) -> Tree:
-    """Inverse of `flat`: views of `vector` with the structure and shapes of `like`."""
+    """Undo `flat`: return views of `vector` with the structure and shapes of `like`."""
     shapes = [leaf.shape for leaf in leaves(like)]
     pieces = vector.split([shape.numel() for shape in shapes])
     return rebuild(like, [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
 
 
 def expand(prefix: Tree, like: Tree) -> Tree:
-    """`like`'s structure with the leaves of `prefix`, in which one leaf may stand for a whole subtree."""
+    """Return `like`'s structure with the leaves of `prefix`, in which one leaf may stand for a whole subtree."""
     if isinstance(prefix, dict):
         return {key: expand(prefix[key], value) for key, value in like.items()}
     return map(lambda _: prefix, like)
 
 
 def full_like(tree: Tree, value: float | bool) -> Tree:
-    """The structure and shapes of `tree`, every entry `value` (bool leaves for a bool value)."""
+    """Return the structure and shapes of `tree` with all entries `value` (bool leaves for a bool value)."""
     dtype = torch.bool if isinstance(value, bool) else None
     return map(lambda leaf: torch.full_like(leaf, value, dtype=dtype), tree)
 
 
 def clone(tree: Tree) -> Tree:
-    """A contiguous copy."""
+    """Return a contiguous copy."""
     return map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
 
 
 def to(tree: Tree, device: torch.device | str) -> Tree:
-    """Move every leaf."""
+    """Move all leaves."""
     return map(lambda leaf: leaf.to(device), tree)
 
 
@@ -143,7 +143,7 @@ def fetch(tree: Tree) -> Tree:
 
 
 def where(mask: Tree, a: Tree, b: Tree) -> Tree:
-    """Entries of `a` where `mask` holds, of `b` elsewhere. A 0-dimensional mask (a client's flag) serves all leaves."""
+    """Take entries of `a` where `mask` holds, else of `b`. A 0-dimensional mask (a client's flag) serves all leaves."""
     return map(torch.where, expand(mask, a), a, b)
 
 
@@ -153,12 +153,12 @@ def masked(tree: Tree, mask: Tree) -> Tree:
 
 
 def by_row(flags: Tensor, a: Tree, b: Tree) -> Tree:
-    """Rows of stacked `a` where `flags` `[rows]` holds, of `b` elsewhere."""
+    """Take rows of stacked `a` where `flags` `[rows]` holds, of `b` elsewhere."""
     return map(lambda one, other: torch.where(flags.view(-1, *[1] * (one.dim() - 1)), one, other), a, b)
 
 
 def named(tree: Tree, names: Iterable[str]) -> Tree:
-    """The entries of a dict called so, in the order of `names`."""
+    """Return the entries of a dict called so, in the order of `names`."""
     return {name: tree[name] for name in names}
 
 
@@ -168,7 +168,7 @@ def without(tree: Tree, names: Iterable[str]) -> Tree:
 
 
 def invert(mask: Tree) -> Tree:
-    """Logical not of every leaf."""
+    """Negate all leaves."""
     return map(lambda leaf: ~leaf, mask)
 
 
@@ -178,18 +178,18 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def repeat(tree: Tree, count: int) -> Tree:
-    """`count` copies stacked on a new axis 0."""
+    """Stack `count` copies on a new axis 0."""
     return map(lambda leaf: leaf.unsqueeze(0).expand(count, *leaf.shape).clone(), tree)
 
 
 def take(stacked: Tree, index: int | slice | Tensor) -> Tree:
-    """Row `index` of every leaf: a view for an int or slice, a copy for an index tensor, on whatever device it is."""
+    """Return row `index` of all leaves: a view for an int or slice, a copy for an index tensor on any device."""
     on = _on(index)
     return map(lambda leaf: leaf[on(leaf.device)], stacked)
 
 
 def put_(stacked: Tree, index: int | slice | Tensor, rows: Tree) -> None:
-    """Write `rows` into rows `index` of every leaf, in place, whatever device it is on."""
+    """Write `rows` into rows `index` of all leaves, in place, whatever device they are on."""
     on = _on(index)
 
     def write(leaf: Tensor, row: Tensor) -> None:
@@ -204,31 +204,31 @@ def _on(index: int | slice | Tensor) -> Callable[[torch.device], Any]:
 
 
 def squared_distance(a: Tree, b: Tree) -> Tensor:
-    """|a - b|^2 over all entries (0-dimensional)."""
-    return sum(leaves(map(lambda own, other: (own - other).square().sum(), a, b)))
+    """Return |a - b|^2 over all entries (0-dimensional)."""
+    return sum(leaves(map(lambda one, other: (one - other).square().sum(), a, b)))
 
 
 def masked_mean(fallback: Tree, values: Tree, mask: Tree, weight: Tensor) -> Tree:
-    """Element-wise mean over axis 0 of `values`, over the rows whose `mask` holds, by `weight` `[clients]`.
+    """Return the element-wise mean over axis 0 of `values`, over the rows whose `mask` holds, by `weight` `[clients]`.
 
     An entry that no row's mask holds is taken from `fallback` (not stacked). Where all masks hold and the weights sum
     to 1 it is `mean`, bit for bit.
     """
 
-    def add_up(own: Tensor, leaf: Tensor, chosen: Tensor) -> Tensor:
+    def add_up(kept: Tensor, leaf: Tensor, chosen: Tensor) -> Tensor:
         shares = weight.to(leaf.dtype)
         present = sum(torch.where(here, share, 0.0) for here, share in zip(chosen, shares, strict=True))
         whole = torch.where(chosen.all(0), 1.0, present)  # an only row counts as one, exactly
         total = torch.zeros_like(leaf[0])
         for row, here, share in zip(leaf, chosen, shares, strict=True):
             total += torch.where(here, row * (share / whole), 0.0)
-        return torch.where(chosen.any(0), total, own)
+        return torch.where(chosen.any(0), total, kept)
 
     return map(add_up, fallback, values, mask)
 
 
 def mean(stacked: Tree, weight: Tensor) -> Tree:
-    """Weighted sum over axis 0 with `weight` `[clients]` (summing to 1), added up in row order.
+    """Return the weighted sum over axis 0 with `weight` `[clients]` (summing to 1), added up in row order.
 
     One fixed order and only element-wise arithmetic: equal uploads give equal bits whatever the number of threads.
     """

@@ -57,7 +57,7 @@ class Callback:
 
 
 class _Notes(logging.Handler):
-    """Turns what the package logs into notes."""
+    """Turn what the package logs into notes."""
 
     def __init__(self, callbacks: Callback):
         super().__init__(logging.INFO)
@@ -69,7 +69,7 @@ class _Notes(logging.Handler):
 
 
 class Callbacks(Callback):
-    """Several callbacks as one, that is ended once.
+    """Play several callbacks as one, that is ended once.
 
     As a context manager it notes what the package logs, and ends them when the run did not: `failed` for an error, else
     `interrupted`.
@@ -100,7 +100,7 @@ class Callbacks(Callback):
             try:
                 one.on_end(status, summary)
             except Exception as error:
-                self.on_note(_left_out(one, error))
+                self._note_failed(one, error)
             except BaseException as error:
                 interrupt = error
         if interrupt is not None:
@@ -128,12 +128,14 @@ class Callbacks(Callback):
             try:
                 call(one)
             except Exception as error:
-                if one in self._callbacks:
-                    self._callbacks.remove(one)
-                    with contextlib.suppress(Exception):  # it has failed already, and that is what is told
-                        one.on_end("failed", {})
-                    self.on_note(_left_out(one, error))
+                self._leave_out(one, error)
 
+    def _leave_out(self, one: Callback, error: Exception) -> None:
+        if one in self._callbacks:
+            self._callbacks.remove(one)
+            with contextlib.suppress(Exception):  # it has failed already, and that is what is told
+                one.on_end("failed", {})
+            self._note_failed(one, error)
 
-def _left_out(one: Callback, error: Exception) -> str:
-    return f"{type(one).__name__} failed and is left out, the run goes on: {reason(error)}"
+    def _note_failed(self, one: Callback, error: Exception) -> None:
+        self.on_note(f"{type(one).__name__} failed and is left out, the run goes on: {reason(error)}")

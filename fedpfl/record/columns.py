@@ -1,4 +1,4 @@
-"""Every column of rounds.csv once: its name, words for people, unit, and what kind of number it is.
+"""The columns of rounds.csv, each once: its name, words for people, unit, and what kind of number it is.
 
 The name of what all clients are judged by says on whose samples (SPLITS), whether after fine-tuning, and which
 statistic over clients: `unseen_ft_accuracy_worst10`.
@@ -21,7 +21,7 @@ PERSONAL = "personal/"
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a round.
+    """Describe one number of a round.
 
     about: of SPLITS where it is known after evaluations only; `cohort`, `traffic` or `time` where every round has it.
     heading: the shortest word, of a table's column. words: without unit and split, such as `mean over clients`.
@@ -41,7 +41,7 @@ class Metric:
 
     @property
     def evaluated(self) -> bool:
-        """Whether only the rounds have it after which all clients were evaluated."""
+        """Return whether only the rounds have it after which all clients were evaluated."""
         return self.about in SPLITS
 
 
@@ -62,14 +62,14 @@ def column(statistic: str, about: str = "test", tuned: bool = False) -> str:
 
 
 def _judged(about: str, tuned: bool) -> list[Metric]:
-    found = []
+    metrics = []
     for name, heading, words, label, best in _STATISTICS:
         text = label.format("validation" if about == "validation" else "test")
         text = f"{'unseen clients: ' if about == 'unseen' else ''}{text}{' after fine-tuning' if tuned else ''}"
         unit, kind = ("", "short") if name == "loss" else ("%", "percent")
         text += f" ({unit})" if unit else ""
-        found.append(Metric(column(name, about, tuned), about, heading, words, text, unit, kind, best, tuned))
-    return found
+        metrics.append(Metric(column(name, about, tuned), about, heading, words, text, unit, kind, best, tuned))
+    return metrics
 
 
 _BEFORE, _AFTER = (f"cohort {when} local training" for when in ("before", "after"))

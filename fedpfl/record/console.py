@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from statistics import fmean
 from typing import Any, TextIO
 
@@ -16,7 +17,7 @@ from fedpfl.record.callbacks import Callback, RunInfo
 
 
 class Console(Callback):
-    """Progress on the terminal: a bar with what is known, or plain lines where nobody watches.
+    """Show progress on the terminal: a bar with what is known, or plain lines where nobody watches.
 
     Plain: a line at most every `every` seconds, and for every evaluated and the last round. plain=None decides: lines
     where the stream is no terminal and in the worker processes or threads of a parallel sweep, whose bars would
@@ -133,7 +134,7 @@ def cohort(row: Mapping[str, Any]) -> str:
 def everyone(row: Mapping[str, Any]) -> str:
     """Write all clients' mean accuracy, `` where they were not evaluated."""
 
-    def told(words: str, prefix: str = "") -> str:
+    def judged(words: str, prefix: str = "") -> str:
         plain, tuned = row.get(f"{prefix}accuracy"), row.get(f"{prefix}ft_accuracy")
         if plain is None and tuned is None:
             return ""
@@ -142,13 +143,12 @@ def everyone(row: Mapping[str, Any]) -> str:
             return f"{words} {more}"
         return f"{words} {plain:.2f} %" + (f" ({more})" if more else "")
 
-    return ", ".join(filter(None, (told("all clients"), told("validation", "val_"), told("unseen", "unseen_"))))
+    return ", ".join(filter(None, (judged("all clients"), judged("validation", "val_"), judged("unseen", "unseen_"))))
 
 
 def duration(seconds: float) -> str:
-    """Write seconds as `1:02:03`."""
-    whole = max(0, round(seconds))
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+    """Write seconds as `1:02:03`, after a day as `1 day, 1:02:03`."""
+    return str(timedelta(seconds=max(0, round(seconds))))
 
 
 def progress(events: str, jobs: int, now: float) -> str:
@@ -157,9 +157,9 @@ def progress(events: str, jobs: int, now: float) -> str:
     events: a line for each job that began: its number and when; another when it ended, with the seconds that it took,
     0 where it had nothing to do. The others are taken to need as long as those that ended, as many at once as now.
     """
-    told = [line.split() for line in events.splitlines()]
-    ended = {job: float(seconds) for job, _, *rest in told for seconds in rest}
-    began = {job: float(when) for job, when, *_ in told}
+    said = [line.split() for line in events.splitlines()]
+    ended = {job: float(seconds) for job, _, *rest in said for seconds in rest}
+    began = {job: float(when) for job, when, *_ in said}
     done = f"{len(ended)}/{jobs} done"
     took = [seconds for seconds in ended.values() if seconds]
     running = [now - when for job, when in began.items() if job not in ended]

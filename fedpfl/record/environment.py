@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +22,7 @@ _METHODS = "fedpfl.methods."
 
 
 def describe() -> dict[str, Any]:
-    """Versions, hardware and git commit as plain values; what does not apply is None. Names neither host nor user.
+    """Return versions, hardware and git commit as plain values, None where one does not apply; neither host nor user.
 
     commit, dirty: of the checkout the running source is in, and whether its tracked files were changed.
     """
@@ -41,7 +43,7 @@ def describe() -> dict[str, Any]:
 
 
 def source(method: type) -> dict[str, str]:
-    """Version of fedpfl, and a digest of the files that a method's class and its bases are written in.
+    """Return the version of fedpfl, and a digest of the files that a method's class and its bases are written in.
 
     With what these import of fedpfl.methods; other methods may change without a trace.
     """
@@ -68,18 +70,15 @@ def _code(module: str) -> bytes:
 
 
 def _imports(code: bytes) -> list[str]:
-    """Modules that a file may import: `from a import b` may mean a or a.b."""
+    """Return modules that a file may import: `from a import b` may mean a or a.b."""
     nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
     return [name for node in nodes for one in node.names for name in (f"{node.module}", f"{node.module}.{one.name}")]
 
 
 def _cpu() -> str | None:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        if model := re.search(r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return model[1].strip()
     return platform.processor() or platform.machine() or None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ from fedpfl.record.console import describe_row, resumed
 
 
 class LogFile(Callback):
-    """`run.log` in the run directory: everything as plain lines with local time, appended over resumes."""
+    """Write `run.log` in the run directory: plain lines with local time, appended over resumes."""
 
     def __init__(self) -> None:
         self._file: TextIO | None = None
@@ -22,9 +21,10 @@ class LogFile(Callback):
 
     def on_begin(self, run: RunInfo) -> None:
         """Open the file and write the first lines."""
-        self._file = (run.path / "run.log").open("a+", encoding="utf-8", buffering=1)
+        path = run.path / "run.log"
+        self._file = path.open("a+", encoding="utf-8", buffering=1)
         self._rounds = run.rounds
-        if _torn(run.path / "run.log"):
+        if path.read_bytes()[-1:] not in (b"", b"\n"):  # a kill in the middle of a line
             self._file.write("\n")
         for line in (*run.lines, *resumed(run)):
             self.on_note(line)
@@ -57,12 +57,3 @@ def add_to_log(path: Path, text: str) -> None:
 def _stamped(text: str) -> str:
     """Return a line with local time."""
     return f"{datetime.now().astimezone().isoformat(timespec='seconds')} {' '.join(text.split())}\n"
-
-
-def _torn(path: Path) -> bool:
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        if not size:
-            return False
-        file.seek(size - 1)
-        return file.read(1) != b"\n"

@@ -20,7 +20,7 @@ from fedpfl.record.overview import Overview
 
 
 class Mirror(Callback, ABC):
-    """One record of a service per run directory; a resumed run continues it."""
+    """Keep one record of a service per run directory; a resumed run continues it."""
 
     def __init__(self) -> None:
         self._next = 0  # the first round that the service lacks

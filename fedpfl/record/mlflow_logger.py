@@ -25,7 +25,7 @@ STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
 class MlflowLogger(Mirror):
-    """One MLflow run per run directory; a resumed run continues it."""
+    """Keep one MLflow run per run directory; a resumed run continues it."""
 
     def __init__(self, experiment: str = "fedpfl", uri: str | None = None):
         super().__init__()

@@ -20,7 +20,7 @@ LAST = (
 
 
 class Overview:
-    """Latest, best and totals of the rows so far.
+    """Keep latest, best and totals of the rows so far.
 
     cohort: clients per round; None where unknown, and nothing is said per client.
     """
@@ -54,7 +54,7 @@ class Overview:
         return sum(self._bits.values()) / 8e9 if self._counted else None
 
     def fields(self) -> dict[str, float]:
-        """Names without dots, which every panel of W&B can use.
+        """Return the numbers by names without dots, which all panels of W&B can use.
 
         last_*, best_*: percent. bits_*_per_client: mean over rounds. seconds_per_round: median. personal_entries: of
         all tensors, after the last round that counts them.

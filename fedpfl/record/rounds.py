@@ -63,8 +63,8 @@ def columns(text: str, only: Collection[str] | None = None) -> dict[str, list[fl
 
 def read(text: str, only: Collection[str] | None = None) -> list[dict[str, float | None]]:
     """Read the rows, each a dict by column. Arguments and errors as of `columns`."""
-    found = columns(text, only)
-    return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+    table = columns(text, only)
+    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
 
 def _number(text: str, name: str) -> float:

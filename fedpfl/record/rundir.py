@@ -24,9 +24,9 @@ _REPLACED = (*_KEPT, "summary.json", "state.pt", "partition.png")
 
 
 class RunDirectory:
-    """One run's files. One process writes: a lock on `run.lock` is held until `close()`.
+    """Write and read one run's files. One process writes: a lock on `run.lock` is held until `close()`.
 
-    Every method that writes raises FedpflError where the file system refuses (full, read-only), or where `run.lock` is
+    A method that writes raises FedpflError where the file system refuses (full, read-only), or where `run.lock` is
     gone, for then another process may write there.
 
     A checkpoint holds the text of the files that belong to it, which are written anew from it. summary.json tells its

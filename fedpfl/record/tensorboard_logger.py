@@ -19,7 +19,7 @@ FLUSH = 10  # seconds that a round may wait in memory
 
 
 class TensorboardLogger(Mirror):
-    """Event files below `tensorboard/`; those of an earlier process are replaced."""
+    """Write event files below `tensorboard/`; those of an earlier process are replaced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,5 +67,5 @@ class TensorboardLogger(Mirror):
 
 
 def _code(values: Mapping[str, Any]) -> str:
-    """Nested values as TensorBoard's Markdown."""
+    """Return nested values as TensorBoard's Markdown."""
     return "\n".join(f"    {line}" for line in json.dumps(values, indent=2, default=str).splitlines())

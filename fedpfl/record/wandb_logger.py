@@ -34,7 +34,7 @@ SUMMARIES = {name: f"{metric.best},last" for name, metric in METRICS.items() if 
 
 @dataclass(frozen=True)
 class Options(Checked):
-    """The configuration's `logger` where it is W&B; see conf/logger/wandb.yaml."""
+    """Hold the configuration's `logger` where it is W&B; see conf/logger/wandb.yaml."""
 
     project: str = "fedpfl"
     entity: str | None = None
@@ -49,7 +49,7 @@ class Options(Checked):
 
 
 class WandbLogger(Mirror):
-    """One W&B run per run directory; a resumed run continues it.
+    """Keep one W&B run per run directory; a resumed run continues it.
 
     say: told where the run can be seen or how to upload it.
     """

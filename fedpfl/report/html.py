@@ -77,22 +77,21 @@ def write(
     select, every: as in `accuracy_table`, for which `table` may stand. where: filters, such as `method=fedobp`. Raises
     FedpflError where a root does not exist, nothing can be read, or no run is let through.
     """
-    found = experiments(roots, warn)
-    kept = set(chosen([run for experiment in found for run in experiment.runs], where))
+    listed = experiments(roots, warn)
+    kept = set(chosen([run for experiment in listed for run in experiment.runs], where))
     if not kept:
         raise nothing_below(roots)
     out.mkdir(parents=True, exist_ok=True)
     pages, records = dict[str, str](), []
-    for experiment in found:
+    for experiment in listed:
         notes: list[str] = []
-        gathered = groups(run for run in experiment.runs if run in kept)
-        if gathered:
-            accuracy = table([run for group in gathered for run in group.runs], select, every, warn=notes.append)
+        if members := [run for run in experiment.runs if run in kept]:
+            accuracy, gathered = table(members, select, every, warn=notes.append), groups(members)
             summary = _summary(gathered)
             pages[experiment.name] = _page(experiment, gathered, out, accuracy, summary, notes)
             records.append({"experiment": experiment.name} | summary | {"best": _best(accuracy.frame)})
-    if len(found) > 1:
-        pages["index"] = _index(records, select, [line for one in found for line in one.skipped])
+    if len(listed) > 1:
+        pages["index"] = _index(records, select, [line for one in listed for line in one.skipped])
     script = resources.files("plotly").joinpath("package_data", "plotly.min.js")
     with whole(out / plotly_name()) as file:
         file.write_bytes(script.read_bytes())
@@ -105,14 +104,14 @@ def write(
 def experiments(roots: Iterable[Path], warn: Callable[[str], None] = to_stderr) -> list[Experiment]:
     """Return the runs by experiment, which is the folder of `<method>/<key>/seed<k>`, else the one that holds a run.
 
-    Of one configuration that ran in two experiments each keeps its own.
+    Of one configuration that ran in two experiments, both have a run.
     """
     folders = defaultdict[Path, list[Path]](list)
     for path in directories(*roots, warn=warn):
         place = path.resolve()
         usual = re.fullmatch(r"seed\d+", place.name) and len(place.parents) > 2
         folders[place.parents[2] if usual else place.parent].append(path)
-    found, names = [], {"index"}
+    listed, names = [], {"index"}
     for base, paths in folders.items():
         skipped: list[str] = []
         members = runs(*paths, warn=skipped.append)
@@ -123,8 +122,8 @@ def experiments(roots: Iterable[Path], warn: Callable[[str], None] = to_stderr) 
             count += 1
             name = f"{base.name}-{count}"
         names.add(name.casefold())
-        found.append(Experiment(name, base, members, [line.removeprefix("skipped ") for line in skipped]))
-    return found
+        listed.append(Experiment(name, base, members, [line.removeprefix("skipped ") for line in skipped]))
+    return listed
 
 
 def plotly_name() -> str:
@@ -203,8 +202,8 @@ def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[st
         for _, run in members
     ]
     names = list(dict.fromkeys(key for setup in setups for key in setup))
-    told = {name: ["" if (one := setup.get(name)) is None else clip(one) for setup in setups] for name in names}
-    differing = [name for name, texts in told.items() if len(set(texts)) > 1]
+    setup_of = {name: ["" if (one := setup.get(name)) is None else clip(one) for setup in setups] for name in names}
+    differing = [name for name, texts in setup_of.items() if len(set(texts)) > 1]
     heads = (*ROW.values(), Column("seed", "whole"), Column("status"), Column("rounds", "whole"))
     heads += (Column("accuracy", "percent"), Column("hours", "number"), *map(Column, differing))
     rows = []
@@ -222,11 +221,11 @@ def _overview(gathered: Sequence[Group], out: Path, base: Path) -> tuple[dict[st
                 Cell(f"{run.reached}/{run.planned}", order=run.reached),
                 Cell(float(judged.get("accuracy", math.nan)), below=stale),
                 Cell(run.fact("hours")),
-                *(Cell(told[name][place]) for name in differing),
+                *(Cell(setup_of[name][place]) for name in differing),
                 Cell(run.path.resolve().relative_to(base).as_posix(), link=link),
             ]
         )
-    facts = {name: texts[0] for name, texts in told.items() if name not in differing and texts[0]}
+    facts = {name: texts[0] for name, texts in setup_of.items() if name not in differing and texts[0]}
     return facts, Table("runs", (*heads, Column("directory", "long")), rows, by=2)
 
 

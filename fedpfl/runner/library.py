@@ -223,7 +223,7 @@ def _composed(settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, 
         (whole, *more) = settings
         if more or keys or not isinstance(whole, Mapping):
             raise FedpflError("a whole configuration stands alone; change it, or give words such as 'rounds=5'")
-        return OmegaConf.create({"hydra": {"run": {"dir": "${fedpfl.run_dir:}"}}, **whole}), None
+        return OmegaConf.create({"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}, **whole}), None
     words = [*map(str, settings), *(word for key, value in keys.items() for word in overrides.words(key, value))]
     if option := next((word for word in words if word.startswith("-")), None):
         raise FedpflError(f"{option} is an option of the command line; give words such as 'rounds=5'")

@@ -495,6 +495,7 @@ def shaped(*axes: int) -> bytes:
     [
         shaped(-6, 4, 5) + bytes(120),
         shaped(-6, -4, 5) + bytes(120),
+        shaped(-1, 4, 5) + bytes(120),
         shaped(*[2**31 - 1] * 255),
         shaped(*[1] * 255) + bytes(1),
         shaped(2**31 - 1, 2**31 - 1) + bytes(9),
@@ -505,7 +506,7 @@ def shaped(*axes: int) -> bytes:
         b"\0\0\x0d\3" + shaped(6, 4, 5)[4:] + bytes(480),
         shaped(65536, 65535) + bytes(9),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 @pytest.mark.parametrize("packed", [True, False])
 def test_idx_files_that_claim_what_is_not_so(tmp_path, monkeypatch, bad, packed):

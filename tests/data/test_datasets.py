@@ -300,6 +300,15 @@ def test_cifar_archive(tmp_path, cifar, monkeypatch, writable):
     assert np.array_equal(load(name, tmp_path, download=False).x, x)
 
 
+def test_an_archive_writes_nothing_outside(tmp_path, cifar, monkeypatch):
+    name, kind, files, _, _ = cifar
+    archive = pack(files | {"../../outside": b"?"})
+    monkeypatch.setattr(kind, "tgz_md5", md5(archive))
+    root = write(tmp_path / "data", {kind.filename: archive})
+    assert f"{kind.filename} is corrupt: '../../outside' would be extracted to " in one_line(lambda: load(name, root))
+    assert not (tmp_path / "outside").exists()
+
+
 def test_corrupt_cifar_is_named(tmp_path, cifar):
     name, kind, files, _, _ = cifar
     file = f"{kind.base_folder}/{kind.test_list[0][0]}"

@@ -128,6 +128,7 @@ def test_groups_and_the_test_part_of_an_archive(tmp_path):
         ({"x": TOKENS - 1}, "token ids must be from 0 to 2147483647, found -1 to 28"),
         ({"x": TOKENS[:, :, None]}, "got int32 [120, 7, 1]"),
         ({"x": FEATURES, "groups": np.arange(119)}, "groups must be integers [samples], got int64 [119]"),
+        ({"x": FEATURES, "test_from": 0}, "test_from must be from 1 to 119, got 0"),
         ({"x": FEATURES, "test_from": 120}, "test_from must be from 1 to 119, got 120"),
         ({"x": FEATURES, "test_from": np.arange(3)}, "test_from must be from 1 to 119, got [0, 1, 2]"),
         ({"x": FEATURES, "test_from": 90.5}, "test_from must be from 1 to 119, got 90.5"),

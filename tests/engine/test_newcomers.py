@@ -69,7 +69,7 @@ def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name,
     """
     clients = {"clients": 7} if name == "scaffold" else {}
     method = METHODS[name](**{**values, **clients})
-    assert method.validates == (name == "fedobp" and isinstance(values["q"], tuple))
+    assert method.validates == (name == "fedobp_adaptive")
     same, other = ("validation", "test") if method.validates else ("test", "validation")
     clean, secret = worlds[0], worlds[2 if method.validates else 1]
     (states, judged), (anew, again) = (rounds(method, net, world, watched=world is secret) for world in (clean, secret))
@@ -82,10 +82,10 @@ def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name,
 
 
 def test_who_validates_learns_from_validation_samples_alone(net, worlds):
-    """FedOBP with several q is the one exception: these samples decide, test samples do not."""
+    """FedOBP with an adaptive q is the one exception: these samples decide, test samples do not."""
     values = {"q": (0.5, 0.9)}
-    test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part("fedobp", values, net, worlds)
-    one, other = (rounds(METHODS["fedobp"](**values), net, world, watched=False)[0] for world in worlds[:2])
+    test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part("fedobp_adaptive", values, net, worlds)
+    one, other = (rounds(METHODS["fedobp_adaptive"](**values), net, world, watched=False)[0] for world in worlds[:2])
     assert differing(one, other)
 
 

@@ -113,7 +113,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
     ("fedobp/figure4_as_published", "fedobp: method.norm", "layer", "public code, the path of FedDPA"),
     ("fedobp/table5", "norm", "none,layer,global", "Table V"),
     ("fedobp/table5_cls", "fedobp: method.classifier_only", True, "Table V"),
-    ("figure5", "paper", "fedobp_none,fedobp_layer,fedobp_global,fedobp_cls", "Figure 5"),
+    ("fedobp/figure5", "paper", "fedobp_none,fedobp_layer,fedobp_global,fedobp_cls", "Figure 5"),
     ("fedobp/figure6", "fedobp: method.q", 0.99995, "Figure 6: 44 entries on CIFAR10"),
     ("fedobp/fmnist_as_published", "method.q", 0.99992, LOGS),
     ("fedobp/fmnist_as_published", "method.ema", 0.3, LOGS),
@@ -453,7 +453,7 @@ def test_subflots_pathological_split() -> None:
 def test_fedspus_code_is_at_hand() -> None:
     """Its step sizes are said beside the paper's."""
     for name, lr in (("emnist", 0.0005), ("speech", 0.001), ("cifar10", 0.005)):
-        assert f"local.lr={lr}" in head(f"fedspu_{name}")
+        assert f"local.lr={lr}" in head(f"fedspu/{name}")
 
 
 @pytest.mark.parametrize("experiment", ["fedpurin/fmnist", "fedpurin/cifar100"])

@@ -500,6 +500,7 @@ def test_keys_are_found_where_wandb_login_puts_them(monkeypatch, tmp_path):
         ({"group": 3}, "logger.group must be a text or null, got 3"),
         ({"tags": "one"}, "logger.tags must be a list of texts, got 'one'"),
         ({"tags": [1]}, "logger.tags must be a list of texts, got [1]"),
+        ({"tags": [""]}, "logger.tags must be words of at most 64 characters, got ('',)"),
         ({"tags": ["x" * 65]}, "logger.tags must be words of at most 64 characters, got ('xxx"),
         ({"projekt": "x"}, "logger.projekt is not a key here; known keys: project, entity"),
     ],
@@ -520,5 +521,6 @@ def test_without_the_package(monkeypatch):
 def test_the_shipped_config_is_the_default():
     yaml = pytest.importorskip("yaml")
     folder = Path(__file__).parents[2] / "conf" / "logger"
+    assert typed(Options, {"tags": ["x" * 64]}, "logger").tags == ("x" * 64,)
     assert typed(Options, options(yaml.safe_load((folder / "wandb.yaml").read_text())), "logger") == Options()
     mirrors(yaml.safe_load((folder / "none.yaml").read_text()))

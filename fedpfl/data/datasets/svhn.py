@@ -2,7 +2,7 @@
 
 from fedpfl.data.datasets.shared.samples import Raw, merged
 from fedpfl.data.datasets.shared.source import Source, file, reading
-from fedpfl.data.datasets.shared.vision import labels, torchvision
+from fedpfl.data.datasets.shared.vision import torchvision
 
 
 def svhn(source: Source) -> Raw:
@@ -13,4 +13,4 @@ def svhn(source: Source) -> Raw:
         file(source, name, (md5,), (url,), "train_32x32.mat and test_32x32.mat")
     with reading(source.folder / kind.split_list["train"][1]):
         parts = [kind(source.folder, split=split) for split in ("train", "test")]
-        return merged(*((part.data, labels(part.labels)) for part in parts))
+        return merged(*((part.data, part.labels) for part in parts))

@@ -67,7 +67,7 @@ def curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
     shown = [metric for metric in CURVES if metric.name in every]
     rounds = every[["round", *(metric.name for metric in shown)]].groupby("round")
     means, spreads = rounds.mean(skipna=False), rounds.std(skipna=False)
-    found: dict[str, pd.DataFrame] = {}
+    lines: dict[str, pd.DataFrame] = {}
     for metric in shown:
         over = pd.DataFrame({"mean": means[metric.name], "std": spreads[metric.name]})
         over = over[over["mean"].notna()]
@@ -75,8 +75,8 @@ def curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
             over = over.iloc[spaced(len(over), POINTS)]
         elif size > 1:
             over = over.reset_index().groupby((over.index.to_numpy() - 1) // size).mean().set_index("round")
-        found |= {metric.name: over} if len(over) else {}
-    return found
+        lines |= {metric.name: over} if len(over) else {}
+    return lines
 
 
 def totals(group: Group) -> pd.DataFrame:
@@ -112,7 +112,7 @@ class Partition:
 
 def partitions(gathered: Sequence[Group]) -> list[Partition]:
     """Return all distinct partitions; all settings show one before a second."""
-    found = defaultdict[str, dict[bytes, Partition]](dict)
+    distinct = defaultdict[str, dict[bytes, Partition]](dict)
     for group, run in ((one, run) for one in gathered for run in one.runs):
         try:
             labels = run.clients.set_index("client").filter(regex=r"^label_\d+$")
@@ -122,8 +122,8 @@ def partitions(gathered: Sequence[Group]) -> list[Partition]:
         if not labels.empty and labels.notna().all(axis=None):
             counts = labels.rename(index=int, columns=str).astype(int)
             entry = Partition(group.setting, counts, set())
-            entry = found[group.setting].setdefault(counts.to_numpy().tobytes(), entry)
+            entry = distinct[group.setting].setdefault(counts.to_numpy().tobytes(), entry)
             entry.seeds.add(run.seed)
             entry.runs += 1
-    ordered = [sorted(own.values(), key=lambda one: min(one.seeds)) for own in found.values()]
+    ordered = [sorted(members.values(), key=lambda one: min(one.seeds)) for members in distinct.values()]
     return [one for row in itertools.zip_longest(*ordered) for one in row if one]

@@ -56,18 +56,11 @@ class Drawing:
         self, gathered: Sequence[Group], judged: Sequence[float], note: Callable[[str], None], fair: Sequence[Fair]
     ):
         self.judged, self.fair = dict(zip(gathered, judged, strict=True)), fair
-        self.settings = list(dict.fromkeys(group.setting for group in gathered))
-        self.ranked = sorted(
-            gathered,
-            key=lambda group: (self.settings.index(group.setting), np.nan_to_num(-self.judged[group], nan=1.0)),
-        )
+        settings = dict.fromkeys(group.setting for group in gathered)
+        self.ranked = {setting: self._best_first(gathered, setting) for setting in settings}
         # The best of each setting first: colours repeat, and the best shall not share one.
-        places = sorted(
-            (place, at, group.method)
-            for at, setting in enumerate(self.settings)
-            for place, group in enumerate(self._of(setting))
-        )
-        self.methods = list(dict.fromkeys(method for *_, method in places))
+        ranks = itertools.zip_longest(*self.ranked.values())
+        self.methods = list(dict.fromkeys(group.method for rank in ranks for group in rank if group))
         clients = {run: data.read_clients(run, note) for group in gathered for run in group.runs}
         self.spreads = {key: {group: data.spread(group, clients, key) for group in gathered} for key in TUNED}
         self.size = max(1, math.ceil(max(run.reached for group in gathered for run in group.used) / data.POINTS))
@@ -96,7 +89,7 @@ class Drawing:
 
     def curve_numbers(self) -> Table:
         """Return the means of the accuracy after some of the rounds, for who cannot see or point at the chart."""
-        curves = {group: own["accuracy"]["mean"] for group, own in self.curves.items() if "accuracy" in own}
+        curves = {group: lines["accuracy"]["mean"] for group, lines in self.curves.items() if "accuracy" in lines}
         rounds = sorted({number for over in curves.values() for number in over.index})
         rounds = [rounds[at] for at in data.spaced(len(rounds), 12)]
         columns = {number: Column(str(number), "percent", "round") for number in rounds}
@@ -115,9 +108,9 @@ class Drawing:
         columns |= {name: Column(name, "percent") for name in data.BOX}
         return Table.of(records, _NAMED | columns, title="clients' accuracy", by=1)
 
-    def _of(self, setting: str) -> list[Group]:
-        """The configurations of a setting, the best first."""
-        return [group for group in self.ranked if group.setting == setting]
+    def _best_first(self, gathered: Sequence[Group], setting: str) -> list[Group]:
+        members = [group for group in gathered if group.setting == setting]
+        return sorted(members, key=lambda group: float(np.nan_to_num(-self.judged[group], nan=1.0)))
 
     def _share(self, values: list[Any]) -> int:
         """The place of an array, the same for equal ones."""
@@ -136,8 +129,8 @@ class Drawing:
         return {"type": "scatter", "name": _label(group.method), "meta": at, "line": line, "marker": marker} | others
 
     def _curves(self) -> Figures:
-        for setting, metric in itertools.product(self.settings, data.CURVES):
-            known = [group for group in self._of(setting) if metric.name in self.curves[group]]
+        for (setting, rivals), metric in itertools.product(self.ranked.items(), data.CURVES):
+            known = [group for group in rivals if metric.name in self.curves[group]]
             lines = {group: self.curves[group][metric.name] for group in known}
             order = sorted(lines, key=lambda group: lines[group]["mean"].iloc[-1], reverse=metric.best == "max")
             binned = self.size > 1 and not metric.evaluated
@@ -174,8 +167,8 @@ class Drawing:
         return [band, line]
 
     def _boxes(self) -> Figures:
-        for setting, (key, words) in itertools.product(self.settings, TUNED.items()):
-            spreads = [(group, self.spreads[key][group]) for group in self._of(setting)]
+        for (setting, rivals), (key, words) in itertools.product(self.ranked.items(), TUNED.items()):
+            spreads = [(group, self.spreads[key][group]) for group in rivals]
             boxes = [(data.box(spread), group, spread) for group, spread in spreads if len(spread)]
             boxes.sort(key=lambda box: -box[0]["mean"])
             if traces := [trace for box in boxes for trace in self._row(*box)]:
@@ -197,9 +190,9 @@ class Drawing:
 
     def _sizes(self) -> Figures:
         """A panel per method; its line joins the medians of five equal parts of the clients by size."""
-        for setting, (key, words) in itertools.product(self.settings, TUNED.items()):
+        for (setting, rivals), (key, words) in itertools.product(self.ranked.items(), TUNED.items()):
             panels = []
-            for group in self._of(setting):
+            for group in rivals:
                 spread = self.spreads[key][group].query("train > 0")
                 if spread.empty:
                     continue
@@ -213,13 +206,13 @@ class Drawing:
             yield from _panels(setting, {"accuracy": words}, panels, type="log", dtick="D2")
 
     def _fairness(self) -> Figures:
-        for setting, (key, baseline) in itertools.product(self.settings, BASELINES.items()):
+        for setting, (key, baseline) in itertools.product(self.ranked, BASELINES.items()):
             panels = []
             for fair in self.fair:
                 pairs = fair.pairs.get(key, {})
                 if fair.group.setting != setting or not pairs:
                     continue
-                both = pd.concat([own.assign(seed=run.seed) for run, own in pairs.items()]).reset_index()
+                both = pd.concat([pair.assign(seed=run.seed) for run, pair in pairs.items()]).reset_index()
                 both = both.rename(columns={"baseline": "at", "own": "value"}).sort_values(["at", "value"])
                 line = {"color": "var(--quiet)", "dash": "dot", "width": 1.2}
                 diagonal = {"type": "scatter", "mode": "lines", "x": [0, 100], "y": [0, 100], "line": line}
@@ -262,7 +255,11 @@ class Drawing:
             yield _figure(one.setting, choice, [heat], note, xaxis=x, yaxis=y, height=height)
 
     def _masks(self) -> Figures:
-        masks = {group: pd.concat([run.personal for run in group.used]) for group in self.ranked}
+        masks = {
+            group: pd.concat([run.personal for run in group.used])
+            for rivals in self.ranked.values()
+            for group in rivals
+        }
         bins = max(8, min(100, MASKS // max(1, sum(len(mask.columns) for mask in masks.values()))))
         for group, mask in masks.items():
             if len(mask.columns):
@@ -297,8 +294,8 @@ class Drawing:
         )
 
     def _cost(self) -> Figures:
-        for setting, (key, title) in itertools.product(self.settings, [*OVER.items()][1:]):
-            costs = {group: float(self.totals[group][key].iloc[-1]) for group in self._of(setting)}
+        for (setting, rivals), (key, title) in itertools.product(self.ranked.items(), [*OVER.items()][1:]):
+            costs = {group: float(self.totals[group][key].iloc[-1]) for group in rivals}
             costs = {group: cost for group, cost in costs.items() if math.isfinite(cost + self.judged[group])}
             if not costs:
                 continue
@@ -306,7 +303,7 @@ class Drawing:
             for group, cost in costs.items():
                 side = "left" if cost > most / 2 else "right"  # where there is room
                 look = self._look(group, size=11, mode="markers+text", textposition=f"middle {side}")
-                look |= {"x": [_number(cost)], "y": [_number(self.judged[group])], "text": [look["name"]]}
+                look |= {"x": _numbers([cost]), "y": _numbers([self.judged[group]]), "text": [look["name"]]}
                 traces.append(look | {"hovertemplate": "%{text}<br>%{y:.2f} %, " + title + " %{x}<extra></extra>"})
             scale = {"type": "log"} if 0 < 20 * min(costs.values()) < most else {"rangemode": "tozero"}
             x, y = _axis(title, **scale), _axis(_ACCURACY)
@@ -367,12 +364,5 @@ def _label(text: str) -> str:
 
 
 def _numbers(values: Iterable[float], digits: int = 4) -> list[float | None]:
-    return [_number(value, digits) for value in values]
-
-
-def _number(value: float, digits: int = 4) -> float | None:
-    """A number of so many digits; None where it is not finite, which JSON cannot hold."""
-    if not math.isfinite(value):
-        return None
-    value = float(f"{value:.{digits}g}")
-    return int(value) if value == int(value) else value
+    """Numbers of so many digits; None where they are not finite, which JSON cannot hold."""
+    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]

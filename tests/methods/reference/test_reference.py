@@ -79,7 +79,9 @@ def test_three_rounds_equal_the_plain_loops(name, backend, expected, net, federa
     method, want = METHODS[name][0], expected(name)
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
-        assert_close(flat(state.server), want.shared[t], **TOLERANCE)
+        server = flat(state.server)
+        apart = set(HEAD) if name == "fedper" else set()  # its head never reaches the server
+        assert_close(server, {key: value for key, value in want.shared[t].items() if key not in apart}, **TOLERANCE)
         for client, personal in enumerate(want.personal[t]):
             assert_close(method.personal(state.server, state.client(client)), personal, **TOLERANCE)
         assert outcome.before.correct.tolist() == want.before[t]

@@ -42,8 +42,10 @@ def array(data: bytes) -> np.ndarray:
 
     Raises ValueError for anything else.
     """
-    start = 4 + 4 * data[3] if len(data) > 3 else 4
-    shape = np.frombuffer(data[4:start], ">i4").tolist()
-    if data[:3] != b"\0\0\x08" or min(shape, default=-1) < 0 or math.prod(shape) != len(data) - start:
-        raise ValueError(f"not an IDX file of unsigned bytes (shape {shape[:8]}, {len(data):,} bytes)")
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+    if data[:3] != b"\0\0\x08" or len(data) < 4:
+        raise ValueError("not an IDX file of unsigned bytes")
+    start = 4 + 4 * data[3]
+    shape, pixels = np.frombuffer(data[4:start], ">i4").tolist(), np.frombuffer(data, np.uint8)[start:]
+    if math.prod(shape) != len(pixels):
+        raise ValueError(f"not an IDX file of shape {shape[:8]}, as it says, but of {len(pixels):,} values")
+    return pixels.reshape(shape)

@@ -67,103 +67,105 @@ def checked(
     normalize: bool,
 ) -> Samples:
     """Check what was read and compute what was not given. Raises FedpflError."""
-    if not raw.x.ndim:
-        raise FedpflError(f"{where}: x must be one entry per sample, got {raw.x.dtype} []; see docs/data.md")
-    x, y = _x(raw.x, where), _y(raw.y, len(raw.x), where)
-    classes = _classes(y, classes, where)
-    groups = None if raw.groups is None else _groups(raw, where)
-    if raw.test_from is not None and raw.test_from not in range(1, len(x)):
-        raise FedpflError(
-            f"{where}: test_from must be from 1 to {len(x) - 1}, got {raw.test_from}; it is the first test sample"
-        )
-    tensor = torch.from_numpy(x)
-    mean, std = _scaling(tensor, mean, std, normalize)
-    return Samples(name, tensor, torch.from_numpy(y), classes, mean, std, groups, raw.group_names, raw.test_from)
+    try:
+        x, y = torch.from_numpy(np.ascontiguousarray(_x(raw.x))), _y(raw)
+        classes, groups = _classes(y, classes), _groups(raw)
+        if raw.test_from is not None and raw.test_from not in range(1, len(x)):
+            raise ValueError(
+                f"test_from must be from 1 to {len(x) - 1}, got {raw.test_from}; it is the first test sample"
+            )
+    except ValueError as error:
+        raise FedpflError(f"{where}: {error}") from None
+    mean, std = _scaling(x, mean, std, normalize)
+    return Samples(name, x, torch.from_numpy(y), classes, mean, std, groups, raw.group_names, raw.test_from)
 
 
-# Checks
+# Checks; they raise ValueError
 
 
-def _x(x: np.ndarray, where: str) -> np.ndarray:
-    """Contiguous images, signals or token ids."""
+def _x(x: np.ndarray) -> np.ndarray:
+    """Images, signals or token ids in the form that `Samples` has them."""
+    if not x.ndim:
+        raise ValueError(f"x must be one entry per sample, got {x.dtype} []; see docs/data.md")
     if x.dtype.kind == "f":
         if x.ndim < 2 or 0 in x.shape[1:]:
-            raise FedpflError(f"{where}: signals must be [samples, channels or features, ...], got {list(x.shape)}")
+            raise ValueError(f"signals must be [samples, channels or features, ...], got {list(x.shape)}")
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             x = x.astype(np.float32, copy=False)
         if not np.isfinite(x).all():
-            raise FedpflError(
-                f"{where}: x holds values that are not finite (or not as float32); mend or leave out those samples"
-            )
-        return np.ascontiguousarray(x.transpose(0, 3, 1, 2) if x.ndim == 4 and _channels_last(x.shape) else x)
+            raise ValueError("x holds values that are not finite (or not as float32); mend or leave out those samples")
+        return _channels_first(x)
     if x.dtype != np.uint8 and x.dtype.kind in "iu" and x.ndim == 2 and x.shape[1]:
         worst = min(int(x.min(initial=0)), 2**31 - 1 - int(x.max(initial=0)))
         if worst < 0:
-            raise FedpflError(f"{where}: token ids must be from 0 to 2147483647, found {x.min()} to {x.max()}")
-        return np.ascontiguousarray(x.astype(np.int32))
+            raise ValueError(f"token ids must be from 0 to 2147483647, found {x.min()} to {x.max()}")
+        return x.astype(np.int32)
     if x.dtype != np.uint8:
-        raise FedpflError(
-            f"{where}: x must be uint8 (pixels 0..255), got {x.dtype} {list(x.shape)}; convert it, or give signals "
+        raise ValueError(
+            f"x must be uint8 (pixels 0..255), got {x.dtype} {list(x.shape)}; convert it, or give signals "
             "as floats, token ids as int32 [samples, length]"
         )
     if x.ndim == 3:
         x = x[:, None]
     if x.ndim != 4 or 0 in x.shape[1:]:
-        raise FedpflError(
-            f"{where}: x must be [samples, channels, height, width], or without channels, or with channels last; "
+        raise ValueError(
+            "x must be [samples, channels, height, width], or without channels, or with channels last; "
             f"got shape {list(x.shape)}"
         )
-    return np.ascontiguousarray(x.transpose(0, 3, 1, 2) if _channels_last(x.shape) else x)
+    return _channels_first(x)
 
 
-def _channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether `[n, a, b, c]` can only be `[n, h, w, c]`: a is no usual number of channels; c is, or a x b is square."""
-    usual = (1, 3, 4)
-    return shape[1] not in usual and (shape[3] in usual or shape[1] == shape[2] != shape[3])
+def _channels_first(x: np.ndarray) -> np.ndarray:
+    """`[n, a, b, c]` as `[n, c, a, b]` where a is no usual number of channels, and c is, or a x b is square."""
+    usual, shape = (1, 3, 4), x.shape
+    last = x.ndim == 4 and shape[1] not in usual and (shape[3] in usual or shape[1] == shape[2] != shape[3])
+    return x.transpose(0, 3, 1, 2) if last else x
 
 
-def _y(y: np.ndarray, samples: int, where: str) -> np.ndarray:
+def _y(raw: Raw) -> np.ndarray:
     """Labels as int64 `[samples]`."""
+    y, samples = raw.y, len(raw.x)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise FedpflError(f"{where}: y must be integers [samples], got {y.dtype} {list(y.shape)}; convert the labels")
+        raise ValueError(f"y must be integers [samples], got {y.dtype} {list(y.shape)}; convert the labels")
     if samples != len(y):
-        raise FedpflError(f"{where}: x has {samples} samples but y has {len(y)}; they must be of one length")
+        raise ValueError(f"x has {samples} samples but y has {len(y)}; they must be of one length")
     if not len(y):
-        raise FedpflError(f"{where}: there are no samples; x and y must hold at least one")
+        raise ValueError("there are no samples; x and y must hold at least one")
     if y.min() < 0:
-        raise FedpflError(f"{where}: labels must be 0..C-1, found {y.min()}; number the classes from 0")
+        raise ValueError(f"labels must be 0..C-1, found {y.min()}; number the classes from 0")
     if y.max() >= CLASSES:
-        raise FedpflError(f"{where}: labels must be below {CLASSES:,}, found {y.max()}; number the classes from 0")
+        raise ValueError(f"labels must be below {CLASSES:,}, found {y.max()}; number the classes from 0")
     return y.astype(np.int64)
 
 
-def _classes(y: np.ndarray, classes: int | None, where: str) -> int:
+def _classes(y: np.ndarray, classes: int | None) -> int:
     if classes is not None:
         if y.max() >= classes:
-            raise FedpflError(f"{where}: found label {y.max()}, but dataset.classes={classes} allows 0..{classes - 1}")
+            raise ValueError(f"found label {y.max()}, but dataset.classes={classes} allows 0..{classes - 1}")
         return classes
     present = np.unique(y)
     classes = int(present[-1]) + 1
     if len(present) != classes:
         absent = int(np.flatnonzero(present != np.arange(len(present)))[0])
-        raise FedpflError(
-            f"{where}: labels must be 0..C-1, but no sample has label {absent} and the largest is {present[-1]}; "
+        raise ValueError(
+            f"labels must be 0..C-1, but no sample has label {absent} and the largest is {present[-1]}; "
             "number the classes from 0, or set dataset.classes if a class is empty on purpose"
         )
     return classes
 
 
-def _groups(raw: Raw, where: str) -> Tensor:
+def _groups(raw: Raw) -> Tensor | None:
     groups = raw.groups
-    assert groups is not None
+    if groups is None:
+        return None
     if groups.shape != (len(raw.x),) or groups.dtype.kind not in "iu":
-        raise FedpflError(
-            f"{where}: groups must be integers [samples], got {groups.dtype} {list(groups.shape)}; number them from 0"
+        raise ValueError(
+            f"groups must be integers [samples], got {groups.dtype} {list(groups.shape)}; number them from 0"
         )
     if groups.min() < 0 or groups.max() >= len(raw.group_names):
-        raise FedpflError(f"{where}: groups must be from 0 to {len(raw.group_names) - 1}, the number of names less one")
+        raise ValueError(f"groups must be from 0 to {len(raw.group_names) - 1}, the number of names less one")
     return torch.from_numpy(groups.astype(np.int64))
 
 

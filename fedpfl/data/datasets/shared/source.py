@@ -108,23 +108,26 @@ def unpacked(
 def _download(url: str, path: Path, md5: tuple[str, ...]) -> None:
     """Fetch and check a file. Raises OSError or HTTPException if it cannot be had."""
     log.info("downloading %s to %s", url, path)
-    digest = hashlib.md5(usedforsecurity=False)
     with urllib.request.urlopen(url, timeout=60) as response:
         path.parent.mkdir(parents=True, exist_ok=True)  # only now: without network nothing is left behind
-        with whole(path) as aside, aside.open("wb") as file:
-            while chunk := response.read(1 << 20):
-                digest.update(chunk)
-                file.write(chunk)
-            if digest.hexdigest() not in md5:
-                raise OSError(f"{url} gave another file: md5 is {digest.hexdigest()}, expected {' or '.join(md5)}")
+        with whole(path) as aside:
+            with aside.open("wb") as file:
+                shutil.copyfileobj(response, file)
+            if fault := _other(aside, md5):
+                raise OSError(f"{url} gave another file: {fault}")
 
 
 def check_md5(path: Path, md5: tuple[str, ...]) -> None:
     """Raise FedpflError with both sums if the file is another one."""
+    if fault := _other(path, md5):
+        raise corrupt(path, fault)
+
+
+def _other(path: Path, md5: tuple[str, ...]) -> str:
+    """Both sums, unless the file is the right one."""
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if actual not in md5:
-        raise corrupt(path, f"md5 is {actual}, expected {' or '.join(md5)}")
+    return "" if actual in md5 else f"md5 is {actual}, expected {' or '.join(md5)}"
 
 
 # What is slow to read

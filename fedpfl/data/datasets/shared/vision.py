@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedpfl.data.datasets.shared.samples import Raw, merged
@@ -51,9 +52,4 @@ def _read_cifar(kind: Any, root: Path) -> Raw:
     with reading(root / kind.base_folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the pickles are of an old numpy
         parts = [kind(root, train=train) for train in (True, False)]
-        return merged(*((part.data.transpose(0, 3, 1, 2), labels(part.targets)) for part in parts))
-
-
-def labels(values: Any) -> Any:
-    """Return labels as an array."""
-    return torch.as_tensor(values).numpy()
+        return merged(*((part.data.transpose(0, 3, 1, 2), np.asarray(part.targets)) for part in parts))
