@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report.figures import by_round, by_setting, look, panels, smooth, told
+from fedpfl.report.figures import by_round, by_setting, legible, look, panels, smooth
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table
@@ -18,6 +18,7 @@ from fedpfl.report.tables import ROW, row_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+WINDOW = 10
 COLUMNS = ROW | {
     "seed": Column("seed", "whole"),
     "reference": Column("reference"),
@@ -58,10 +59,10 @@ def curve_table(runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int,
     return Table.of(records, COLUMNS, caption=caption, by=2)
 
 
-def curves(runs: Iterable[Run], reference: Path, path: Path, window: int = 10) -> list[Path]:
+def curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
     """Draw the cohort's accuracy in every round before and after local training, beside published curves.
 
-    These are dashed, with open markers; all are running means over `window` rounds. Returns the files written.
+    These are dashed, with open markers; all are running means over WINDOW rounds. Returns the files written.
     reference: a CSV with the columns method, round, accuracy_before, accuracy_after. A published curve takes the colour
     of the first own configuration of its method; without any of its method it is left out. path: without suffix.
     """
@@ -77,18 +78,18 @@ def curves(runs: Iterable[Run], reference: Path, path: Path, window: int = 10) -
     def draw(ax: Axes, when: str) -> None:
         drawn: set[str] = set()
         for place, group in enumerate(gathered):
-            own = smooth(by_round(group, f"cohort_{when}")["mean"], window)
-            ax.plot(own.index, own, label=told(group.method), **look(place), markevery=max(1, len(own) // 10))
+            own = smooth(by_round(group, f"cohort_{when}")["mean"], WINDOW)
+            ax.plot(own.index, own, label=legible(group.method), **look(place), markevery=max(1, len(own) // 10))
             name = reference_for(group, published["method"].unique())
             if name is None or name in drawn:
                 continue
             drawn.add(name)
             rows = published[(published["method"] == name) & (published["round"] <= last)].set_index("round")
-            line = smooth(rows[f"accuracy_{when}"], window)
+            line = smooth(rows[f"accuracy_{when}"], WINDOW)
             faint: Any = look(place) | {"linestyle": (0, (2, 1.2)), "linewidth": 1.0, "markerfacecolor": "white"}
             every = (int(0.06 * len(line)), max(1, len(line) // 10))
-            ax.plot(line.index, line, label=told(f"published: {name}"), alpha=0.8, markevery=every, **faint)
-        ax.set(xlabel="round", ylabel=f"cohort's pooled accuracy (%)\nrunning mean of {window} rounds", xlim=(0, None))
+            ax.plot(line.index, line, label=legible(f"published: {name}"), alpha=0.8, markevery=every, **faint)
+        ax.set(xlabel="round", ylabel=f"cohort's pooled accuracy (%)\nrunning mean of {WINDOW} rounds", xlim=(0, None))
 
     return panels({f"{settings[0]}, {when} local training": when for when in ("before", "after")}, path, draw)
 

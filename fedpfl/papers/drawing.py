@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers.plan import Rule
-from fedpfl.report.figures import look, told
+from fedpfl.report.figures import legible, look
 from fedpfl.report.grouping import Group
 from fedpfl.report.run import Mask, Run
 from fedpfl.report.table import over_seeds
@@ -65,7 +65,7 @@ def line(ax: Axes, points: Points, label: str, place: int, **changes: Any) -> No
     """Draw a line through the means, with error bars where there is a spread."""
     across, means, spreads = [x for x, _ in points], [mean for _, (mean, _) in points], [std for _, (_, std) in points]
     error = None if all(map(math.isnan, spreads)) else [0.0 if math.isnan(spread) else spread for spread in spreads]
-    ax.errorbar(across, means, yerr=error, label=told(label), capsize=2, **{**look(place), **changes})
+    ax.errorbar(across, means, yerr=error, label=legible(label), capsize=2, **{**look(place), **changes})
 
 
 def of_method(method: str, recorded: Callable[[Group], Any]) -> Callable[[Sequence[Group]], list[Group]]:

@@ -6,14 +6,13 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from fedpfl.ground.errors import FedpflError
 from fedpfl.papers.costs import OURS, Device
 from fedpfl.papers.fedobp.tables import beside
 from fedpfl.papers.filling import fill
 from fedpfl.papers.plan import Listing, Plan, Rule
-from fedpfl.papers.registry import FIGURES, NAMES, TABLES, datasets
+from fedpfl.papers.registry import FIGURES, NAMES, TABLES
+from fedpfl.papers.registry import datasets as of_paper
 from fedpfl.report.grouping import Group
 from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
@@ -22,46 +21,34 @@ AS_PUBLISHED = "as-published"
 """The selection that stands for each table's own rule."""
 
 
-class Wish(NamedTuple):
-    """What is asked for.
-
-    names: of NAMES, or all of which there are runs. only: `tables` or `figures`. select, every: as in `accuracy_table`,
-    every 0 for the paper's. datasets: only these columns. test: of `compare.LEAST`. out: the folder of figures.
-    """
-
-    out: Path
-    names: Sequence[str] = ()
-    only: str = ""
-    select: str = "last"
-    every: int = 0
-    accuracy: str = "accuracy"
-    datasets: Sequence[str] = ()
-    test: str = ""
-    device: Device = OURS
-
-
-def show(gathered: Sequence[Group], wish: Wish) -> Iterator[tuple[str, Table | list[Path]]]:
+def show(
+    gathered: Sequence[Group],
+    out: Path,
+    rule: Rule | None,
+    names: Sequence[str] = (),
+    only: str = "",
+    datasets: Sequence[str] = (),
+    test: str = "",
+    device: Device = OURS,
+) -> Iterator[tuple[str, Table | list[Path]]]:
     """Yield what is asked for by name: tables, and the files that a figure was written to.
 
-    Raises FedpflError where a figure has no runs, and for a rule that contradicts `as-published`.
+    out: the folder of figures. rule: None for each table's own. names: of NAMES, or all of which there are runs. only:
+    `tables` or `figures`. datasets: only these columns. test: of `compare.LEAST`. Raises FedpflError where a figure has
+    no runs.
     """
-    as_published = wish.select == AS_PUBLISHED
-    if as_published and (wish.every or wish.accuracy != "accuracy"):
-        raise FedpflError(
-            f"--select {AS_PUBLISHED} has rounds and accuracy of its own; leave out --every and --accuracy"
-        )
-    rule = Rule(wish.accuracy, wish.select, wish.every or 100)
-    gathered = [one for one in gathered if not wish.datasets or one.runs[0].dataset_name in wish.datasets]
-    for name in chosen(gathered, wish):
-        own = _rule(name.partition("/")[0]) if as_published else rule
-        table = TABLES.get(name)
+    gathered = [one for one in gathered if not datasets or one.runs[0].dataset_name in datasets]
+    for name in names or [name for name in NAMES if _has_runs(name, gathered)]:
+        if only and (name in FIGURES) != (only == "figures"):
+            continue
+        table, judging = TABLES.get(name), rule or _rule(name.partition("/")[0])
         if name in FIGURES:
-            yield name, FIGURES[name].draw(name, gathered, wish.out, own)
+            yield name, FIGURES[name].draw(name, gathered, out, judging)
         elif isinstance(table, Listing):
             members = [run for group in table.choose(gathered) for run in group.runs]
-            yield name, accuracy_table(members, own.select, own.every, beside=beside)
+            yield name, accuracy_table(members, judging.select, judging.every, beside=beside)
         else:
-            yield name, fill(name, gathered, None if as_published else rule, wish.datasets, wish.test, wish.device)
+            yield name, fill(name, gathered, rule, datasets, test, device)
 
 
 def _rule(paper: str) -> Rule:
@@ -71,19 +58,13 @@ def _rule(paper: str) -> Rule:
     )
 
 
-def chosen(gathered: Sequence[Group], wish: Wish) -> list[str]:
-    """Return the names to show: those asked for, or all of which there are runs."""
-
-    def has_runs(name: str) -> bool:
-        """Whether its paper's data sets are among the runs', and fill something."""
-        table, known = TABLES.get(name), datasets(name.partition("/")[0])
-        own = [group for group in gathered if group.runs[0].dataset_name in known]
-        if isinstance(table, Plan):
-            return bool(own) and bool(fill(name, own).frame["seeds"].any())
-        return bool(own and (FIGURES[name].of(own) if table is None else table.choose(own)))
-
-    names = wish.names or [name for name in NAMES if has_runs(name)]
-    return [name for name in names if not wish.only or (name in FIGURES) == (wish.only == "figures")]
+def _has_runs(name: str, gathered: Sequence[Group]) -> bool:
+    """Whether its paper's data sets are among the runs', and fill something."""
+    table, known = TABLES.get(name), of_paper(name.partition("/")[0])
+    fitting = [group for group in gathered if group.runs[0].dataset_name in known]
+    if isinstance(table, Plan):
+        return bool(fitting) and bool(fill(name, fitting).frame["seeds"].any())
+    return bool(fitting and (FIGURES[name].of(fitting) if table is None else table.choose(fitting)))
 
 
 def device(text: str) -> Device:

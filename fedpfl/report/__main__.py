@@ -17,8 +17,9 @@ from typing import Any
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import Parser, tell
 from fedpfl.papers.curves import curve_table, curves
+from fedpfl.papers.plan import Rule
 from fedpfl.papers.registry import full
-from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, Wish, beside, device, show
+from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, beside, device, show
 from fedpfl.report import cleaning, listing
 from fedpfl.report.compare import LEAST, compare, sides
 from fedpfl.report.fairness import fairness_table
@@ -73,8 +74,7 @@ def _show(options: Namespace, only: str = "") -> None:
     if only != "tables":
         _figures(options, members)
     if options.paper:
-        wish = Wish(_folder(options, "figures"), (), only, options.select, options.every or 0)
-        _papers(members, wish, options)
+        _papers(members, options, Rule(select=options.select, every=options.every or 100), only=only)
 
 
 def _figures(options: Namespace, found: list[Run]) -> None:
@@ -91,23 +91,21 @@ def _paper(options: Namespace) -> None:
     options.roots = [Path(word) for word in options.words if word not in names] or [Path("outputs")]
     if absent := [root for root in options.roots if not root.is_dir()]:
         raise FedpflError(f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(NAMES)}")
-    wish = Wish(
-        _folder(options, "figures"),
-        [*names.values()],
-        options.only or "",
-        options.select,
-        options.every or 0,
-        options.accuracy,
-        options.dataset,
-        options.test or "",
-        options.device,
-    )
-    _papers(runs(*options.roots, where=options.where), wish, options)
+    rule: Rule | None = Rule(options.accuracy, options.select, options.every or 100)
+    if options.select == AS_PUBLISHED:
+        if options.every or options.accuracy != "accuracy":
+            raise FedpflError(
+                f"--select {AS_PUBLISHED} has rounds and accuracy of its own; leave out --every and --accuracy"
+            )
+        rule = None
+    members, asked = runs(*options.roots, where=options.where), [*names.values()]
+    wishes = {"datasets": options.dataset, "test": options.test or "", "device": options.device}
+    _papers(members, options, rule, names=asked, only=options.only or "", **wishes)
 
 
-def _papers(found: Sequence[Run], wish: Wish, options: Namespace) -> None:
+def _papers(members: Sequence[Run], options: Namespace, rule: Rule | None, **wishes: Any) -> None:
     shown = False
-    for name, made in show(groups(found), wish):
+    for name, made in show(groups(members), _folder(options, "figures"), rule, **wishes):
         shown = True
         if isinstance(made, Table):
             _write(name, made, options)
@@ -236,7 +234,7 @@ FAIRNESS = _option("--fairness", "also which clients FedAvg+FT and Local-Only se
 SIDES = "A and B: run directories, or folders that hold the seeds of one; or one that holds both"
 TEST = "mark what differs from the last line, paired over seeds"
 STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)}"
-FILTERS = """Filters choose runs by any key of config.yaml, values behind commas being alternatives:
+FILTERS = """Filters choose runs by any key of config.yaml, commas standing between alternatives:
   method=fedobp,fedavg dataset=digits partition.alpha=0.1
 A folder of such a name is written ./KEY=VALUE."""
 

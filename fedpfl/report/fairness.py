@@ -218,7 +218,8 @@ def _other_settings(group: Group, baseline: Group) -> list[str]:
         for key in sorted(one.keys() | other.keys())
         if not key.startswith("method.") and canonical(one.get(key)) != canonical(other.get(key))
     ]
-    return keys + ["last round"] * ("rounds" not in keys and _rounds(group.used) != _rounds(baseline.used))
+    alike = "rounds" in keys or _rounds(group.used) == _rounds(baseline.used)
+    return keys if alike else [*keys, "last round"]
 
 
 def _rounds(members: Iterable[Run]) -> set[int]:

@@ -116,14 +116,14 @@ def by_round(group: Group, column: str) -> pd.DataFrame:
 def draw_line(ax: Axes, group: Group, metric: str, label: str, place: int) -> None:
     """Draw a metric's mean over seeds with a band of one sample standard deviation."""
     over, own = by_round(group, metric), look(place)
-    ax.plot(over.index, over["mean"], label=told(label), **own, markevery=max(1, len(over) // 10), zorder=3)
+    ax.plot(over.index, over["mean"], label=legible(label), **own, markevery=max(1, len(over) // 10), zorder=3)
     band = over[over["count"] > 1]
     if len(band):
         low, high = band["mean"] - band["std"], band["mean"] + band["std"]
         ax.fill_between(band.index, low, high, color=own["color"], alpha=0.15, linewidth=0, zorder=2)
 
 
-def told(text: str) -> str:
+def legible(text: str) -> str:
     """Return text as a figure can show it: short, and without an underscore in front, which would hide it."""
     return clip(f" {text}" if text.startswith("_") else text, 60)
 
@@ -161,7 +161,7 @@ def panels(
         axes = list(figure.subplots(down, across, squeeze=False).flat)
         for ax, (heading, members) in zip(axes, shown.items(), strict=False):
             draw(ax, members)
-            ax.set_title("\n".join(map(told, heading.split("\n"))))
+            ax.set_title("\n".join(map(legible, heading.split("\n"))))
         for ax in axes[len(shown) :]:
             ax.set_visible(False)
         _legend(figure, axes[: len(shown)], note)

@@ -89,33 +89,34 @@ def rank_tables(
 
     metric: of ACCURACIES. select, every: as in `accuracy_table`. Raises FedpflError where there is too little to rank.
     """
-    gathered = groups(runs)
-    labels = _labels(gathered, metric)
-    found: dict[str, dict[str, float]] = defaultdict(dict)
-    seeds: dict[str, list[int]] = {}
-    apart: dict[str, str] = {}
-    unfinished: dict[str, str] = {}
-    for group, (label, column) in labels.items():
+    accuracies: dict[str, dict[str, float]] = defaultdict(dict)
+    speaking: dict[tuple[str, str], tuple[Group, list[int]]] = {}
+    for group, (label, column) in _labels(groups(runs), metric).items():
         rows = judged(group, select, every)
         value, _ = over_seeds([float(row.get(column, math.nan)) for row in rows.values()])
         if not math.isnan(value):
-            name = f"{label} on {group.setting}"
-            found[group.setting][label], seeds[name] = value, [run.seed for run in rows]
-            apart |= {name: ", ".join(group.apart)} if group.apart else {}
-            unfinished |= {} if group.whole else {name: group.status}
-    kept, left_out = complete(found)
+            accuracies[group.setting][label] = value
+            speaking[group.setting, label] = group, [run.seed for run in rows]
+    kept, left_out = complete(accuracies)
     try:
         result = ranked(kept)
     except FedpflError as error:
         raise FedpflError(". ".join((str(error), *left_out)).rstrip(".")) from None
-    used = {f"{label} on {block}" for block in kept.index for label in kept.columns}
-    notes = [*left_out]
-    for words, told in (("Not configured as most of their block", apart), ("Not simply finished", unfinished)):
-        if own := [f"{name} ({text})" for name, text in told.items() if name in used]:
-            notes.append(f"{words}: {few(own)}.")
-    notes += _about_power(*kept.shape)
+    used = {
+        f"{label} on {block}": one
+        for (block, label), one in speaking.items()
+        if block in kept.index and label in kept.columns
+    }
+    apart = [f"{name} ({', '.join(group.apart)})" for name, (group, _) in used.items() if group.apart]
+    unfinished = [f"{name} ({group.status})" for name, (group, _) in used.items() if not group.whole]
+    notes = [
+        *left_out,
+        *([f"Not configured as most of their block: {few(apart)}."] if apart else []),
+        *([f"Not simply finished: {few(unfinished)}."] if unfinished else []),
+        *_about_power(*kept.shape),
+    ]
     which = "the last evaluation" if select == "last" else f"the evaluation that --select {select} chooses"
-    over = over_which({name: own for name, own in seeds.items() if name in used})
+    over = over_which({name: seeds for name, (_, seeds) in used.items()})
     caption = (
         f"{METRICS[metric].label.capitalize()} at {which}, and below it the rank in its block: data set and partition; "
         f"{over.replace('(sample standard deviation)', '')}. Ties share their mean rank. "
@@ -172,7 +173,7 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
             row = low - 0.9 * (place if left else count - 1 - place)
             side = 0.8 if left else count + 0.2
             ax.plot([rank, rank, side], [0, row, row], color="0.35", linewidth=0.8)
-            text = f"{figures.told(str(name))} ({rank:.2f})"
+            text = f"{figures.legible(str(name))} ({rank:.2f})"
             ax.text(side, row, f"{text} " if left else f" {text}", ha="right" if left else "left", va="center")
         for place, (first, last) in enumerate(bars):
             ends = [means.iloc[first] - 0.04, means.iloc[last] + 0.04]

@@ -779,3 +779,8 @@ def test_nothing_of_the_papers_is_no_fault(tmp_path: Path, capsys: pytest.Captur
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("nothing of the papers' can be filled from the runs below")
+
+
+def test_the_best_checkpoint_is_of_the_papers_rounds(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "fedobp/table3", str(root), "--select", "best-checkpoint"]) == 0
+    assert "at the best evaluation of each run (every 100)" in " ".join(capsys.readouterr().out.split())

@@ -164,6 +164,15 @@ def test_several_configurations_of_a_method_are_ranked_each(tmp_path: Path) -> N
     assert "Left out, as runs are missing: the methods FedOBP (q=0.7)." in tables[1].notes
 
 
+def test_what_is_not_finished_is_named_where_it_is_ranked(tmp_path: Path) -> None:
+    sweep(tmp_path, {"fedavg": [50, 50], "fedper": [60, 40], "local_only": [55, 58]})
+    sweep(tmp_path, {"fedrep": [70, 70], "fedprox": [70, None]}, status="failed")
+    [note] = [note for note in rank_tables(runs(tmp_path))[0][1].notes if note.startswith("Not simply finished")]
+    assert "FedRep on set0, Dir(0.1) (failed" in note
+    assert "FedProx" not in note
+    assert "FedPer" not in note
+
+
 def test_one_configuration_each_is_the_method_whatever_its_quantile(tmp_path: Path) -> None:
     sweep(tmp_path, {"fedavg": [50, 50], "fedper": [60, 40]})
     for place, q in ((0, 0.5), (1, 0.9)):

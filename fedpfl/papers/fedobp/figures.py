@@ -15,7 +15,7 @@ from fedpfl.papers.drawing import Figure, line, several, value
 from fedpfl.papers.fedobp.tables import ABLATED, COMPARED, QUANTILE, of_run, one_each, own_score, setting_of
 from fedpfl.papers.plan import Rule
 from fedpfl.record.columns import METRICS
-from fedpfl.report.figures import accuracy_figure, by_setting, look, panels, told
+from fedpfl.report.figures import accuracy_figure, by_setting, legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
 from fedpfl.report.run import Run
@@ -135,7 +135,9 @@ def _layers(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
 
     def draw(ax: Axes, group: Group) -> None:
         for number, (name, share) in enumerate(layer_shares(group.used[0]).items()):
-            ax.plot(share.index, 100 * share, label=told(str(name)), **look(number), markevery=max(1, len(share) // 10))
+            ax.plot(
+                share.index, 100 * share, label=legible(str(name)), **look(number), markevery=max(1, len(share) // 10)
+            )
         ax.set(xlabel="round", ylim=(0, 100), ylabel="share of personal entries (%)", xlim=(0, None))
 
     return panels({f"{group.setting}\nq = {group.runs[0].q:.10g}": group for group in shown}, path, draw)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedpfl.papers.drawing import Figure, masks, of_method
 from fedpfl.papers.plan import Line, Place, Plan, Rule, titled
-from fedpfl.report.figures import look, panels, told
+from fedpfl.report.figures import legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
 from fedpfl.report.run import Run
@@ -124,7 +124,7 @@ def _frequencies(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
             alike = [own[name] for own in every if name in own and len(own[name].held) == len(every[0][name].held)]
             held = np.mean([100 * one.held / max(one.entries, 1) for one in alike], axis=0)
             across = 100 * np.arange(len(held)) / max(1, len(held) - 1)
-            ax.plot(across, held, label=told(name), **look(number), markevery=max(1, len(held) // 10))
+            ax.plot(across, held, label=legible(name), **look(number), markevery=max(1, len(held) // 10))
         ax.set(xlabel="clients that hold an entry (%)", ylabel="entries of the tensor (%)", ylim=(0, None))
 
     return panels({f"{group.setting}\n{group.method}": group for group in shown}, path, draw)

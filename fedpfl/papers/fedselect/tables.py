@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpfl.papers.drawing import Figure, Points, line, masks, of_method
 from fedpfl.papers.plan import Line, Place, Plan, Rule, tuned, untrained
-from fedpfl.report.figures import THIN, by_setting, draw_line, look, panels, told
+from fedpfl.report.figures import THIN, by_setting, draw_line, legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
 from fedpfl.report.table import over_seeds
@@ -131,7 +131,7 @@ def _overlaps(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
             if points := _points(group, tensors):
                 line(ax, points, group.method, number)
             ax.plot([x for x, _ in even], [mean for _, (mean, _) in even], **thin)
-        ax.set_xticks(range(len(tensors)), list(map(told, tensors)), rotation=90, fontsize=6)
+        ax.set_xticks(range(len(tensors)), list(map(legible, tensors)), rotation=90, fontsize=6)
         ax.set(ylabel="intersection over union", ylim=(0, 1))
 
     return panels(by_setting(shown), path, draw, "thin: independent masks of the same sizes", (7.2, 3.6))

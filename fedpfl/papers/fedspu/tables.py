@@ -13,7 +13,7 @@ import pandas as pd
 from fedpfl.papers import costs
 from fedpfl.papers.drawing import Figure
 from fedpfl.papers.plan import LAST, Line, Place, Plan, Rule, spelt, titled
-from fedpfl.report.figures import look, panels, told
+from fedpfl.report.figures import legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
 from fedpfl.report.run import Run
@@ -157,7 +157,7 @@ def _memory(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
 
     def draw(ax: Axes, run: Run) -> None:
         for number, (name, used) in enumerate(costs.memory(run).items()):
-            ax.plot(used.index, used / 2**20, label=told(str(name)), **look(number))
+            ax.plot(used.index, used / 2**20, label=legible(str(name)), **look(number))
         ax.set(xlabel="share of each layer's neurons", ylabel="memory (MiB)", ylim=(0, None))
 
     titles = (
