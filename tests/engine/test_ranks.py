@@ -22,7 +22,7 @@ from fedpfl.engine import Engine, Stopping, Tuning, make, ranks, select, toy
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.ranks import deal
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS
+from fedpfl.methods import METHODS, FedAvg
 from tests.command import TINY, Result, _environment, _heed_interrupts, call, rewrite_summary, state, summary, wait
 from tests.conftest import CASES, CPU, LOCAL, assert_close, assert_same, federate, flatten, rounds, tiny
 from tests.runner.test_resume import TOOLS, assert_ends_alike, rows_by_client
@@ -337,7 +337,7 @@ BAD = """
 import os
 from fedpfl import train
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS, FedOBP
+from fedpfl.methods import METHODS, FedOBP, FedAvg
 class Bad(FedOBP):
     {}
 METHODS["fedobp"] = Bad
@@ -451,3 +451,19 @@ def test_what_cannot_work_is_one_line_and_writes_nothing(script, arguments, line
     (told,) = [line for result in results for line in result.err.splitlines()]
     assert told.startswith(line)
     assert not list(tmp_path.iterdir())
+
+
+class Helped(FedAvg):
+    """A method of this file."""
+
+
+def test_the_hook_is_blamed_by_name_and_what_it_called_by_its_line():
+    error = KeyError("own")
+    error.frames = [
+        ("engine.py", "play", 1),
+        (__file__, "Helped.prepare", 7),
+        (__file__, "helper", 3),
+        ("os.py", "", 5),
+    ]
+    assert ranks.blamed(error, Helped) == ("Helped.prepare", f"{__file__}:3")
+    assert ranks.blamed(error, FedAvg) is None
