@@ -10,10 +10,11 @@ import pytest
 
 from fedpfl.engine import Engine, Tuning, make
 from fedpfl.engine.backend import EvalCall, TrainCall
+from fedpfl.engine.jobs import alike
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.program import Programs
 from fedpfl.ground import tree
-from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
+from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly, Phase
 from tests.conftest import (
     BACKENDS,
     COHORTS,
@@ -187,3 +188,10 @@ def test_an_interrupt_is_nobodys_answer(backend, federations, net):
     (call,) = trainings([FedAvg()], federations[:1], net)
     with pytest.raises(KeyboardInterrupt):
         make(Engine(backend), net, CPU).run([call, call._replace(method=Interrupted())])
+
+
+def test_phases_are_alike_but_for_the_values_of_masks_by_entry():
+    few, many = (Phase(1, {"a": torch.tensor([flag, True]), "b": False}) for flag in (False, True))
+    assert alike(few) == alike(many)
+    assert alike(few) != alike(Phase(1, {"a": True, "b": False}))
+    assert alike(Phase(1, {"a": True, "b": False})) != alike(Phase(1, {"a": False, "b": True}))
