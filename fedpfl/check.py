@@ -5,7 +5,6 @@ Exit status: 0 all is kept, 1 something is not, 2 the command or the file is to 
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import Any
 
@@ -14,7 +13,8 @@ import yaml
 
 from fedpfl.config import plugins
 from fedpfl.engine.contract import PROMISES, audit
-from fedpfl.ground.errors import FedpflError, near, printable
+from fedpfl.ground.checks import typed
+from fedpfl.ground.errors import FedpflError, printable
 from fedpfl.ground.terminal import Parser, tell
 from fedpfl.methods import METHODS, Method
 
@@ -47,24 +47,17 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _made(name: str, values: list[str]) -> Method:
-    """The method by values such as `share=0.5`, and its defaults."""
-    known = {own.name: own for own in dataclasses.fields(METHODS[name])}
+    """Return the method by values such as `share=0.5`, and its defaults. Raises FedpflError."""
     given: dict[str, Any] = {}
     for word in values:
         key, _, text = word.partition("=")
-        if key not in known:
-            raise FedpflError(f"method={name} has no hyperparameter {key}{near(key, known)}")
         try:
-            value = yaml.safe_load(text)
+            given[key] = yaml.safe_load(text)
         except yaml.YAMLError:
             raise FedpflError(f"{word}: its value cannot be read") from None
-        given[key] = tuple(value) if isinstance(value, list) else value
-    for key, own in known.items():
-        if key not in given and own.default is own.default_factory is dataclasses.MISSING:
-            raise FedpflError(f"method={name}: {key} has no default; add {key}=VALUE")
     try:
-        return METHODS[name](**given)
-    except (ValueError, TypeError) as error:
+        return typed(METHODS[name], given, "")
+    except FedpflError as error:
         raise FedpflError(f"method={name}: {error}") from None
 
 

@@ -28,7 +28,7 @@ class Options(BasicSweeperConf):
     that ended, at the same round. study, folder: of a job, written by the sweeper.
     """
 
-    _target_: str = "hydra_plugins.fedpfl_optuna.Search"
+    _target_: str = "hydra_plugins.fedpfl_optuna.OptunaSweeper"
     trials: int = 20
     batch: int = 1
     startup: int = 5
@@ -40,7 +40,7 @@ class Options(BasicSweeperConf):
 ConfigStore.instance().store(group="hydra/sweeper", name="optuna", node=Options, provider="fedpfl")
 
 
-class Search(Sweeper):
+class OptunaSweeper(Sweeper):
     """Try proposals for the keys swept over; the other keys are the same for all."""
 
     def __init__(
@@ -65,14 +65,14 @@ class Search(Sweeper):
 
         returns: list[JobReturn] = []
 
-        def play(jobs: list[tuple[int, list[str]]]) -> list[trials.Outcome]:
+        def play(jobs: list[tuple[int, list[str]]]) -> list[trials.Ended]:
             batch: list[JobReturn] = []
             cuts = [0, *(i for i, (a, b) in enumerate(pairwise(jobs), 1) if b[0] != a[0] + 1), len(jobs)]
             for start, end in pairwise(cuts):  # Hydra numbers the jobs of a call one after the other
                 words = [[*fixed, *proposed] for _, proposed in jobs[start:end]]
                 batch += self.launcher.launch(words, initial_job_idx=jobs[start][0])  # type: ignore[union-attr]
             returns.extend(batch)
-            return [_outcome(job) for job in batch]
+            return [_ended(job) for job in batch]
 
         try:
             search, fixed = self._search(arguments)
@@ -131,7 +131,7 @@ def _diverged(job: JobReturn) -> bool:
     return job.status == JobStatus.FAILED and isinstance(job._return_value, Diverged)
 
 
-def _outcome(job: JobReturn) -> Any:
+def _ended(job: JobReturn) -> Any:
     """Return what became of a trial. Raises what the job raised, but for divergence, which tells of its values."""
     from fedpfl.runner import trials
 
@@ -140,4 +140,4 @@ def _outcome(job: JobReturn) -> Any:
     if job.status == JobStatus.FAILED and not lost:
         raise job._return_value
     folder = Path(str(job.hydra_cfg.hydra.runtime.output_dir))
-    return trials.outcome(folder, lost or job.return_value == trials.PRUNED)
+    return trials.ended(folder, lost or job.return_value == trials.PRUNED)

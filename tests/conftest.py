@@ -15,8 +15,9 @@ from hypothesis import settings
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Local, Outcome, State, contract
-from fedpfl.engine.contract import (  # noqa: F401
+from fedpfl.engine import Local, Outcome, State, toy
+from fedpfl.engine.store import Rows
+from fedpfl.engine.toy import (  # noqa: F401
     BACKENDS,
     CLASSES,
     CPU,
@@ -27,11 +28,9 @@ from fedpfl.engine.contract import (  # noqa: F401
     differing,
     flatten,
     participate,
-    row,
     state_trees,
     tiny,
 )
-from fedpfl.engine.store import Rows
 from fedpfl.ground import tree
 from fedpfl.methods import FACTS, METHODS, Method
 from fedpfl.methods.shared import neurons
@@ -181,7 +180,7 @@ HEAD = ("classifier.weight", "classifier.bias")
 
 def federate(train: tuple[int, ...] = TRAIN, test: tuple[int, ...] = TEST, seed: int = 0) -> Federation:
     """Images of five noisy patterns, label-skewed over the clients."""
-    return contract.federate(train, test, seed)
+    return toy.federate(train, test, seed)
 
 
 def holding(whole: Federation) -> Federation:
@@ -196,12 +195,17 @@ def rounds(
     method: Method, net: Net, federation: Federation, cohorts: list[list[int]] = COHORTS, **more: Any
 ) -> tuple[list[State], list[Outcome]]:
     """Copies of the states before round 1 and after every round, and the outcomes."""
-    return contract.rounds(method, net, federation, cohorts, **more)
+    return toy.rounds(method, net, federation, cohorts, **more)
 
 
 def trajectory(*args: Any, **kwargs: Any) -> list[State]:
     """The states of `rounds`."""
     return rounds(*args, **kwargs)[0]
+
+
+def row(stacked: Any, client: int) -> Any:
+    """Return one client's tree."""
+    return {k: row(v, client) for k, v in stacked.items()} if isinstance(stacked, dict) else stacked[client]
 
 
 def between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:

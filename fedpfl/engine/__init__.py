@@ -1,9 +1,8 @@
 """Turns State into State: local training, merging and evaluation of any Method, on interchangeable backends."""
 
 from fedpfl.engine.answers import asked, unseen
-from fedpfl.engine.backend import Backend, Counts, Engine, Participation
+from fedpfl.engine.backend import Backend, Engine
 from fedpfl.engine.choose import choose
-from fedpfl.engine.evaluate import accuracies
 from fedpfl.engine.keys import cohorts
 from fedpfl.engine.masks import compared
 from fedpfl.engine.round import Outcome, play
@@ -16,16 +15,13 @@ from fedpfl.engine.store import SPARE, Store
 __all__ = [
     "SPARE",
     "Backend",
-    "Counts",
     "Engine",
     "Local",
     "Outcome",
-    "Participation",
     "State",
     "Stopping",
     "Store",
     "Tuning",
-    "accuracies",
     "asked",
     "begin",
     "check",

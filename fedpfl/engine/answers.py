@@ -29,22 +29,19 @@ INSTEAD = (
 )
 
 
+@dataclass
 class About:
     """Hold what answers are compared with, as far as it is known.
 
     keeps: whether the method's loss keeps something. seen: which of the hooks that every step asks have answered.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        net: Net | None = None,
-        client: dict[str, Tree] | None = None,
-        server: Tree = None,
-        classes: int = 0,
-    ):
-        self.method, self.net, self.client, self.server, self.classes = method, net, client, server, classes
-        self.keeps, self.seen = False, set[str]()
+    method: Method
+    net: Net | None = None
+    client: dict[str, Tree] | None = None
+    classes: int = 0
+    keeps: bool = False
+    seen: set[str] = field(default_factory=set)
 
     def default(self, *hooks: str) -> bool:
         """Tell whether these hooks are FedAvg's."""
@@ -104,9 +101,8 @@ class Question:
         if self.rule.often and self.name in self.about.seen:
             return self.hook(*given)
         self.about.seen.add(self.name)
-        trees = {
-            name: own for name, own in zip(self._arguments(), given, strict=False) if isinstance(own, dict | Tensor)
-        }
+        names = inspect.signature(self.hook).parameters
+        trees = {name: own for name, own in zip(names, given, strict=False) if isinstance(own, dict | Tensor)}
         before = versions(trees)
         try:
             answer = self.hook(*given)
@@ -120,12 +116,9 @@ class Question:
             raise Broken(f"{self.name} returned {fault}; it must return {self.rule.must} (docs/design.md#a-method)")
         return [self._functions(own) for own in answer] if self.rule.faults is _phases else answer
 
-    def _arguments(self) -> list[str]:
-        return [*inspect.signature(self.hook).parameters]
-
     def _functions(self, phase: Phase) -> Phase:
         """A phase whose own functions are asked in the same way."""
-        loss = KEPT if phase.keeps else RULES["loss"]._replace(faults=_alone)
+        loss = KEPT if phase.keeps else RULES["loss"]._replace(faults=_scalar)
         new: dict[str, Any] = {}
         for name, rule in {"loss": loss, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
             if hook := getattr(phase, name):
@@ -244,8 +237,9 @@ def _init_clients(value: Any, about: About, *given: Any) -> Faults:
 def _buffers(value: Any, about: About, *given: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
-    if wrong := [where for where in value.values() if where not in ("aggregate", "local")]:
-        yield f"{wrong[0]!r}"
+    for where in value.values():
+        if where not in ("aggregate", "local"):
+            yield repr(where)
 
 
 def _turns(value: Any, about: About, played: int, cohort: list[int], clients: int, *given: Any) -> Faults:
@@ -289,7 +283,7 @@ def _mask(mask: Tree, params: Tree) -> Faults:
             yield f"a phase whose mask has shape {list(own.shape)} for {name}, which is {list(leaf.shape)}"
 
 
-def _scalar(value: Any) -> Faults:
+def _scalar(value: Any, *given: Any) -> Faults:
     if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
         yield _kind(value)
 
@@ -300,12 +294,8 @@ def _kept(value: Any, about: About, *given: Any) -> Faults:
     yield from _tree(value[1], about)
 
 
-def _alone(value: Any, about: About, *given: Any) -> Faults:
-    yield from _scalar(value)
-
-
 def _loss(value: Any, about: About, *given: Any) -> Faults:
-    yield from (_kept if about.keeps else _alone)(value, about)
+    yield from (_kept if about.keeps else _scalar)(value, about)
 
 
 def _step(value: Any, about: About, *given: Any) -> Faults:
@@ -342,15 +332,17 @@ def _predict(value: Any, about: About, net: Any, params: Tree, x: Tensor) -> Fau
 
 def _metrics(value: Any, about: About, *given: Any) -> Faults:
     yield from _dict(value, about)
-    if wrong := [f"{_kind(leaf)} as {name}" for name, leaf in tree.items(value) if leaf.dim()]:
-        yield wrong[0]
+    for name, leaf in tree.items(value):
+        if leaf.dim():
+            yield f"{_kind(leaf)} as {name}"
 
 
 def _masks(value: Any, about: About, *given: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
-    if wrong := [own for own in value.values() if not isinstance(own, Tensor) or own.dtype != torch.bool]:
-        yield f"{_kind(wrong[0])} as a mask"
+    for mask in value.values():
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            yield f"{_kind(mask)} as a mask"
 
 
 FOUND = Rule("a dict of trees, to be laid over the client's state", _dict)

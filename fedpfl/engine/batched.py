@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic
-from fedpfl.engine.jobs import End, EvalJob, TrainJob, by_kind, concatenate, divide, join, part, reorder
+from fedpfl.engine.jobs import End, EvalJob, TrainJob, by_kind, concatenate, divide, join, part
 from fedpfl.engine.participation import Many, evaluation, participation
 from fedpfl.engine.planning import passes
 from fedpfl.engine.program import CudaGraphs, Programs, each
@@ -98,7 +98,7 @@ class Batched(Backend):
                 program.append(slices.pop(0))
             for done, answer in zip(program, self._follow(program), strict=True):
                 parts[done.number].append(answer)
-        return [reorder(concatenate(own), order.argsort()) for own, order in zip(parts, orders, strict=True)]
+        return [tree.take(concatenate(own), order.argsort()) for own, order in zip(parts, orders, strict=True)]
 
     def _follow(self, slices: list[_Slice]) -> list[Any]:
         """Take slices through their calls; what they want trained or evaluated at the same time is done together."""

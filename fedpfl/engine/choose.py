@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, Participation, TrainCall
+from fedpfl.engine.backend import Answer, Backend, Call, Engine, Participation, TrainCall
 from fedpfl.engine.select import make
 from fedpfl.ground import tree
 from fedpfl.ground.errors import reason
@@ -40,7 +40,7 @@ def named(engine: Engine) -> str:
     return f"{engine.backend} with graphs" if engine.graphs else engine.backend
 
 
-class Trial(NamedTuple):
+class Candidate(NamedTuple):
     """Hold how a candidate answered: in how many seconds at best."""
 
     engine: Engine
@@ -56,8 +56,10 @@ class Chosen(Backend):
     line in the log. What is answered comes from the one that is taken, as if it had been alone.
 
     make, wait: builds a candidate; waits until the device has done its work. share: makes the processes of a run of
-    one mind. take: the one that is taken whatever the others answer; None: the fastest.
+    one mind.
     """
+
+    name = "auto"
 
     def __init__(
         self,
@@ -65,11 +67,10 @@ class Chosen(Backend):
         make: Callable[[Engine], Backend],
         wait: Callable[[], None] = lambda: None,
         share: Callable[[Any], Any] = lambda value: value,
-        take: Engine | None = None,
     ):
-        self._engines, self._make, self._wait, self._share, self._take = engines, make, wait, share, take
+        self._engines, self._make, self._wait, self._share = engines, make, wait, share
         self._backend: Backend | None = None
-        self.engine, self.name = engines[-1], named(take) if take else "auto"
+        self.engine = engines[-1]
         self.seconds: dict[str, float] = {}
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
@@ -83,25 +84,22 @@ class Chosen(Backend):
         return answers
 
     def _first(self, calls: Sequence[Call]) -> list[Answer]:
-        trials: list[Trial] = []
+        tried: list[Candidate] = []
         for engine in self._engines:
-            best = min((trial.seconds for trial in trials), default=math.inf)
-            trials.append(self._tried(engine, calls, best))
-        sound = [trial for trial in trials if self._answered(trial)]
-        agreeing = [trial for trial in sound if trial is sound[-1] or self._agrees(trial, sound[-1])]
+            best = min((one.seconds for one in tried), default=math.inf)
+            tried.append(self._tried(engine, calls, best))
+        sound = [one for one in tried if self._answered(one)]
+        agreeing = [one for one in sound if one is sound[-1] or self._agrees(one, sound[-1])]
         if not agreeing:
-            return trials[-1].answers
-        self.seconds = self._share({named(trial.engine): trial.seconds for trial in agreeing})
-        taken = min(agreeing, key=lambda trial: (trial.engine != self._take, self.seconds[named(trial.engine)]))
+            return tried[-1].answers
+        self.seconds = self._share({named(one.engine): one.seconds for one in agreeing})
+        taken = min(agreeing, key=lambda one: self.seconds[named(one.engine)])
         self._backend, self.engine, self.name = taken.backend, taken.backend.engine, taken.backend.name
-        tried = ", ".join(f"{name} {seconds:.3g}" for name, seconds in self.seconds.items())
-        log.info("engine: %s is taken; seconds for the first cohort: %s", named(taken.engine), tried)
-        times = self.seconds[named(taken.engine)] / min(self.seconds.values())
-        if times > 1:
-            log.warning("slow: %s took %.2g times as long; use engine.backend=auto", named(taken.engine), times)
+        times = ", ".join(f"{name} {seconds:.3g}" for name, seconds in self.seconds.items())
+        log.info("engine: %s is taken; seconds for the first cohort: %s", named(taken.engine), times)
         return taken.answers
 
-    def _tried(self, engine: Engine, calls: Sequence[Call], best: float) -> Trial:
+    def _tried(self, engine: Engine, calls: Sequence[Call], best: float) -> Candidate:
         """Time answers, as long as there is hope."""
         backend, answers, seconds = self._make(engine), [], math.inf
         for _ in range(TRIES):
@@ -112,23 +110,26 @@ class Chosen(Backend):
             seconds = min(seconds, time.perf_counter() - began)
             if seconds > PATIENCE * best or any(isinstance(answer, Exception) for answer in answers):
                 break
-        return Trial(engine, backend, answers, seconds)
+        return Candidate(engine, backend, answers, seconds)
 
-    def _answered(self, trial: Trial) -> bool:
-        errors = [answer for answer in trial.answers if isinstance(answer, Exception)]
+    def _answered(self, one: Candidate) -> bool:
+        errors = [answer for answer in one.answers if isinstance(answer, Exception)]
         if errors:
-            log.warning("engine: %s is left out: %s", named(trial.engine), reason(errors[0]))
+            log.warning("engine: %s is left out: %s", named(one.engine), reason(errors[0]))
         return not errors
 
-    def _agrees(self, trial: Trial, reference: Trial) -> bool:
-        far = max(apart(*pair) for pair in zip(trial.answers, reference.answers, strict=True))
-        if far > TOLERANCE[trial.engine.precision]:
+    def _agrees(self, one: Candidate, reference: Candidate) -> bool:
+        far, allowed = max(map(apart, one.answers, reference.answers)), TOLERANCE[one.engine.precision]
+        if far > allowed:
+            names = named(one.engine), named(reference.engine)
             log.warning(
                 "engine: %s is left out: its results are %.2g away from those of %s, where %.2g would do",
-                *(named(trial.engine), far, named(reference.engine), TOLERANCE[trial.engine.precision]),
+                names[0],
+                far,
+                names[1],
+                allowed,
             )
-            return False
-        return True
+        return far <= allowed
 
 
 def choose(
@@ -149,8 +150,6 @@ def choose(
 
     if on.type == "cuda" and engine.backend == "auto" and not known:
         return Chosen(candidates(engine), build, partial(torch.cuda.synchronize, on), share)
-    if on.type == "cpu" and engine.backend == "batched":
-        return Chosen([engine, replace(engine, backend="loop")], build, share=share, take=engine)
     return build(replace(engine, **known) if known and engine.backend == "auto" else engine)
 
 
@@ -163,7 +162,8 @@ def apart(answer: Any, reference: Any) -> float:
     losses = [(answer.loss, reference.loss)]
     trees: list[tuple[Tree, Tree]] = []
     if isinstance(reference, Participation):
-        losses += [(own.loss / own.total, other.loss / other.total) for own, other in _tested(answer, reference)]
+        tested = (answer.before, reference.before), (answer.after, reference.after)
+        losses += [(own.loss / own.total, other.loss / other.total) for own, other in tested]
         trees = [(answer.uploads, reference.uploads), (answer.clients, reference.clients)]
     far = [((own - other).abs() / (other.abs() + 0.1)).max() for own, other in map(_finite, losses)]
     for own, other in trees:
@@ -173,10 +173,6 @@ def apart(answer: Any, reference: Any) -> float:
             distance, spread, size = (torch.stack(part).sum() for part in zip(*sums, strict=True))
             far.append((distance / (spread + 1e-6 * size).clamp(min=1e-30)).sqrt())
     return max(map(float, far))
-
-
-def _tested(answer: Participation, reference: Participation) -> list[tuple[Counts, Counts]]:
-    return [(answer.before, reference.before), (answer.after, reference.after)]
 
 
 def _finite(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,49 +1,43 @@
-"""What every method keeps to, as functions that try it on a tiny federation and raise Unkept where it does not.
-
-loop = batched: from one common state each round, 2e-6 absolute and 1e-4 relative (scores such as Fisher's are squares
-of gradients); bf16 is within 0.02 and 5 % of fp32; everything within one backend, precision and width is bit for bit.
-"""
+"""What every method keeps to, as functions that try it on a tiny federation and raise Unkept where it does not."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedpfl.data.federation import Federation
-from fedpfl.engine import Engine, Local, Outcome, State, Stopping, Tuning, begin, make, pick, play
+from fedpfl.engine import Engine, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.ranks import frames
+from fedpfl.engine.ranks import blamed
 from fedpfl.engine.shard import training_shard
+from fedpfl.engine.toy import (
+    AGREE,
+    BACKENDS,
+    COHORTS,
+    CPU,
+    EVERYONE,
+    LOCAL,
+    TEST,
+    Trial,
+    Unkept,
+    agree,
+    as_engine,
+    close,
+    flatten,
+    participate,
+    rounds,
+    same,
+    small,
+    tiny,
+)
 from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken, reason
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method
-from fedpfl.models import Net
-from fedpfl.models.norm import BatchNorm2d
-
-CPU = torch.device("cpu")
-CLASSES = 5
-BACKENDS = ("loop", "batched")
-LOCAL = Local(epochs=2, batch_size=32, lr=0.05, momentum=0.7, weight_decay=1e-4)
-LOOP = Engine("loop", workers=2)
-
-# Ragged on purpose: one sample, clients of one batch, a remainder of one sample, none to test.
-TRAIN, TEST = (40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)
-COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
-EVERYONE = list(range(6))
-AGREE = {"atol": 2e-6, "rtol": 1e-4}
-
-
-class Unkept(AssertionError):
-    """A method does not keep to its contract; the message says what differs, and by how much."""
 
 
 class Promise(NamedTuple):
@@ -72,223 +66,6 @@ def promise(words: str, mend: str, engines: tuple[str, ...] = (), binding: bool 
     return keep
 
 
-# ---- the tiny federation
-
-
-class Tiny(nn.Module):
-    """549 parameters for [1, 8, 8]; smooth, so that no kink amplifies rounding. `norm` adds BatchNorm."""
-
-    def __init__(self, norm: bool = False):
-        super().__init__()
-        self.conv = nn.Conv2d(1, 4, 3)
-        self.norm = BatchNorm2d(4) if norm else nn.Identity()
-        self.fc = nn.Linear(36, 12)
-        self.classifier = nn.Linear(12, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits."""
-        x = F.avg_pool2d(torch.tanh(self.norm(self.conv(x))), 2)
-        return self.classifier(torch.tanh(self.fc(x.flatten(1))))
-
-
-def tiny(norm: bool = False, seed: int = 1) -> Net:
-    """Return a Tiny network; the same for the same seed."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Net(Tiny(norm))
-
-
-def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Federation:
-    """Make images of five noisy patterns, label-skewed over clients with so many samples."""
-    g = torch.Generator().manual_seed(seed)
-    total = sum(train) + sum(test)
-    y = torch.empty(total, dtype=torch.int64)
-    own_train, own_test, at = [], [], 0
-    for n_train, n_test in zip(train, test, strict=True):
-        share = torch.rand(CLASSES, generator=g) ** 3 + 0.01
-        n = n_train + n_test
-        y[at : at + n] = torch.multinomial(share, max(n, 1), replacement=True, generator=g)[:n]
-        index = torch.arange(at, at + n)
-        own_train.append(index[:n_train])
-        own_test.append(index[n_train:])
-        at += n
-    pattern = torch.rand(CLASSES, 1, 8, 8, generator=g)
-    x = 0.5 * pattern[y] + 0.5 * torch.rand(total, 1, 8, 8, generator=g)
-    return Federation(
-        "toy", (255 * x).to(torch.uint8), y, CLASSES, (0.4,), (0.3,), train=tuple(own_train), test=tuple(own_test)
-    )
-
-
-@cache
-def small() -> Federation:
-    """Return the federation on which methods are tried; what it holds out are its test samples once more."""
-    federation = federate(TRAIN, TEST)
-    return dataclasses.replace(federation, validation=federation.test)
-
-
-def as_engine(name: Engine | str) -> Engine:
-    """Return the Engine of `loop`, `batched-bf16`, ..., or an Engine as it is."""
-    if isinstance(name, Engine):
-        return name
-    backend, _, precision = name.partition("-")
-    return Engine(backend, precision=precision or "fp32")  # type: ignore[arg-type]
-
-
-def rounds(
-    method: Method,
-    net: Net,
-    federation: Federation,
-    cohorts: list[list[int]],
-    *,
-    engine: Engine | str = LOOP,
-    local: Local = LOCAL,
-    seed: int = 0,
-    stopping: Stopping | None = None,
-) -> tuple[list[State], list[Outcome]]:
-    """Return copies of the states before round 1 and after every round, and the outcomes."""
-    backend = make(as_engine(engine), net, CPU)
-    state = begin(method, net, federation.clients, CPU, seed=seed, stopping=stopping is not None)
-    states, outcomes = [copy.deepcopy(state)], []
-    for planned in cohorts:
-        cohort = pick(state, planned, seed)
-        if not cohort:
-            break
-        state, outcome = play(backend, method, federation, state, cohort, local, seed, stopping)
-        states.append(copy.deepcopy(state))
-        outcomes.append(outcome)
-    return states, outcomes
-
-
-def participate(
-    method: Method, net: Net, federation: Federation, state: State, cohort: list[int], **kwargs: Any
-) -> Any:
-    """Return what the cohort brings back from the round after `state`, which is left as it is."""
-    engine, local, seed = kwargs.get("engine", LOOP), kwargs.get("local", LOCAL), kwargs.get("seed", 0)
-    engine = as_engine(engine)
-    draws = Draws(seed, "train", state.round + 1)
-    return make(engine, net, CPU).participate(method, federation, state, cohort, local, draws)
-
-
-def row(stacked: Any, client: int) -> Any:
-    """Return one client's tree."""
-    return {k: row(v, client) for k, v in stacked.items()} if isinstance(stacked, dict) else stacked[client]
-
-
-class Trial:
-    """A method on the tiny federation; runs that several promises look at are played once."""
-
-    def __init__(self, method: Method):
-        self.method = method
-        self._played: dict[tuple[str, bool], tuple[list[State], list[Outcome]]] = {}
-
-    def played(self, engine: str, norm: bool = False) -> tuple[list[State], list[Outcome]]:
-        """Return states and outcomes of two rounds, which are not to be changed."""
-        if (engine, norm) not in self._played:
-            self._played[engine, norm] = rounds(self.method, tiny(norm), small(), COHORTS, engine=engine)
-        return self._played[engine, norm]
-
-    def result(self, engine: str, t: int, norm: bool = False) -> tuple[State, Outcome]:
-        """Return the state after round t + 1 of that run, and its outcome."""
-        states, outcomes = self.played(engine, norm)
-        return states[t + 1], outcomes[t]
-
-    def replayed(
-        self, engine: Engine | str, t: int, *, of: str = "loop", norm: bool = False, cohort: list[int] | None = None
-    ) -> tuple[State, Outcome]:
-        """Play the round on another engine, from the state that the run on engine `of` has reached by then."""
-        runner, state = make(as_engine(engine), tiny(norm), CPU), copy.deepcopy(self.played(of, norm)[0][t])
-        return play(runner, self.method, small(), state, cohort or COHORTS[t], LOCAL, 0)
-
-    def entered(self, net: Net, state: State, number: int) -> dict[str, Tree]:
-        """Return a client's state after `prepare`, as it enters the next round."""
-        method, draws = self.method, Draws(0, "train", state.round + 1)
-        shard = training_shard(small(), number, LOCAL.batch_size, draws)
-        client = state.client(number) | method.sample(state.server, draws.server(number))
-        bound = net.bind(state.buffers(number), training=True)
-        return method.prepare(state.server, client | method.before_training(state.server, client, bound, shard))
-
-
-# ---- comparisons
-
-
-def state_trees(state: State) -> dict[str, Any]:
-    """Return a state's trees by name."""
-    parts = ("server", "clients", "server_buffers", "client_buffers", "stopping")
-    return {part: getattr(state, part) for part in parts}
-
-
-def flatten(tree: Any, path: str = "") -> dict[str, Tensor]:
-    """Return leaves by path, for trees of dicts, named tuples and lists, and for states."""
-    if isinstance(tree, State):
-        tree = state_trees(tree)
-    if hasattr(tree, "_asdict"):
-        tree = tree._asdict()
-    if isinstance(tree, list | tuple):
-        tree = dict(enumerate(tree))
-    if isinstance(tree, dict):
-        return {k: leaf for key, part in tree.items() for k, leaf in flatten(part, f"{path}/{key}").items()}
-    return {path: tree}
-
-
-def differing(a: Any, b: Any) -> list[str]:
-    """Return paths of leaves that are not bit-identical (dtype and shape included)."""
-    a, b = flatten(a), flatten(b)
-    if a.keys() != b.keys():
-        raise Unkept(f"has other entries: {', '.join(sorted(set(a) ^ set(b)))}")
-    return [k for k in a if a[k].dtype != b[k].dtype or a[k].shape != b[k].shape or not torch.equal(a[k], b[k])]
-
-
-def same(what: str, a: Any, b: Any) -> None:
-    """Raise Unkept where two trees are not equal bit for bit."""
-    _none(what, differing(a, b), flatten(a), flatten(b))
-
-
-def close(what: str, a: Any, b: Any, atol: float, rtol: float) -> None:
-    """Raise Unkept where two trees are further apart than `atol + rtol * |b|`."""
-    a, b = flatten(a), flatten(b)
-    if a.keys() != b.keys():
-        raise Unkept(f"{what}: other entries, {', '.join(sorted(set(a) ^ set(b)))}")
-    _none(what, [k for k in a if not _near(a[k], b[k], atol, rtol)], a, b)
-
-
-def _near(a: Tensor, b: Tensor, atol: float, rtol: float) -> bool:
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    return torch.allclose(a, b, rtol, atol, equal_nan=True) if a.is_floating_point() else torch.equal(a, b)
-
-
-def _none(what: str, far: list[str], a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    if not far:
-        return
-    one, other = a[far[0]], b[far[0]]
-    by = f"of shape {list(one.shape)} and {list(other.shape)}"
-    if one.shape == other.shape:
-        most = float((one.double() - other.double()).abs().max())
-        by = f"up to {most:.2g} apart" if most == most else "not finite"
-    name = far[0].strip("/").replace("/", ".")
-    more = f"; {len(far)} entries differ" if far[1:] else ""
-    raise Unkept(f"{what}: {name and name + ' '}{by}{more}")
-
-
-def agree(what: str, one: tuple[State, Outcome], other: tuple[State, Outcome], atol: float, rtol: float) -> None:
-    """Raise Unkept where two results of a round disagree: trees and losses within tolerance, counts exactly."""
-    close(what, one[0], other[0], atol, rtol)
-    a, b = one[1], other[1]
-    for name in ("before", "after"):
-        judged, again = getattr(a, name), getattr(b, name)
-        same(f"{what}, evaluated {name} training", [judged.correct, judged.total], [again.correct, again.total])
-        close(f"{what}, loss {name} training", judged.loss, again.loss, 1e-4, 1e-4)
-    close(f"{what}, training loss", a.loss, b.loss, 1e-5, 1e-4)
-    same(f"{what}, whether training is finite", a.finite, b.finite)
-    if (a.sent, a.sound) != (b.sent, b.sound):
-        raise Unkept(f"{what}: {a.sent} and {b.sent} travelled")
-    metrics, others = ({name: torch.tensor(value) for name, value in own.metrics.items()} for own in (a, b))
-    close(f"{what}, metrics", metrics, others, 1e-6, 1e-4)
-
-
-# ---- the promises
-
-
 STATEFUL = (
     "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the module, or global "
     "random numbers (torch.rand); keep it in the client's state, and draw in `sample`"
@@ -299,11 +76,7 @@ PADDED = (
 )
 
 
-@promise(
-    "hooks answer in the right form and change no argument",
-    "",
-    engines=BACKENDS,
-)
+@promise("hooks answer in the right form and change no argument", "", engines=BACKENDS)
 def keeps_form(trial: Trial, engine: str) -> None:
     """Client states have the structure, shapes and dtypes they began with, and numbers stay finite."""
     states, _ = trial.played(engine)  # which raises Broken where an answer has another form
@@ -559,8 +332,6 @@ def _fault(trial: Trial, promise: Promise, engine: str) -> str:
     except (Unkept, Broken) as fault:
         return str(fault)
     except Exception as error:
-        files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in type(trial.method).__mro__}
-        calls = [(hook, f" ({file}:{line})") for file, hook, line in frames(error) if file in files]
-        (hook, _), (_, place) = (calls[0], calls[-1]) if calls else ((type(trial.method).__name__, ""), ("", ""))
-        return f"{hook} raised {reason(error, kind=True)}{place}"
+        hook, place = blamed(error, type(trial.method)) or (type(trial.method).__name__, "")
+        return f"{hook} raised {reason(error, kind=True)}{place and f' ({place})'}"
     return ""

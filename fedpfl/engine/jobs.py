@@ -15,7 +15,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.sgd import TrainPlan
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method
+from fedpfl.methods import Method, Phase
 
 
 class Row(NamedTuple):
@@ -75,11 +75,8 @@ class TrainJob:
 
     def kind(self) -> tuple[Any, ...]:
         """Say what jobs of one program have in common: the images, loss and steps, and form of trees."""
-        phases = [
-            (*phase._replace(mask=None, loss=None, step=None, after_gradient=None, sgd={}), dict(phase.sgd), mask)
-            for phase in self.plan.phases
-            for mask in [[(name, isinstance(leaf, Tensor) or leaf) for name, leaf in tree.items(phase.mask)]]
-        ]
+        # Whose functions they are, `asker` says.
+        phases = [alike(phase._replace(loss=None, step=None, after_gradient=None)) for phase in self.plan.phases]
         local = replace(self.plan.local, lr=1.0) if self.plan.local.scheduled else self.plan.local
         asker, plan = None if self.plain else self.method, (self.plan.tuned, self.plan.by_sample, local)
         return asker, plan, _images(self.rows), phases, _form(self.start), _form(self.buffers)
@@ -128,7 +125,7 @@ def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
     order = sizes.argsort(descending=True, stable=True)
 
     def joined(trees: Sequence[Tree]) -> Tree:
-        return reorder(concatenate(trees), order)
+        return tree.take(concatenate(trees), order)
 
     def joined_masks(*leaves: Any) -> Any:
         return joined(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
@@ -142,17 +139,18 @@ def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
     if not first.plain:
         servers = {"server": joined([tree.repeat(job.server, len(job.rows)) for job in jobs])}
         client = joined([job.client for job in jobs])
-    job = TrainJob(
-        first.method,
-        [rows[i] for i in order.tolist()],
-        [draws[i] for i in order.tolist()],
-        replace(first.plan, phases=phases),
-        joined([job.start for job in jobs]),
-        {},
-        client,
-        joined([job.buffers for job in jobs]),
-        servers,
-        [rates[i] for i in order.tolist()],
+    places = order.tolist()
+    job = replace(
+        first,
+        rows=[rows[i] for i in places],
+        draws=[draws[i] for i in places],
+        plan=replace(first.plan, phases=phases),
+        start=joined([job.start for job in jobs]),
+        server={},
+        client=client,
+        buffers=joined([job.buffers for job in jobs]),
+        servers=servers,
+        joined=[rates[i] for i in places],
     )
     return job, order.argsort()
 
@@ -163,18 +161,19 @@ def part(end: End, places: Tensor, jobs: list[TrainJob]) -> list[End]:
     counts, kept = [len(job.rows) for job in jobs], iter([end.kept[place] for place in places.tolist()])
     return [
         End(**{**own, "client": job.client if job.plain else own["client"]}, kept=list(islice(kept, len(job.rows))))
-        for job, own in zip(jobs, divide(reorder(stacked, places), counts), strict=True)
+        for job, own in zip(jobs, divide(tree.take(stacked, places), counts), strict=True)
     ]
+
+
+def alike(phase: Phase) -> Phase:
+    """Return a phase with all that a program depends on: of its masks it is not the values."""
+    mask = [(name, isinstance(leaf, Tensor) or leaf) for name, leaf in tree.items(phase.mask)]
+    return phase._replace(mask=mask, sgd=dict(phase.sgd))
 
 
 def concatenate(stacked: Sequence[Tree]) -> Tree:
     """Put stacked trees of one form one after another on axis 0; a single one stays as it is."""
     return tree.map(lambda *leaves: torch.cat(leaves), *stacked) if len(stacked) > 1 else stacked[0]
-
-
-def reorder(stacked: Tree, order: Tensor) -> Tree:
-    """Make row `order[i]` row i."""
-    return tree.take(stacked, order)
 
 
 def divide(stacked: Tree, counts: list[int]) -> list[Tree]:

@@ -43,20 +43,13 @@ class Draws:
         """A permutation `[samples]` of a client's training samples for one epoch."""
         return torch.randperm(samples, generator=generator(self.seed, self.purpose, self.round, client, stream, epoch))
 
-    def random(self, client: int, stream: str, epoch: int, steps: int, count: int) -> Tensor:
-        """`count` uniform numbers for each step of an epoch, `[steps, count]`."""
+    def random(self, client: int, stream: str, epoch: int, rows: int, count: int, what: str = "random") -> Tensor:
+        """`count` uniform numbers for each step of an epoch, or for the `views` of each sample, `[rows, count]`."""
         if not count:
-            return torch.empty(steps, 0)
-        key = (self.seed, self.purpose, self.round, client, stream, epoch, "random")
-        return torch.rand(steps, count, generator=generator(*key))
-
-    def views(self, client: int, stream: str, epoch: int, samples: int, count: int) -> Tensor:
-        """`count` uniform numbers for each of a client's training samples in one epoch, `[samples, count]`."""
-        if not count:
-            return torch.empty(samples, 0)
-        key = (self.seed, self.purpose, self.round, client, stream, epoch, "views")
-        return torch.rand(samples, count, generator=generator(*key))
+            return torch.empty(rows, 0)
+        key = (self.seed, self.purpose, self.round, client, stream, epoch, what)
+        return torch.rand(rows, count, generator=generator(*key))
 
     def server(self, client: int) -> torch.Generator:
-        """For what the server draws for a client (`Method.draw`)."""
+        """For what the server draws for a client (`Method.sample`)."""
         return generator(self.seed, self.purpose, self.round, client, "draw")

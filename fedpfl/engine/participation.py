@@ -118,7 +118,7 @@ def newly(call: AnyCall, net: Net) -> AnyCall:
     kind = type(method), type(call), isinstance(call, EvalCall) and call.tuning is None
     if state.round > _first.setdefault(kind, state.round):
         return call
-    return call._replace(method=asked(method, net, state.rows.initial["client"], state.server, federation.classes))
+    return call._replace(method=asked(method, net, state.rows.initial["client"], federation.classes))
 
 
 def participation(
@@ -168,11 +168,9 @@ def participation(
     facts["trained"] = facts["trained"] | end.stepped
     client = {**end.client, **facts}
     updated = rows.each(partial(method.updated_buffers, server), client)
-    buffers = {
-        **end.buffers,
-        **{role: tree.map(torch.where, own, end.buffers[role], buffers[role]) for role, own in updated.items()},
-    }
-    client = {**client, **rows.one_by_one(after_training, client, buffers, end.params, kept=end.kept)}
+    moved = {role: tree.map(torch.where, own, end.buffers[role], buffers[role]) for role, own in updated.items()}
+    buffers = {**end.buffers, **moved}
+    client |= rows.one_by_one(after_training, client, buffers, end.params, kept=end.kept)
     params = rows.each(evaluated, client, end.params)
     after = yield EvalJob(method, places, params, buffers)
     held_out = torch.zeros_like(after.loss)

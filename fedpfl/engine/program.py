@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.jobs import End, TrainJob
+from fedpfl.engine.jobs import End, TrainJob, alike
 from fedpfl.engine.planning import train_steps
 from fedpfl.engine.sgd import Local, Movement, at_rest, complete, idle, movement, numbered, parked, update_
 from fedpfl.ground import tree
@@ -100,9 +100,10 @@ class Program:
         self._phases = [phase for phase, _ in numbered(job.plan.phases)]
         self._slots = list(range(len(self._phases)))  # of the phase whose memory and graphs each phase uses
         if capture:  # graphs read everything from where it was at first
-            alike = [_alike(phase) for phase in self._phases]
-            self._slots = [alike.index(own) for own in alike]
-            self._phases = [phase._replace(mask=_copied(phase.mask)) for phase in self._phases]
+            forms = [alike(phase)._replace(epochs=1, stream="") for phase in self._phases]
+            self._slots = [forms.index(form) for form in forms]
+            copied = partial(tree.map, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
+            self._phases = [phase._replace(mask=copied(phase.mask)) for phase in self._phases]
             servers = None if job.servers is None else tree.clone(job.servers)
             self._own = replace(self._own, server=tree.clone(self._own.server), servers=servers)
         leaves = tree.leaves(self._own.start)
@@ -339,16 +340,6 @@ def each(f: Callable[..., Any], *stacked: Any, count: int | None = None) -> Any:
     rows = count if count is not None else next(leaf.shape[0] for part in stacked for leaf in _tensors(part))
     # The row numbers make sure that something is mapped over even where a method keeps nothing per client.
     return vmap(lambda _, *parts: f(*parts), randomness="different")(torch.arange(rows), *stacked)
-
-
-def _alike(phase: Phase) -> Phase:
-    """Return what a step depends on, of a phase: all but its epochs and the values of its masks."""
-    form = [(name, isinstance(leaf, Tensor) or leaf) for name, leaf in tree.items(phase.mask)]
-    return phase._replace(epochs=1, stream="", mask=form, sgd=dict(phase.sgd))
-
-
-def _copied(mask: Tree) -> Tree:
-    return tree.map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, mask)
 
 
 def _tensors(part: Any) -> list[Tensor]:

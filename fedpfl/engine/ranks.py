@@ -11,10 +11,10 @@ others' waiting at once. Tensors on GPUs travel through NCCL, once everybody is 
 from __future__ import annotations
 
 import contextlib
-import heapq
 import os
 import pickle
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -32,6 +32,7 @@ from fedpfl.engine.backend import Answer, Backend, Call, Engine, work
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.tree import Tree
+from fedpfl.methods import Method
 
 T = TypeVar("T")
 
@@ -159,10 +160,10 @@ def over(backend: Backend, device: torch.device) -> Backend:
 
 def deal(loads: Sequence[float], ranks: int) -> list[int]:
     """Return who takes each client: the largest first, each to who has least to do; numbers break ties."""
-    owners, least = [0] * len(loads), [(0.0, 0, rank) for rank in range(ranks)]
-    for place in sorted(range(len(loads)), key=lambda place: (-loads[place], place)):
-        load, clients, owner = least[0]
-        heapq.heapreplace(least, (load + loads[place], clients + 1, owner))
+    owners, dealt = [0] * len(loads), [(0.0, 0, rank) for rank in range(ranks)]
+    for place in sorted(range(len(loads)), key=lambda place: -loads[place]):
+        load, clients, owner = min(dealt)
+        dealt[owner] = (load + loads[place], clients + 1, owner)
         owners[place] = owner
     return owners
 
@@ -171,6 +172,17 @@ def frames(error: BaseException) -> list[tuple[str, str, int]]:
     """Return where an error has passed, outermost first: file, function, line. Also of one from another process."""
     here = ((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__))
     return getattr(error, "frames", None) or [(code.co_filename, code.co_qualname, line) for code, line in here]
+
+
+def blamed(error: BaseException, method: type[Method]) -> tuple[str, str] | None:
+    """Return which function of a method's files has led to an error, and the last place there as `file:line`, or None.
+
+    The files are those of its class and of methods that it derives from.
+    """
+    kinds = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method]
+    files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
+    calls = [(name, f"{file}:{line}") for file, name, line in frames(error) if file in files]
+    return (calls[0][0], calls[-1][1]) if calls else None
 
 
 class Ranks(Backend):

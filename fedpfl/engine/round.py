@@ -63,7 +63,7 @@ def play(
     number, cohort, device = state.round + 1, sorted(cohort), federation.x.device
     stopping = stopping if state.stopping else None
     sent, parts, order, kept = [], [], [], []
-    hooks = method if state.round else asked(method, None, state.rows.initial["client"], state.server)
+    hooks = method if state.round else asked(method, None, state.rows.initial["client"])
     for turn in hooks.turns(state.round, cohort, federation.clients, generator(seed, "turns", number)):
         clients = turn.clients
         draws = Draws(seed, "gather" if turn.survey else "train", number)

@@ -56,6 +56,8 @@ def slow(engine: Engine, on: torch.device) -> list[str]:
             "slow: this CPU has no bf16 instructions, which makes bf16 slower than fp32 (11 times on AVX2); use "
             "engine.precision=fp32"
         )
+    if on.type == "cpu" and engine.backend == "batched":
+        lines.append("slow: batched is for GPUs, and on a CPU mostly slower than loop; use engine.backend=auto")
     return lines
 
 

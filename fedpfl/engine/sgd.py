@@ -137,7 +137,7 @@ def clipped(grads: list[Tensor], masks: list[Tensor | None], limit: float, stack
     moving = [_only(mask, grad) for grad, mask in zip(grads, masks, strict=True)]
     squares = [leaf.square().flatten(1).sum(1) if stacked else leaf.square().sum() for leaf in moving]
     scale = (limit / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
-    return [leaf * (scale.view(-1, *[1] * (leaf.dim() - 1)) if stacked else scale) for leaf in grads]
+    return [leaf * (_beside(scale, leaf) if stacked else scale) for leaf in grads]
 
 
 def update_(
@@ -354,7 +354,8 @@ def steps(
         order = draws.order(client, phase.stream, epoch, samples)[:taken]
         positions[place, :taken] = order
         if federation.views:
-            views[place, :taken] = draws.views(client, phase.stream, epoch, samples, federation.views)[order]
+            seen = draws.random(client, phase.stream, epoch, samples, federation.views, "views")
+            views[place, :taken] = seen[order]
     random = [draws.random(client, phase.stream, epoch, count, phase.randoms) for epoch in epochs]
     shape = (len(epochs) * count, phase.batches, batch)
     whole = Steps(positions.view(shape), views.view(*shape, federation.views), torch.cat(random))

@@ -15,8 +15,8 @@ from fedpfl.record.rundir import RunDirectory
 
 def places(run: Run) -> list[tuple[Federation, int]]:
     """Return where each client of the partition is, in its order: the federation and the number there."""
-    numbered = {one.number(client): (one, client) for one in _federations(run) for client in range(one.clients)}
-    return [numbered[number] for number in sorted(numbered)]
+    everyone = [(one, client) for one in _federations(run) for client in range(one.clients)]
+    return sorted(everyone, key=lambda place: place[0].number(place[1]))
 
 
 def _federations(run: Run) -> list[Federation]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedpfl import engine
 from fedpfl.engine import ranks
 from fedpfl.ground.errors import Broken, FedpflError, reason
-from fedpfl.methods import METHODS, Method
+from fedpfl.methods import METHODS
 
 NO_ROOM = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
 """What PyTorch says where memory runs out, by several kinds of errors."""
@@ -62,17 +61,13 @@ def _no_room(error: Exception) -> FedpflError | None:
 def _in_method(error: Exception, cfg: DictConfig, log: Path, started: float) -> FedpflError | None:
     """Say what the method's own code did; None for a bug of the program."""
     name = OmegaConf.select(cfg, "method.name")
-    method = METHODS.get(name)
-    kinds = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method] if method else []
-    files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
-    calls = [(hook, file, line) for file, hook, line in ranks.frames(error) if file in files]
-    if not calls:
+    if name not in METHODS or not (blamed := ranks.blamed(error, METHODS[name])):
         return None
-    (hook, *_), (_, file, line) = calls[0], calls[-1]
+    hook, place = blamed
     if instead := engine.unseen(error):
-        return Broken(f"method={name}: {hook} {instead} ({file}:{line})")
+        return Broken(f"method={name}: {hook} {instead} ({place})")
     written = log.is_file() and log.stat().st_mtime >= started
     return Broken(
-        f"method={name}: {hook} raised {reason(error, kind=True)} ({file}:{line}); "
+        f"method={name}: {hook} raised {reason(error, kind=True)} ({place}); "
         f"{f'its traceback is in {log}' if written else 'HYDRA_FULL_ERROR=1 shows its traceback'}"
     )

@@ -15,12 +15,12 @@ from fedpfl.engine import lockstep
 from fedpfl.ground import tree
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
-from fedpfl.methods.shared.cost import devices
 from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.record import environment
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.logfile import add_to_log
 from fedpfl.record.rundir import RunDirectory
+from fedpfl.runner.cost import devices
 from fedpfl.runner.needs import Needs, mib, tight
 
 

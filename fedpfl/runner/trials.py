@@ -123,8 +123,8 @@ class Search:
         self.study.set_user_attr("startup", startup)
         self.study.set_user_attr("warmup", warmup)
 
-    def run(self, play: Callable[[list[tuple[int, list[str]]]], list[Outcome]], tell: Callable[[str], None]) -> Found:
-        """Run what is missing. play: of numbers and overrides of jobs to their outcomes, in order."""
+    def run(self, play: Callable[[list[tuple[int, list[str]]]], list[Ended]], tell: Callable[[str], None]) -> Found:
+        """Run what is missing. play: of numbers and overrides of jobs to what became of them, in order."""
         optuna = _optuna()
         states = optuna.trial.TrialState
         while True:
@@ -133,20 +133,20 @@ class Search:
                 break
             jobs = [(trial.number, self.words(trial.params)) for trial in batch]
             once = {tuple(words): (number, words) for number, words in reversed(jobs)}  # equal ones are one run
-            outcomes = dict(zip(sorted(once, key=once.__getitem__), play(sorted(once.values())), strict=True))
+            ends = dict(zip(sorted(once, key=once.__getitem__), play(sorted(once.values())), strict=True))
             for trial, (number, words) in zip(batch, jobs, strict=True):
-                outcome = outcomes[tuple(words)]
+                end = ends[tuple(words)]
                 kept = optuna.trial.Trial(self.study, trial._trial_id)
-                kept.set_user_attr("rounds", outcome.rounds)
-                kept.set_user_attr("directory", outcome.directory)
-                if outcome.value is None:
+                kept.set_user_attr("rounds", end.rounds)
+                kept.set_user_attr("directory", end.directory)
+                if end.value is None:
                     if not kept.storage.get_trial(trial._trial_id).intermediate_values:
                         kept.report(0.0, 0)  # it diverged before it was judged
                     self.study.tell(number, state=states.PRUNED)
                 else:
-                    self.study.tell(number, outcome.value)
+                    self.study.tell(number, end.value)
                 done = sum(one.state.is_finished() and one.state != states.FAIL for one in self.study.trials)
-                value = "given up" if outcome.value is None else f"validation {outcome.value:.2f} %"
+                value = "given up" if end.value is None else f"validation {end.value:.2f} %"
                 tell(f"trial {done}/{self._trials}: {value}  {' '.join(words)}")
         return self._found(states)
 
@@ -179,21 +179,20 @@ class Search:
         ]
 
     def _found(self, states: Any) -> Found:
-        ended = [trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)]
-        trials = ended[: self._trials]  # an earlier search may have been longer
+        over = [trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)]
+        trials = over[: self._trials]  # an earlier search may have been longer
         whole = [trial for trial in trials if trial.state == states.COMPLETE]
         if not whole:
             raise FedpflError(f"none of {len(trials)} trials came to its end; look at their run.log")
         best = max(whole, key=lambda trial: (trial.value, -trial.number))
         counts = {"finished": len(whole), "given up": len(trials) - len(whole)}
-        rounds = {
-            trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials
-        }  # equal ones are one run
+        # Equal ones are one run.
+        rounds = {trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials}
         return Found(tuple(self.words(best.params)), best.value, counts, sum(rounds.values()), self.study)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Ended:
     """Hold what became of a trial: its validation accuracy, None if it diverged or was given up; where it is."""
 
     value: float | None
@@ -201,7 +200,7 @@ class Outcome:
     directory: str
 
 
-def outcome(folder: Path, given_up: bool) -> Outcome:
+def ended(folder: Path, given_up: bool) -> Ended:
     """Read a trial's run directory: the validation accuracy in rounds.csv, and no other column but `round`."""
     path, rows = folder / "rounds.csv", list[dict[str, float | None]]()
     if path.is_file() or not given_up:  # it may have diverged in the first round
@@ -209,7 +208,7 @@ def outcome(folder: Path, given_up: bool) -> Outcome:
     values = [value for row in rows if (value := row.get(COLUMN)) is not None and math.isfinite(value)]
     if not given_up and not values:
         raise FedpflError(f"{folder}: no sample was held out; set validation=0.1, or more for clients of few samples")
-    return Outcome(None if given_up else max(values), int(rows[-1]["round"] or 0) if rows else 0, str(folder))
+    return Ended(None if given_up else max(values), int(rows[-1]["round"] or 0) if rows else 0, str(folder))
 
 
 def watch(sweeper: Mapping[str, Any], number: int) -> Watch:

@@ -16,26 +16,29 @@ from fedpfl.config.schema import GROUPS
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report import load
 from fedpfl.report.names import METHODS
-from fedpfl.report.table import Cell, Column, Table, over_seeds
+from fedpfl.report.table import Column, Table, over_seeds
 from fedpfl.report.tables import chosen_round
 from fedpfl.runner import trials
 from fedpfl.runner.faults import STATUS, Diverged
 
 SPACES = Path(overrides.CONF) / "tune"
-COLUMNS = (
-    Column("method"),
-    Column("chosen", "long"),
-    Column("finished", "whole", "trials"),
-    Column("given up", "whole", "trials"),
-    Column("rounds", "whole", "trials"),
-    Column("validation", "percent"),
-    Column("mean", "percent", "test accuracy"),
-    Column("pooled", "percent", "test accuracy"),
-    Column("fine-tuned", "percent", "test accuracy"),
-    Column("unseen", "percent"),
-    Column("seeds", "whole"),
-)
-JUDGED = {"accuracy": "mean", "accuracy_pooled": "pooled", "ft_accuracy": "fine-tuned", "unseen_accuracy": "unseen"}
+JUDGED = {
+    "accuracy": Column("mean", "percent", "test accuracy"),
+    "accuracy_pooled": Column("pooled", "percent", "test accuracy"),
+    "ft_accuracy": Column("fine-tuned", "percent", "test accuracy"),
+    "unseen_accuracy": Column("unseen", "percent"),
+}
+"""By what of its run each seed is judged."""
+COLUMNS = {
+    "method": Column("method"),
+    "chosen": Column("chosen", "long"),
+    "finished": Column("finished", "whole", "trials"),
+    "given up": Column("given up", "whole", "trials"),
+    "rounds": Column("rounds", "whole", "trials"),
+    "validation": Column("validation", "percent"),
+    **JUDGED,
+    "seeds": Column("seeds", "whole"),
+}
 
 
 class Order(NamedTuple):
@@ -93,14 +96,14 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
         for record in records
         if (count := asked.seeds - record["seeds"])
     ]
-    return Table(
-        "Tuned on equal terms",
+    return Table.of(
+        [{**record, "method": METHODS.get(record["method"], record["method"])} for record in records],
         COLUMNS,
-        [_row(record) for record in records],
-        pd.DataFrame(records),
-        f"{asked.trials} trials per method, chosen by validation accuracy; then {asked.seeds} other seeds, each at its "
-        "round of the best validation accuracy: mean (standard deviation over seeds), in percent.",
-        (
+        title="Tuned on equal terms",
+        frame=pd.DataFrame(records),
+        caption=f"{asked.trials} trials per method, chosen by validation accuracy; then {asked.seeds} other seeds, "
+        "each at its round of the best validation accuracy: mean (standard deviation over seeds), in percent.",
+        notes=(
             "Rounds: played by all trials together. A trial below the others' median validation accuracy is given up.",
             *lost,
         ),
@@ -146,17 +149,8 @@ def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str,
             found[name].append(float(row.get(name, float("nan"))))
     told = {name: over_seeds(values) for name, values in found.items()}
     return {"seeds": len(seeds) - diverged} | {
-        f"{name}{suffix}": value[at] for name, value in told.items() for at, suffix in enumerate(("", "_std"))
+        f"{name}{suffix}": value[at] for name, value in told.items() for at, suffix in enumerate(("", "_seed_std"))
     }
-
-
-def _row(record: dict[str, Any]) -> list[Cell]:
-    named = {
-        **{column.heading: Cell(record.get(column.heading)) for column in COLUMNS},
-        **{heading: Cell(record[name], record[f"{name}_std"]) for name, heading in JUDGED.items()},
-        "method": Cell(METHODS.get(record["method"], record["method"])),
-    }
-    return [named[column.heading] for column in COLUMNS]
 
 
 def draw(found: trials.Found, folder: Path, method: str) -> None:

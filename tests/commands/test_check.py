@@ -199,7 +199,11 @@ def test_every_promise_is_broken_by_a_planted_fault():
             (),
             "fedpfl: {} has no methods; it needs a dictionary METHODS of names and classes",
         ),
-        ("docs", ("shere=0.2",), "fedpfl: method=halfway has no hyperparameter shere; did you mean share?"),
+        (
+            "docs",
+            ("shere=0.2",),
+            "fedpfl: method=halfway: shere is not a key here; known keys: share, statistics; did you mean share?",
+        ),
         ("docs", ("share=2",), "fedpfl: method=halfway: share must be between 0 and 1, got 2"),
         ("docs", ("share={",), "fedpfl: share={{: its value cannot be read"),
     ],
@@ -216,4 +220,4 @@ def test_what_cannot_be_checked_is_one_line(text, values, line, tmp_path: Path, 
 def test_a_hyperparameter_without_a_default_is_asked_for(tmp_path: Path, told):
     file = tmp_path / "mine.py"
     file.write_text((ROOT / "docs/mine.py").read_text().replace("] = 0.5", "]"))
-    assert told(file) == (2, ["fedpfl: method=halfway: share has no default; add share=VALUE"])
+    assert told(file) == (2, ["fedpfl: method=halfway: share has no value; set it with share=..."])

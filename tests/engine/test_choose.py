@@ -68,9 +68,8 @@ def played(runner, federation, net, rounds=3):
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch, request):
-    if "measured" not in request.node.name:
-        monkeypatch.setattr(choosing.time, "perf_counter", lambda: Played.clock)
+def clock(monkeypatch):
+    monkeypatch.setattr(choosing.time, "perf_counter", lambda: Played.clock)
 
 
 SLOW = {"seconds": 0.3}
@@ -143,13 +142,6 @@ def test_what_was_recorded_is_taken_without_being_tried(net):
     known = {"backend": "loop", "graphs": False, "width": 3}
     assert choose(Engine(), net, CPU, known).engine == Engine(backend="loop", width=3)
     assert choose(Engine(), net, CPU).name == "loop"
-
-
-def test_batched_on_a_cpu_is_measured_and_kept(federation, net):
-    runner = choose(Engine(backend="batched"), net, CPU)
-    assert_same(played(runner, federation, net), played(make(Engine("batched"), net, CPU), federation, net))
-    assert runner.engine.backend == "batched"
-    assert set(runner.seconds) == {"batched", "loop"}
 
 
 class Small(type(make(Engine("batched"), tiny(), CPU))):

@@ -1,8 +1,8 @@
 """What every registered method keeps to. A new method is tested here the moment it is registered.
 
-What `fedpfl check` asks of anybody's method is in fedpfl/contract.py, with its tolerances; here is what concerns the
-package's own, and what a method cannot break. `make test` asks each of every method in one setting, `make test-all` in
-all (`every_method`).
+What `fedpfl check` asks of anybody's method is in fedpfl/engine/contract.py; here is what concerns the package's own,
+and what a method cannot break. `make test` asks each of every method in one setting, `make test-all` in all
+(`every_method`).
 """
 
 import copy
@@ -16,9 +16,10 @@ import yaml
 
 from fedpfl.engine import Engine, Stopping, Tuning, begin, contract, make, pick, play
 from fedpfl.engine.backend import EvalCall, TrainCall
-from fedpfl.engine.contract import COHORTS, EVERYONE, PROMISES, TEST, TRAIN, Trial, one_step, poisoned, small
+from fedpfl.engine.contract import PROMISES, one_step, poisoned
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.shard import training_shard
+from fedpfl.engine.toy import COHORTS, EVERYONE, TEST, TRAIN, Trial, Unkept, small
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count
 from fedpfl.ground.tree import Agreed, Masked
@@ -336,5 +337,5 @@ def test_training_on_what_was_not_sent_is_found(net):
     other = poisoned(method, first.server, state.server, client)
     assert int(tree.flat(other).isnan().sum()) == int(tree.flat(client["mask"]).sum()) > 0
     assert_same(method._begin(other, client), method._begin(state.server, client))
-    with pytest.raises(contract.Unkept, match="without what is not sent"):
+    with pytest.raises(Unkept, match="without what is not sent"):
         contract.sees_what_was_sent(trial(method))

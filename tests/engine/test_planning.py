@@ -53,7 +53,7 @@ def test_steps_side_by_side_are_those_of_a_plain_loop(sizes, width, together):
         for row in range(rows):
             epoch, number, batches = own[row][step]
             random = DRAWS.random(row, "head", epoch, number + 1, 2)[number]
-            seen = DRAWS.views(row, "head", epoch, sizes[row], Augment.NUMBERS)
+            seen = DRAWS.random(row, "head", epoch, sizes[row], Augment.NUMBERS, "views")
             assert_same(randoms[step, row], random)
             for k, positions in enumerate(batches):
                 real = weight[step, row, k] > 0

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Stopping, Tuning, contract, make, ranks, select
+from fedpfl.engine import Engine, Stopping, Tuning, make, ranks, select, toy
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.ranks import deal
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS
+from fedpfl.methods import METHODS, FedAvg
 from tests.command import TINY, Result, _environment, _heed_interrupts, call, rewrite_summary, state, summary, wait
 from tests.conftest import CASES, CPU, LOCAL, assert_close, assert_same, federate, flatten, rounds, tiny
 from tests.runner.test_resume import TOOLS, assert_ends_alike, rows_by_client
@@ -131,7 +131,7 @@ def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
         states, outcomes = rounds(method, net, federation, COHORTS, engine=told, stopping=Stopping(early=True))
         last, adapt = states[-1], Tuning(LOCAL, Draws(0, "adapt", 2))
         about = (method, federation, last, list(range(6)))
-        backend = contract.make(told, net, CPU)
+        backend = toy.make(told, net, CPU)
         tuned = backend.evaluate(*about, Tuning(LOCAL, Draws(0, "finetune", 2)), adapt)
         counts = [backend.evaluate(*about, before=adapt), tuned]
         found[name] = [states, [vars(outcome) for outcome in outcomes], counts]
@@ -147,13 +147,13 @@ import sys
 from functools import partial
 import torch
 from fedpfl.engine import make, ranks
-from fedpfl.engine import contract
+from fedpfl.engine import toy
 from tests.engine.test_ranks import played
 ranks.join()
-contract.make = lambda engine, net, device: ranks.over(make(engine, net, device), device)
+toy.make = lambda engine, net, device: ranks.over(make(engine, net, device), device)
 for states in ("whole", "sharded"):
     torch.save(played(sys.argv[2:], sys.argv[1]), f"{states}{ranks.dist.get_rank()}.pt")
-    contract.begin = partial(contract.begin, mine=ranks.mine)
+    toy.begin = partial(toy.begin, mine=ranks.mine)
 ranks.part()
 """
 
@@ -337,7 +337,7 @@ BAD = """
 import os
 from fedpfl import train
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS, FedOBP
+from fedpfl.methods import METHODS, FedOBP, FedAvg
 class Bad(FedOBP):
     {}
 METHODS["fedobp"] = Bad
@@ -451,3 +451,19 @@ def test_what_cannot_work_is_one_line_and_writes_nothing(script, arguments, line
     (told,) = [line for result in results for line in result.err.splitlines()]
     assert told.startswith(line)
     assert not list(tmp_path.iterdir())
+
+
+class Helped(FedAvg):
+    """A method of this file."""
+
+
+def test_the_hook_is_blamed_by_name_and_what_it_called_by_its_line():
+    error = KeyError("own")
+    error.frames = [
+        ("engine.py", "play", 1),
+        (__file__, "Helped.prepare", 7),
+        (__file__, "helper", 3),
+        ("os.py", "", 5),
+    ]
+    assert ranks.blamed(error, Helped) == ("Helped.prepare", f"{__file__}:3")
+    assert ranks.blamed(error, FedAvg) is None

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from fedpfl.methods import METHODS
-from fedpfl.methods.shared.cost import devices
 from fedpfl.models import MODELS, Net
 from fedpfl.papers import costs
 from fedpfl.report.load import begun
 from fedpfl.report.run import Run
+from fedpfl.runner.cost import devices
 from tests.report.test_report import write_run
 
 # Values that travel of FedSPU's three networks (AAAI 2025, section 4 and public code), at widths 0.2 to 1.

@@ -42,7 +42,7 @@ def judged(jobs):
     for _, words in jobs:
         lr, mu, rounds = (float(word.partition("=")[2]) for word in words)
         value = None if lr < 0.003 else 90 - 10 * abs(np.log(lr / 0.03)) + mu
-        found.append(trials.Outcome(value, int(rounds), f"run{lr}"))
+        found.append(trials.Ended(value, int(rounds), f"run{lr}"))
     return found
 
 
@@ -139,7 +139,7 @@ def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
 
     def play(jobs):
         asked.append([words for _, words in jobs])
-        return [trials.Outcome(float(words[0][-1]), 3, words[0]) for _, words in jobs]
+        return [trials.Ended(float(words[0][-1]), 3, words[0]) for _, words in jobs]
 
     own = trials.Search(tmp_path, "study", distributions("method.layers=1,2"), {}, 6, 6, 6, 1, 3)
     found = own.run(play, lambda line: None)
@@ -159,19 +159,19 @@ def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
 
 def test_where_none_comes_to_its_end_it_says_so(tmp_path):
     with pytest.raises(FedpflError, match="none of 8 trials came to its end"):
-        search(tmp_path).run(lambda jobs: [trials.Outcome(None, 1, "") for _ in jobs], lambda line: None)
+        search(tmp_path).run(lambda jobs: [trials.Ended(None, 1, "") for _ in jobs], lambda line: None)
 
 
 def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
     """What stands in another column is not even read."""
     text = "round,accuracy,val_accuracy,unseen_accuracy\n1,poison,50.5,poison\n2,poison,,poison\n3,poison,49,\n"
     (tmp_path / "rounds.csv").write_text(text)
-    assert trials.outcome(tmp_path, False) == trials.Outcome(50.5, 3, str(tmp_path))
-    assert trials.outcome(tmp_path, True).value is None
+    assert trials.ended(tmp_path, False) == trials.Ended(50.5, 3, str(tmp_path))
+    assert trials.ended(tmp_path, True).value is None
     for text in ("round,accuracy\n1,90\n", "round,accuracy,val_accuracy\n1,90,nan\n"):
         (tmp_path / "rounds.csv").write_text(text)
         with pytest.raises(FedpflError, match=r"set validation=0\.1"):
-            trials.outcome(tmp_path, False)
+            trials.ended(tmp_path, False)
 
 
 def test_what_is_below_the_median_of_those_that_ended_is_given_up(tmp_path):
@@ -253,7 +253,7 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
     of_run = [chosen_round(pd.read_csv(path)) for path in sorted((right / "final").rglob("fedprox/*/*/rounds.csv"))]
     row = tables[0].set_index("method").loc["fedprox"]
     assert row["accuracy"] == pytest.approx(np.mean([own["accuracy"] for own in of_run]))
-    assert row["accuracy_std"] == pytest.approx(np.std([own["accuracy"] for own in of_run], ddof=1))
+    assert row["accuracy_seed_std"] == pytest.approx(np.std([own["accuracy"] for own in of_run], ddof=1))
     assert row["rounds"] <= 9
 
 
