@@ -140,9 +140,13 @@ class Run:
                 name: Mask(float(own["entries"]), np.array(own["held"], float), np.array(own["both"], float))
                 for name, own in told["tensors"].items()
             }
-            for name, (_, held, both) in found.items():
+            for name, (entries, held, both) in found.items():
                 if held.shape != (count + 1,) or both.shape != (count, count):
                     raise ValueError(f"{clip(name)} is not of {count} clients")
+                sizes, times = np.minimum.outer(both.diagonal(), both.diagonal()), np.arange(count + 1)
+                counted = held.sum() == entries and held @ times == both.trace()
+                if not (counted and held.min() >= 0 <= both.min() and (both <= sizes).all()):
+                    raise ValueError(f"the numbers of {clip(name)} fit no masks")
         except UNUSABLE as error:
             raise FedpflError(f"{self.path}: masks.json holds no usable value: {one_line(error)}") from None
         return found

@@ -212,7 +212,7 @@ def test_traffic_is_divided_by_those_that_took_part(tmp_path: Path, capsys: pyte
     (down,) = (row for row in csv.DictReader(io.StringIO(compared)) if row["what"] == "values_down")
     assert (down["a"], down["b"]) == ("1400.0", "700.0")
     assert main(["html", str(tmp_path)]) == 0
-    assert ">1,400<" in next((tmp_path / "report").glob("*.html")).read_text()
+    assert ">1.4k<" in next((tmp_path / "report").glob("*.html")).read_text()
 
 
 # Hostile directories
