@@ -7,6 +7,7 @@ import dataclasses
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
 from fedpfl.engine import Engine, Tuning, make
 from fedpfl.engine.backend import EvalCall, TrainCall
