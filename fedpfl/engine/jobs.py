@@ -167,7 +167,7 @@ def part(end: End, places: Tensor, jobs: list[TrainJob]) -> list[End]:
 
 def alike(phase: Phase) -> Phase:
     """Return a phase with all that a program depends on: of its masks it is not the values."""
-    mask = [(name, isinstance(leaf, Tensor) or leaf) for name, leaf in tree.items(phase.mask)]
+    mask = [(name, Tensor if isinstance(leaf, Tensor) else leaf) for name, leaf in tree.items(phase.mask)]
     return phase._replace(mask=mask, sgd=dict(phase.sgd))
 
 
