@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers.plan import Rule
+from fedpfl.papers.layout import Rule
 from fedpfl.report.figures import legible, look
 from fedpfl.report.grouping import Group
 from fedpfl.report.run import Mask, Run

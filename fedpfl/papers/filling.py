@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from fedpfl.papers import costs, published
-from fedpfl.papers.plan import LAST, Measure, Plan, Rule, rank, tuned
+from fedpfl.papers.layout import LAST, Layout, Measure, Rule, rank, tuned
 from fedpfl.papers.registry import TABLES, datasets
 from fedpfl.report.grouping import Group, unlike
 from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
@@ -31,13 +31,13 @@ DIFFERENCES = {"percent": "difference", "decimal": "difference", "entries": "cha
 
 @dataclass
 class Filled:
-    """What runs say of a plan's cells.
+    """What runs say of a layout's cells.
 
     speaking: the groups that fill the parts. parts, values: numbers by seed, of parts and of cells. reached: the state
     of cells whose runs are not whole. ambiguous: groups that are one of several that fit.
     """
 
-    plan: Plan
+    layout: Layout
     rule: Rule
     speaking: dict[Part, Group] = field(default_factory=dict)
     parts: dict[Part, dict[int, float]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Filled:
     @property
     def places(self) -> list[Place]:
         """All cells, line by line."""
-        return [(i, j) for i in range(len(self.plan.lines)) for j in range(len(self.plan.places))]
+        return [(i, j) for i in range(len(self.layout.lines)) for j in range(len(self.layout.places))]
 
     @property
     def shown(self) -> dict[Part, Group]:
@@ -65,8 +65,8 @@ class Filled:
         """Yield the parts that runs would fill."""
         hollow = self.hollow
         for i, j in self.places:
-            untold = self.plan.lines[i].untold or self.plan.places[j].untold
-            for alpha in () if untold or self.values[i, j] else self.plan.places[j].alphas:
+            untold = self.layout.lines[i].untold or self.layout.places[j].untold
+            for alpha in () if untold or self.values[i, j] else self.layout.places[j].alphas:
                 if not self.parts.get((i, j, alpha)) and (i, j, alpha) not in hollow:
                     yield i, j, alpha
 
@@ -85,11 +85,11 @@ def fill(
     none of the papers' is among them. test: t or wilcoxon, against the last line. device: what hours are reckoned by.
     """
     whole = TABLES[name]
-    assert isinstance(whole, Plan)
+    assert isinstance(whole, Layout)
     present = {group.runs[0].dataset_name: None for group in gathered}
     other = present and not present.keys() & datasets()
-    plan = whole.on(only or tuple(present)) if only or other else whole
-    filled = _filled(plan, gathered, (rule or plan.rule)._replace(device=device))
+    layout = whole.on(only or tuple(present)) if only or other else whole
+    filled = _filled(layout, gathered, (rule or layout.rule)._replace(device=device))
     differs: set[Place] = set()
     notes = [*_notes(filled), *([_compare(filled, test, differs)] if test else [])]
     cells = {place: _cell(filled, place, differs) for place in filled.places}
@@ -97,24 +97,24 @@ def fill(
     frame = pd.DataFrame([_record(name, filled, place, cells[place]) for place in filled.places])
     return Table(
         "",
-        (Column(""), *(Column(place.heading[1], "percent", place.heading[0]) for place in plan.places)),
-        [[Cell(line.label), *(cells[i, j] for j in range(len(plan.places)))] for i, line in enumerate(plan.lines)],
+        (Column(""), *(Column(place.heading[1], "percent", place.heading[0]) for place in layout.places)),
+        [[Cell(line.label), *(cells[i, j] for j in range(len(layout.places)))] for i, line in enumerate(layout.lines)],
         frame,
         _caption(filled),
         tuple(notes),
         below="published",
-        commands=_missing(plan, whole, [*filled.absent()]),
+        commands=_missing(layout, whole, [*filled.absent()]),
     )
 
 
-def _filled(plan: Plan, gathered: Sequence[Group], rule: Rule) -> Filled:
-    filled = Filled(plan, rule)
+def _filled(layout: Layout, gathered: Sequence[Group], rule: Rule) -> Filled:
+    filled = Filled(layout, rule)
     for i, j in filled.places:
-        place, line = plan.places[j], plan.lines[i]
+        place, line = layout.places[j], layout.lines[i]
         for alpha in place.alphas:
-            own = [group for group in gathered if plan.fits(group.runs[0], i, j, alpha)]
+            own = [group for group in gathered if layout.fits(group.runs[0], i, j, alpha)]
             if own:
-                best = max(own, key=lambda group: rank(group, plan.setup_of(group.runs[0], j)))
+                best = max(own, key=lambda group: rank(group, layout.setup_of(group.runs[0], j)))
                 filled.speaking[i, j, alpha] = best
                 filled.parts[i, j, alpha] = _values(best, place.measure or line.measure, rule)
             if len(own) > 1:
@@ -126,10 +126,10 @@ def _filled(plan: Plan, gathered: Sequence[Group], rule: Rule) -> Filled:
 
 def _notes(filled: Filled) -> Iterator[str]:
     """What a reader must know beside the caption."""
-    plan, rule = filled.plan, filled.rule
-    yield from published.departures(_setups(plan, filled.shown))
-    yield from _mixed(plan, filled.speaking)
-    yield from chosen_on(rule.select) if any(line.kind == "percent" for line in plan.lines) else ()
+    layout, rule = filled.layout, filled.rule
+    yield from published.departures(_setups(layout, filled.shown))
+    yield from _mixed(layout, filled.speaking)
+    yield from chosen_on(rule.select) if any(line.kind == "percent" for line in layout.lines) else ()
     yield from emptiness(_once(filled.speaking[part] for part in filled.hollow), rule.select, rule.every, rule.by)
     if filled.ambiguous:
         which = few(filled.ambiguous)
@@ -137,20 +137,20 @@ def _notes(filled: Filled) -> Iterator[str]:
     if filled.reached:
         told = few(dict.fromkeys(filled.reached.values()))
         yield f"° not all planned rounds: the last evaluation that there is ({told})."
-    yield from filter(None, [plan.note(rule)])
-    untold = [(one.label, one.untold) for one in plan.lines] + [(one.setting, one.untold) for one in plan.places]
+    yield from filter(None, [layout.note(rule)])
+    untold = [(one.label, one.untold) for one in layout.lines] + [(one.setting, one.untold) for one in layout.places]
     for why in dict.fromkeys(why for _, why in untold if why):
         yield f"Without own values: {', '.join(what for what, own in untold if own == why)}; {why}."
 
 
 def _published(filled: Filled, place: Place) -> tuple[float, float]:
     """The published number of a cell and its deviation."""
-    known = published.lookup(filled.plan.key(*place))
+    known = published.lookup(filled.layout.key(*place))
     return (known.value, known.std) if known else (math.nan, math.nan)
 
 
 def _cell(filled: Filled, place: Place, differs: set[Place]) -> Cell:
-    kind, (theirs, _) = filled.plan.lines[place[0]].kind, _published(filled, place)
+    kind, (theirs, _) = filled.layout.lines[place[0]].kind, _published(filled, place)
     mean, spread = over_seeds(list(filled.values[place].values()))
     flag = ("°" if place in filled.reached else "") + ("†" if place in differs else "")
     apart = "" if kind == "exact" else number(DIFFERENCES[kind], mean - theirs)
@@ -159,12 +159,12 @@ def _cell(filled: Filled, place: Place, differs: set[Place]) -> Cell:
 
 
 def _record(name: str, filled: Filled, place: Place, cell: Cell) -> dict[str, Any]:
-    dataset, setting = filled.plan.places[place[1]].heading
+    dataset, setting = filled.layout.places[place[1]].heading
     (theirs, std), values = _published(filled, place), filled.values[place]
     mean, spread = over_seeds(list(values.values()))
     return {
         "table": name,
-        "row": filled.plan.lines[place[0]].label,
+        "row": filled.layout.lines[place[0]].label,
         "dataset": dataset,
         "setting": setting,
         "own": mean,
@@ -180,8 +180,8 @@ def _record(name: str, filled: Filled, place: Place, cell: Cell) -> dict[str, An
 
 def _mark(filled: Filled, cells: Mapping[Place, Cell]) -> None:
     """Mark the best and the second of each column, among accuracies."""
-    ranked = [i for i, line in enumerate(filled.plan.lines) if line.kind == "percent"]
-    for j in range(len(filled.plan.places)):
+    ranked = [i for i, line in enumerate(filled.layout.lines) if line.kind == "percent"]
+    for j in range(len(filled.layout.places)):
         groups = [[group for part, group in filled.shown.items() if part[:2] == (i, j)] for i in ranked]
         finished = [bool(own) and all(group.used[0].status == "finished" for group in own) for own in groups]
         mark([cells[i, j] for i in ranked], finished)
@@ -191,13 +191,13 @@ def _once(gathered: Iterable[Group]) -> list[Group]:
     return list({id(group): group for group in gathered}.values())
 
 
-def _setups(plan: Plan, shown: Mapping[Part, Group]) -> list[tuple[Group, Mapping[str, Any], str]]:
+def _setups(layout: Layout, shown: Mapping[Part, Group]) -> list[tuple[Group, Mapping[str, Any], str]]:
     """What `departures` takes, for every group once."""
     found: dict[int, tuple[Group, Mapping[str, Any], str]] = {}
     for (i, j, _), group in shown.items():
-        known = published.lookup(plan.key(i, j))
+        known = published.lookup(layout.key(i, j))
         if known:
-            found.setdefault(id(group), (group, plan.setup_of(group.runs[0], j), known.note))
+            found.setdefault(id(group), (group, layout.setup_of(group.runs[0], j), known.note))
     return list(found.values())
 
 
@@ -214,12 +214,12 @@ def _mean(parts: Sequence[dict[int, float]]) -> dict[int, float]:
     return {seed: math.fsum(part[seed] for part in parts) / len(parts) for seed in seeds}
 
 
-def _mixed(plan: Plan, speaking: Mapping[Part, Group]) -> list[str]:
+def _mixed(layout: Layout, speaking: Mapping[Part, Group]) -> list[str]:
     """Say what of a column's runs is not as in most of them, but for the method and what a line is about."""
     told: dict[str, None] = {}
-    for j, place in enumerate(plan.places):
+    for j, place in enumerate(layout.places):
         for alpha in place.alphas:
-            alike = [i for i, line in enumerate(plan.lines) if all(key.startswith("method.") for key in line.where)]
+            alike = [i for i, line in enumerate(layout.lines) if all(key.startswith("method.") for key in line.where)]
             shown = _once(speaking[i, j, alpha] for i in alike if (i, j, alpha) in speaking)
             for group, words in zip(shown, unlike(shown), strict=True):
                 if words:
@@ -231,7 +231,7 @@ def _compare(filled: Filled, test: str, differs: set[Place]) -> str:
     """Compare the last line with each other one, paired over seeds; collects what differs, and says how it went."""
     from fedpfl.report.compare import LEAST, paired_test
 
-    last, counts = len(filled.plan.lines) - 1, set()
+    last, counts = len(filled.layout.lines) - 1, set()
     for (i, j), own in filled.values.items():
         theirs = filled.values[last, j]
         seeds = sorted(own.keys() & theirs.keys())
@@ -239,7 +239,7 @@ def _compare(filled: Filled, test: str, differs: set[Place]) -> str:
             counts.add(len(seeds))
             if paired_test([own[seed] - theirs[seed] for seed in seeds], test) < 0.05:
                 differs.add((i, j))
-    against = filled.plan.lines[last].label
+    against = filled.layout.lines[last].label
     if not counts:
         return f"No paired test against {against}: no two of its seeds were run with another method."
     name = {"t": "t test", "wilcoxon": "Wilcoxon signed-rank test"}[test]
@@ -249,11 +249,11 @@ def _compare(filled: Filled, test: str, differs: set[Place]) -> str:
 
 
 def _caption(filled: Filled) -> str:
-    plan, values, rule = filled.plan, filled.values, filled.rule
+    layout, values, rule = filled.layout, filled.values, filled.rule
     below = "Below: the published value, and own minus published"
-    if plan.lines[0].kind != "percent":
-        about = f" {plan.about[0].upper()}{plan.about[1:]}." if plan.about else ""
-        return f"{plan.title}: own, below it the published number and the difference.{about}"
+    if layout.lines[0].kind != "percent":
+        about = f" {layout.about[0].upper()}{layout.about[1:]}." if layout.about else ""
+        return f"{layout.title}: own, below it the published number and the difference.{about}"
     which = {
         "accuracy": "mean over clients",
         "accuracy_pooled": "pooled over all clients' test samples",
@@ -266,16 +266,16 @@ def _caption(filled: Filled) -> str:
     elif rule.select == "validation":
         when = "each run's first evaluation of the best validation accuracy"
     seeds: dict[str, list[int]] = {}
-    for i, line in enumerate(plan.lines):
-        own = {j: sorted(values[i, j]) for j in range(len(plan.places)) if values[i, j]}
+    for i, line in enumerate(layout.lines):
+        own = {j: sorted(values[i, j]) for j in range(len(layout.places)) if values[i, j]}
         one = len({tuple(told) for told in own.values()}) == 1
-        seeds |= {line.label if one else f"{line.label} on {', '.join(plan.places[j].heading)}": own[j] for j in own}
-    both = any(line.measure is tuned for line in plan.lines) and not rule.accuracy.startswith("cohort_")
+        seeds |= {line.label if one else f"{line.label} on {', '.join(layout.places[j].heading)}": own[j] for j in own}
+    both = any(line.measure is tuned for line in layout.lines) and not rule.accuracy.startswith("cohort_")
     what = f"{which}, before fine-tuning but for FedAvg+FT," if both else which
-    return f"{plan.title}. Test accuracy in percent, {what} at {when}; {over_which(seeds)}. {below}; {plan.about}."
+    return f"{layout.title}. Test accuracy in percent, {what} at {when}; {over_which(seeds)}. {below}; {layout.about}."
 
 
-def _missing(plan: Plan, whole: Plan, empty: Sequence[Part]) -> tuple[str, ...]:
+def _missing(layout: Layout, whole: Layout, empty: Sequence[Part]) -> tuple[str, ...]:
     """Make the commands that fill the empty cells, as few as say it. whole: with all columns."""
     swept: dict[tuple[str, str], set[str]] = {}
     for i, j in ((i, j) for i in range(len(whole.lines)) for j in range(len(whole.places)) if whole.swept):
@@ -285,7 +285,7 @@ def _missing(plan: Plan, whole: Plan, empty: Sequence[Part]) -> tuple[str, ...]:
                 swept.setdefault((words["experiment"], key), set()).add(value)
     jobs: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
     for part in empty:
-        words = plan.words(*part)
+        words = layout.words(*part)
         jobs.setdefault(tuple(words), {})[tuple(words.values())] = None
     commands = []
     for keys, found in jobs.items():

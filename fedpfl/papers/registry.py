@@ -13,7 +13,7 @@ from typing import Any
 import fedpfl.papers
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers.drawing import Figure
-from fedpfl.papers.plan import Listing, Plan
+from fedpfl.papers.layout import Layout, Listing
 
 PAPERS = [module.name for module in pkgutil.iter_modules(fedpfl.papers.__path__) if module.ispkg]
 
@@ -28,15 +28,17 @@ def _all(kind: str) -> dict[str, Any]:
     return found
 
 
-TABLES: dict[str, Plan | Listing] = _all("TABLES")
+TABLES: dict[str, Layout | Listing] = _all("TABLES")
 FIGURES: dict[str, Figure] = _all("FIGURES")
 NAMES = (*TABLES, *FIGURES)
 
 
 def datasets(paper: str = "") -> set[str]:
     """Return the data sets of a paper's tables, or of all."""
-    plans = [plan for name, plan in TABLES.items() if name.startswith(f"{paper}/" if paper else "")]
-    return {place.dataset for plan in plans if isinstance(plan, Plan) for place in plan.places if place.dataset}
+    layouts = [layout for name, layout in TABLES.items() if name.startswith(f"{paper}/" if paper else "")]
+    return {
+        place.dataset for layout in layouts if isinstance(layout, Layout) for place in layout.places if place.dataset
+    }
 
 
 def full(word: str) -> str:

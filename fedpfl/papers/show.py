@@ -10,7 +10,7 @@ from pathlib import Path
 from fedpfl.papers.costs import OURS, Device
 from fedpfl.papers.fedobp.tables import beside
 from fedpfl.papers.filling import fill
-from fedpfl.papers.plan import Listing, Plan, Rule
+from fedpfl.papers.layout import Layout, Listing, Rule
 from fedpfl.papers.registry import FIGURES, NAMES, TABLES
 from fedpfl.papers.registry import datasets as of_paper
 from fedpfl.report.grouping import Group
@@ -54,7 +54,7 @@ def show(
 def _rule(paper: str) -> Rule:
     """The rule of a paper's first table."""
     return next(
-        table.rule for name, table in TABLES.items() if name.startswith(f"{paper}/") and isinstance(table, Plan)
+        table.rule for name, table in TABLES.items() if name.startswith(f"{paper}/") and isinstance(table, Layout)
     )
 
 
@@ -62,7 +62,7 @@ def _has_runs(name: str, gathered: Sequence[Group]) -> bool:
     """Whether its paper's data sets are among the runs', and fill something."""
     table, known = TABLES.get(name), of_paper(name.partition("/")[0])
     fitting = [group for group in gathered if group.runs[0].dataset_name in known]
-    if isinstance(table, Plan):
+    if isinstance(table, Layout):
         return bool(fitting) and bool(fill(name, fitting).frame["seeds"].any())
     return bool(fitting and (FIGURES[name].of(fitting) if table is None else table.choose(fitting)))
 

@@ -17,7 +17,7 @@ from typing import Any
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import Parser, tell
 from fedpfl.papers.curves import curve_table, curves
-from fedpfl.papers.plan import Rule
+from fedpfl.papers.layout import Rule
 from fedpfl.papers.registry import full
 from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, beside, device, show
 from fedpfl.report import cleaning, listing

@@ -25,7 +25,7 @@ from fedpfl.papers import published
 from fedpfl.papers.fedobp.figures import layer_shares
 from fedpfl.papers.fedobp.tables import COMPARED
 from fedpfl.papers.filling import fill
-from fedpfl.papers.plan import Plan, Rule
+from fedpfl.papers.layout import Layout, Rule
 from fedpfl.papers.registry import FIGURES, TABLES
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
@@ -36,7 +36,7 @@ from tests.conftest import sampled
 from tests.papers.test_experiments import composed, swept
 from tests.report.test_report import write_run
 
-PLANS = {name: table for name, table in TABLES.items() if isinstance(table, Plan)}
+PLANS = {name: table for name, table in TABLES.items() if isinstance(table, Layout)}
 FEDOBP = [name for name in PLANS if name.startswith("fedobp/")]
 OBP = {"name": "fedobp", "q": 0.99993, "score": "obp", "norm": "global", "scope": "all", "classifier_only": False}
 FMNIST = {"name": "published", "alpha": 0.1}

@@ -11,7 +11,7 @@ import pytest
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import costs
 from fedpfl.papers.filling import fill
-from fedpfl.papers.plan import Rule
+from fedpfl.papers.layout import Rule
 from fedpfl.papers.subflot.tables import _domain
 from fedpfl.record.columns import METRICS
 from fedpfl.report import groups, runs

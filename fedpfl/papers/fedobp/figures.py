@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedpfl.papers.drawing import Figure, line, several, value
 from fedpfl.papers.fedobp.tables import ABLATED, COMPARED, QUANTILE, of_run, one_each, own_score, setting_of
-from fedpfl.papers.plan import Rule
+from fedpfl.papers.layout import Rule
 from fedpfl.record.columns import METRICS
 from fedpfl.report.figures import accuracy_figure, by_setting, legible, look, panels
 from fedpfl.report.grouping import Group

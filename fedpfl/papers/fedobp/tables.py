@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.papers.plan import Line, Listing, Measure, Place, Plan, Rule, rank, tuned
+from fedpfl.papers.layout import Layout, Line, Listing, Measure, Place, Rule, rank, tuned
 from fedpfl.papers.published import Published, departures, lookup
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
@@ -147,7 +147,7 @@ ABLATED = (
 """The lines of Table V."""
 
 _plan = partial(
-    Plan,
+    Layout,
     rule=POOLED,
     about="published values are described as means over clients; the authors' logs hold pooled ones, the best of "
     "rounds 100, 200, 300 and 400",
@@ -155,7 +155,7 @@ _plan = partial(
     setup=setup_of,
     swept=True,
 )
-TABLES: dict[str, Plan | Listing] = {
+TABLES: dict[str, Layout | Listing] = {
     "table2": _plan(
         "FedOBP's Table II: q, and how many entries it makes personal per client",
         SOURCE + "II",

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedpfl.papers.drawing import Figure, masks, of_method
-from fedpfl.papers.plan import Line, Place, Plan, Rule, titled
+from fedpfl.papers.layout import Layout, Line, Place, Rule, titled
 from fedpfl.report.figures import legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
@@ -51,7 +51,7 @@ def _variant(score: str, hessian: bool) -> dict[str, Any]:
 
 
 _plan = partial(
-    Plan,
+    Layout,
     metric="best-round accuracy before aggregation, mean over 3 splits (%)",
     rule=Rule("cohort_after", "best-checkpoint", published=True),
     about="the paper judges every round right after local training and takes the best, chosen on test data",

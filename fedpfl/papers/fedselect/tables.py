@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpfl.papers.drawing import Figure, Points, line, masks, of_method
-from fedpfl.papers.plan import Line, Place, Plan, Rule, tuned, untrained
+from fedpfl.papers.layout import Layout, Line, Place, Rule, tuned, untrained
 from fedpfl.report.figures import THIN, by_setting, draw_line, legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
@@ -62,7 +62,7 @@ def _limits(*alphas: float) -> tuple[Line, ...]:
 
 
 _plan = partial(
-    Plan,
+    Layout,
     metric="personalized accuracy, final round (%)",
     rule=Rule("cohort_after", published=True),
     about="the paper judges the last round's models right after local training, here over all test samples of the "

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedpfl.papers import costs
 from fedpfl.papers.drawing import Figure
-from fedpfl.papers.plan import LAST, Line, Place, Plan, Rule, spelt, titled
+from fedpfl.papers.layout import LAST, Layout, Line, Place, Rule, spelt, titled
 from fedpfl.report.figures import legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
@@ -84,7 +84,7 @@ def _untold(method: str) -> str:
 _MEAN = "mean of Dir(0.1), Dir(0.5), Dir(1)"
 _COST = (*((METHODS[name], name, False) for name in COMPARED), ("FedSPU+ES", "fedspu", True))
 _plan = partial(
-    Plan,
+    Layout,
     rule=LAST._replace(published=True),
     about="the paper too takes the mean over clients of the last round",
     setup={"rounds": 500, "clients": 100, "participation": 0.1, "local.epochs": 5},

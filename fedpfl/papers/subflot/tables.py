@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.papers.plan import LAST, Line, Place, Plan, Rule
+from fedpfl.papers.layout import LAST, Layout, Line, Place, Rule
 from fedpfl.report.names import METHODS
 from fedpfl.report.run import Run
 
@@ -40,7 +40,7 @@ def _without(part: str = "") -> Line:
 
 
 _plan = partial(
-    Plan,
+    Layout,
     metric="average local model accuracy (%)",
     rule=Rule("cohort_after", published=True),
     about="the paper's text is not at hand: neither is known when it judges (here right after the last local training, "

@@ -114,7 +114,7 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Layout:
     """A table: its lines and columns.
 
     source: of the published numbers. rule, about: the paper's own, and what is known of it. setup: what the published
@@ -164,7 +164,7 @@ class Plan:
             return False
         return has(run, {**place.where, **self.where(i, j), **line.usual}) and line.fits(run)
 
-    def on(self, datasets: Sequence[str]) -> Plan:
+    def on(self, datasets: Sequence[str]) -> Layout:
         """Return the table with columns for these data sets: the paper's own, or else each of its settings."""
         places = []
         for name in datasets:
