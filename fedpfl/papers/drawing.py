@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers.layout import Rule
+from fedpfl.papers.layout import Selection
 from fedpfl.report.figures import legible, look
 from fedpfl.report.grouping import Group
 from fedpfl.report.run import Mask, Run
@@ -26,10 +26,10 @@ class Figure(NamedTuple):
     """of: the groups it shows. paint: draws them. experiment: that makes its runs, if not its namesake."""
 
     of: Callable[[Sequence[Group]], list[Group]]
-    paint: Callable[[list[Group], Path, Rule], list[Path]]
+    paint: Callable[[list[Group], Path, Selection], list[Path]]
     experiment: str = ""
 
-    def draw(self, name: str, gathered: Sequence[Group], folder: Path, rule: Rule) -> list[Path]:
+    def draw(self, name: str, gathered: Sequence[Group], folder: Path, rule: Selection) -> list[Path]:
         """Draw `paper/figure` to `paper_figure.png` and `.pdf`. Raises FedpflError where no run fits."""
         shown = self.of(gathered)
         if not shown:
@@ -53,7 +53,7 @@ def several(
     return [group for group in known if len(values[place(group)]) >= least]
 
 
-def value(group: Group, rule: Rule, column: str = "") -> tuple[float, float]:
+def value(group: Group, rule: Selection, column: str = "") -> tuple[float, float]:
     """Return mean and standard deviation over seeds of the judged accuracy, or of another column of its row."""
     rows = judged(group, rule.select, rule.every).values()
     if rule.select == "validation" and not rows:

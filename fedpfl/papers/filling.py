@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from fedpfl.papers import costs, published
-from fedpfl.papers.layout import LAST, Layout, Measure, Rule, rank, tuned
+from fedpfl.papers.layout import LAST, Layout, Measure, Selection, rank, tuned
 from fedpfl.papers.registry import TABLES, datasets
 from fedpfl.report.grouping import Group, unlike
 from fedpfl.report.table import Cell, Column, Table, mark, number, over_seeds
@@ -38,7 +38,7 @@ class Filled:
     """
 
     layout: Layout
-    rule: Rule
+    rule: Selection
     speaking: dict[Part, Group] = field(default_factory=dict)
     parts: dict[Part, dict[int, float]] = field(default_factory=dict)
     values: dict[Place, dict[int, float]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Filled:
 def fill(
     name: str,
     gathered: Sequence[Group],
-    rule: Rule | None = LAST,
+    rule: Selection | None = LAST,
     only: Sequence[str] = (),
     test: str = "",
     device: costs.Device = costs.OURS,
@@ -107,7 +107,7 @@ def fill(
     )
 
 
-def _filled(layout: Layout, gathered: Sequence[Group], rule: Rule) -> Filled:
+def _filled(layout: Layout, gathered: Sequence[Group], rule: Selection) -> Filled:
     filled = Filled(layout, rule)
     for i, j in filled.places:
         place, line = layout.places[j], layout.lines[i]
@@ -201,7 +201,7 @@ def _setups(layout: Layout, shown: Mapping[Part, Group]) -> list[tuple[Group, Ma
     return list(found.values())
 
 
-def _values(group: Group, measure: Measure, rule: Rule) -> dict[int, float]:
+def _values(group: Group, measure: Measure, rule: Selection) -> dict[int, float]:
     """What the cell shows, by seed; nothing where a seed lacks it, as a mean of the others would not be the group's."""
     found = judged(group, rule.select, rule.every, rule.by)
     values = {run.seed: measure(run, row, rule) for run, row in found.items()}

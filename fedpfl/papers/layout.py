@@ -16,7 +16,7 @@ from fedpfl.report.names import DATASETS
 from fedpfl.report.run import Run
 
 
-class Rule(NamedTuple):
+class Selection(NamedTuple):
     """Which accuracy of which evaluation a cell shows: a column of rounds.csv, and the round as in `accuracy_table`.
 
     published: it is the paper's own, by which other numbers are counted too. device: what hours are reckoned by.
@@ -34,22 +34,22 @@ class Rule(NamedTuple):
         return self.accuracy if self.published else "accuracy"
 
 
-LAST = Rule()
-Measure = Callable[[Run, pd.Series, Rule], float]
+LAST = Selection()
+Measure = Callable[[Run, pd.Series, Selection], float]
 """What a cell shows of a run and its judged row."""
 
 
-def accuracy(run: Run, row: pd.Series, rule: Rule) -> float:
+def accuracy(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return the accuracy that the rule names."""
     return float(row.get(rule.accuracy, math.nan))
 
 
-def untrained(run: Run, row: pd.Series, rule: Rule) -> float:
+def untrained(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return the averaged model's accuracy, where others are judged right after training."""
     return float(row.get("accuracy" if rule.accuracy.startswith("cohort_") else rule.accuracy, math.nan))
 
 
-def tuned(run: Run, row: pd.Series, rule: Rule) -> float:
+def tuned(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return the accuracy after fine-tuning."""
     if rule.accuracy.startswith("cohort_"):  # fine-tuning is judged on all clients
         return float(row.get("ft_accuracy", math.nan))
@@ -125,11 +125,11 @@ class Layout:
     source: str
     lines: tuple[Line, ...]
     places: tuple[Place, ...]
-    rule: Rule
+    rule: Selection
     about: str
     setup: Mapping[str, Any] | Callable[[Run], Mapping[str, Any]]
     metric: str = ""
-    note: Callable[[Rule], str] = lambda rule: ""
+    note: Callable[[Selection], str] = lambda rule: ""
     swept: bool = False
 
     def key(self, i: int, j: int) -> published.Key:

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedpfl.papers.costs import OURS, Device
 from fedpfl.papers.fedobp.tables import beside
 from fedpfl.papers.filling import fill
-from fedpfl.papers.layout import Layout, Listing, Rule
+from fedpfl.papers.layout import Layout, Listing, Selection
 from fedpfl.papers.registry import FIGURES, NAMES, TABLES
 from fedpfl.papers.registry import datasets as of_paper
 from fedpfl.report.grouping import Group
@@ -24,7 +24,7 @@ AS_PUBLISHED = "as-published"
 def show(
     gathered: Sequence[Group],
     out: Path,
-    rule: Rule | None,
+    rule: Selection | None,
     names: Sequence[str] = (),
     only: str = "",
     datasets: Sequence[str] = (),
@@ -51,7 +51,7 @@ def show(
             yield name, fill(name, gathered, rule, datasets, test, device)
 
 
-def _rule(paper: str) -> Rule:
+def _rule(paper: str) -> Selection:
     """The rule of a paper's first table."""
     return next(
         table.rule for name, table in TABLES.items() if name.startswith(f"{paper}/") and isinstance(table, Layout)

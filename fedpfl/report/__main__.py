@@ -17,7 +17,7 @@ from typing import Any
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import Parser, tell
 from fedpfl.papers.curves import curve_table, curves
-from fedpfl.papers.layout import Rule
+from fedpfl.papers.layout import Selection
 from fedpfl.papers.registry import full
 from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, beside, device, show
 from fedpfl.report import cleaning, listing
@@ -74,7 +74,7 @@ def _show(options: Namespace, only: str = "") -> None:
     if only != "tables":
         _figures(options, members)
     if options.paper:
-        _papers(members, options, Rule(select=options.select, every=options.every or 100), only=only)
+        _papers(members, options, Selection(select=options.select, every=options.every or 100), only=only)
 
 
 def _figures(options: Namespace, found: list[Run]) -> None:
@@ -91,7 +91,7 @@ def _paper(options: Namespace) -> None:
     options.roots = [Path(word) for word in options.words if word not in names] or [Path("outputs")]
     if absent := [root for root in options.roots if not root.is_dir()]:
         raise FedpflError(f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(NAMES)}")
-    rule: Rule | None = Rule(options.accuracy, options.select, options.every or 100)
+    rule: Selection | None = Selection(options.accuracy, options.select, options.every or 100)
     if options.select == AS_PUBLISHED:
         if options.every or options.accuracy != "accuracy":
             raise FedpflError(
@@ -103,7 +103,7 @@ def _paper(options: Namespace) -> None:
     _papers(members, options, rule, names=asked, only=options.only or "", **wishes)
 
 
-def _papers(members: Sequence[Run], options: Namespace, rule: Rule | None, **wishes: Any) -> None:
+def _papers(members: Sequence[Run], options: Namespace, rule: Selection | None, **wishes: Any) -> None:
     shown = False
     for name, made in show(groups(members), _folder(options, "figures"), rule, **wishes):
         shown = True

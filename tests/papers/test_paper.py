@@ -25,7 +25,7 @@ from fedpfl.papers import published
 from fedpfl.papers.fedobp.figures import layer_shares
 from fedpfl.papers.fedobp.tables import COMPARED
 from fedpfl.papers.filling import fill
-from fedpfl.papers.layout import Layout, Rule
+from fedpfl.papers.layout import Layout, Selection
 from fedpfl.papers.registry import FIGURES, TABLES
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
@@ -94,10 +94,10 @@ def test_best_and_second_by_what_is_shown(root: Path) -> None:
 
 
 def test_which_accuracy_and_round(root: Path) -> None:
-    assert cell(root, "FedAvg", rule=Rule("accuracy_pooled")).mean == 87.0
-    assert cell(root, "FedAvg+FT", rule=Rule("accuracy_pooled")).mean == 89.0
-    assert cell(root, "FedAvg", rule=Rule(select="best-checkpoint", every=2)).mean == 91.0
-    assert cell(root, "FedAvg", rule=Rule(select="best-checkpoint", every=4)).mean == 86.0
+    assert cell(root, "FedAvg", rule=Selection("accuracy_pooled")).mean == 87.0
+    assert cell(root, "FedAvg+FT", rule=Selection("accuracy_pooled")).mean == 89.0
+    assert cell(root, "FedAvg", rule=Selection(select="best-checkpoint", every=2)).mean == 91.0
+    assert cell(root, "FedAvg", rule=Selection(select="best-checkpoint", every=4)).mean == 86.0
 
 
 def test_ablations_and_other_quantiles_are_no_row_of_the_main_table(root: Path) -> None:
@@ -313,7 +313,7 @@ def change(path: Path, name: str = "rounds.csv", **columns: list[float]) -> None
 def both(root: Path, table: str, row: str, dataset: str, setting: str) -> tuple[float, float, float]:
     """Own value of a cell by our rule and by the paper's, and the published one."""
     found = []
-    for rule in (Rule(), None):
+    for rule in (Selection(), None):
         frame = fill(table, groups(runs(root)), rule).frame
         ((own, known),) = frame[(frame["row"] == row) & (frame["dataset"] == dataset) & (frame["setting"] == setting)][
             ["own", "published"]
@@ -605,7 +605,7 @@ def drawn(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
         return []
 
     monkeypatch.setattr(f"{FIGURES[name].paint.__module__}.panels", panels)
-    FIGURES[name].draw(name, groups(runs(root)), root, Rule())
+    FIGURES[name].draw(name, groups(runs(root)), root, Selection())
     return found
 
 
@@ -639,7 +639,7 @@ def test_sizes_and_frequencies_of_masks_by_hand(tmp_path: Path, monkeypatch: pyt
 def test_a_figure_of_masks_says_which_experiment_records_them(tmp_path: Path) -> None:
     add(tmp_path, "old", 70.0, {"name": "fedselect", "alpha": 0.3})
     with pytest.raises(FedpflError, match=r"no runs for fedselect/figure4; run .* experiment=fedselect/alpha`"):
-        FIGURES["fedselect/figure4"].draw("fedselect/figure4", groups(runs(tmp_path)), tmp_path, Rule())
+        FIGURES["fedselect/figure4"].draw("fedselect/figure4", groups(runs(tmp_path)), tmp_path, Selection())
 
 
 def test_figures_of_masks_are_among_all_there_are_runs_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -658,7 +658,7 @@ def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.T
     made = {"width": 1.0, "entries": 100, "values": 5, "operations": 4000}
     told = {"status": "finished", "devices": [made | {"width": 0.5, "entries": 40}, made]}
     (spu(root, "spu", 50.0, 0.1, widths=[0.5, 1.0]) / "summary.json").write_text(json.dumps(told))
-    written = FIGURES[name].draw(name, groups(runs(sweep(root))), out, Rule())
+    written = FIGURES[name].draw(name, groups(runs(sweep(root))), out, Selection())
     stem = name.replace("/", "_")
     assert [path.name for path in written] == [f"{stem}.png", f"{stem}.pdf"]
     assert written[0].read_bytes().startswith(b"\x89PNG")
@@ -705,7 +705,7 @@ def test_a_figure_without_runs_says_how_to_make_them(root: Path) -> None:
     with pytest.raises(
         FedpflError, match=r"no runs for fedobp/figure4; run `python -m fedpfl\.train experiment=fedobp/figure4`"
     ):
-        FIGURES["fedobp/figure4"].draw("fedobp/figure4", groups(runs(root)), root, Rule())
+        FIGURES["fedobp/figure4"].draw("fedobp/figure4", groups(runs(root)), root, Selection())
 
 
 # The command

@@ -11,7 +11,7 @@ import pytest
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import costs
 from fedpfl.papers.filling import fill
-from fedpfl.papers.layout import Rule
+from fedpfl.papers.layout import Selection
 from fedpfl.papers.subflot.tables import _domain
 from fedpfl.record.columns import METRICS
 from fedpfl.report import groups, runs
@@ -134,18 +134,18 @@ def test_newcomers_of_local_only_have_no_model_before_fine_tuning(root: Path) ->
 
 
 def test_papers_tables_choose_by_validation_too(root: Path) -> None:
-    def filled(rule: Rule) -> tuple[list[float], str]:
+    def filled(rule: Selection) -> tuple[list[float], str]:
         table = fill("fedobp/table4", groups(runs(root)), rule, ["fmnist"])
         frame = table.frame[table.frame["setting"].str.contains("0.1") & table.frame["row"].isin(["FedAvg", "FedPer"])]
         return list(frame["own"]), "\n".join((*table.prose("markdown"), *table.commands))
 
-    (fedavg, fedper), text = filled(Rule(select="validation", every=100))
+    (fedavg, fedper), text = filled(Selection(select="validation", every=100))
     assert fedavg == 67.5
     assert fedper != fedper
     assert "at each run's first evaluation of the best validation accuracy" in text
     assert "no samples are held out to choose a round by (validation=0.1 does): FedPer on FMNIST" in text
     assert text.count("on test data") == 0
-    (fedavg, fedper), text = filled(Rule(select="best-checkpoint"))
+    (fedavg, fedper), text = filled(Selection(select="best-checkpoint"))
     assert (fedavg, fedper) == (80.0, 80.0)
     assert text.count("on test data") == 1
 
@@ -254,7 +254,7 @@ def test_comparison_leaves_newcomers_out(tmp_path: Path) -> None:
 def test_domains_are_of_the_clients_that_take_part(tmp_path: Path) -> None:
     run = read(write_split(write_run(tmp_path / "run"), [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0], {1, 2, 4, 5}))
     row = run.evaluations.iloc[-1]
-    means = [_domain(place, run, row, Rule()) for place in range(4)]
+    means = [_domain(place, run, row, Selection()) for place in range(4)]
     assert means[0] == 10.0
     assert means[1] == 40.0
     assert means[2] != means[2]

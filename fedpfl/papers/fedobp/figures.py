@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedpfl.papers.drawing import Figure, line, several, value
 from fedpfl.papers.fedobp.tables import ABLATED, COMPARED, QUANTILE, of_run, one_each, own_score, setting_of
-from fedpfl.papers.layout import Rule
+from fedpfl.papers.layout import Selection
 from fedpfl.record.columns import METRICS
 from fedpfl.report.figures import accuracy_figure, by_setting, legible, look, panels
 from fedpfl.report.grouping import Group
@@ -85,7 +85,7 @@ def _longest(gathered: Sequence[Group]) -> list[Group]:
 # What they show
 
 
-def _convergence(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+def _convergence(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     def label(group: Group) -> str:
         return group.runs[0].called + (f" ({', '.join(group.apart)})" if group.apart else "")
 
@@ -98,7 +98,7 @@ def _score(run: Run) -> str:
 
 
 def _over_quantiles(
-    shown: list[Group], path: Path, rule: Rule, name: Callable[[Run], str], tuned: bool = False
+    shown: list[Group], path: Path, rule: Selection, name: Callable[[Run], str], tuned: bool = False
 ) -> list[Path]:
     """A panel per data set and partition, a line per name. tuned: also the accuracy after fine-tuning."""
     names = list(dict.fromkeys(name(group.runs[0]) for group in shown))
@@ -124,13 +124,13 @@ def _norm(run: Run) -> str:
     return f"{run.get('method.norm')} norm" + (", CLS" if run.get("method.classifier_only") else "")
 
 
-def _norms(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+def _norms(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     return accuracy_figure(
         [run for group in shown for run in group.runs], path, rule.accuracy, lambda group: _norm(group.runs[0])
     )
 
 
-def _layers(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+def _layers(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     """A panel per data set and partition, a line per layer: its share of the personal entries."""
 
     def draw(ax: Axes, group: Group) -> None:
@@ -151,7 +151,7 @@ def layer_shares(run: Run) -> pd.DataFrame:
     return by_layer[total > 0].div(total[total > 0], axis=0)
 
 
-def _downlink(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+def _downlink(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     """Accuracy against the share of the model's values that travel down: FedOBP's line over q, others as points."""
     methods = [name for name in METHODS if any(group.runs[0].method_name == name for group in shown)]
 
@@ -171,7 +171,7 @@ def _ratio(group: Group) -> float:
     return over_seeds([run.per_client("values_down") / (run.fact("parameters") or math.nan) for run in group.used])[0]
 
 
-def _alphas(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+def _alphas(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     """A panel per data set, a line per method over alpha, which is logarithmic."""
     labels = list(dict.fromkeys(group.method for group in shown))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.papers.layout import Layout, Line, Listing, Measure, Place, Rule, rank, tuned
+from fedpfl.papers.layout import Layout, Line, Listing, Measure, Place, Selection, rank, tuned
 from fedpfl.papers.published import Published, departures, lookup
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
@@ -42,7 +42,7 @@ COMPARED = tuple(_ORDER.split())
 ALPHAS = (0.1, 0.5)
 
 
-POOLED = Rule("accuracy_pooled", "best-checkpoint", 100, published=True)
+POOLED = Selection("accuracy_pooled", "best-checkpoint", 100, published=True)
 """FedOBP's: the best of rounds 100, 200, 300 and 400, over all clients' test samples."""
 
 
@@ -77,12 +77,12 @@ def setting_of(run: Run) -> str:
     return f"Dir({alpha:g})" if isinstance(alpha, int | float) else ""
 
 
-def quantile(run: Run, row: pd.Series, rule: Rule) -> float:
+def quantile(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return FedOBP's q."""
     return math.nan if run.q is None else run.q
 
 
-def _personal(run: Run, row: pd.Series, rule: Rule) -> float:
+def _personal(run: Run, row: pd.Series, rule: Selection) -> float:
     """Personal entries per client, in the last round: nobody has any in the first."""
     return math.nan if run.personal.empty else float(run.personal.iloc[-1].sum(skipna=False))
 

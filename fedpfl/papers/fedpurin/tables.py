@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedpfl.papers.drawing import Figure, masks, of_method
-from fedpfl.papers.layout import Layout, Line, Place, Rule, titled
+from fedpfl.papers.layout import Layout, Line, Place, Selection, titled
 from fedpfl.report.figures import legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def _mebibytes(way: str, late: bool, run: Run, row: pd.Series, rule: Rule) -> float:
+def _mebibytes(way: str, late: bool, run: Run, row: pd.Series, rule: Selection) -> float:
     """MiB per client and round, until round beta or after it; the paper counts no positions on the way down."""
     beta = run.get("method.beta")
     rows = run.rounds if beta is None else run.rounds[(run.rounds["round"] > beta) == late]
@@ -53,7 +53,7 @@ def _variant(score: str, hessian: bool) -> dict[str, Any]:
 _plan = partial(
     Layout,
     metric="best-round accuracy before aggregation, mean over 3 splits (%)",
-    rule=Rule("cohort_after", "best-checkpoint", published=True),
+    rule=Selection("cohort_after", "best-checkpoint", published=True),
     about="the paper judges every round right after local training and takes the best, chosen on test data",
     setup={
         "clients": 20,
@@ -114,7 +114,7 @@ TABLES = {
 }
 
 
-def _frequencies(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+def _frequencies(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     """A panel per configuration, a line per tensor: which share of its entries so many of the clients hold."""
 
     def draw(ax: Axes, group: Group) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpfl.papers.drawing import Figure, Points, line, masks, of_method
-from fedpfl.papers.layout import Layout, Line, Place, Rule, tuned, untrained
+from fedpfl.papers.layout import Layout, Line, Place, Selection, tuned, untrained
 from fedpfl.report.figures import THIN, by_setting, draw_line, legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
@@ -64,7 +64,7 @@ def _limits(*alphas: float) -> tuple[Line, ...]:
 _plan = partial(
     Layout,
     metric="personalized accuracy, final round (%)",
-    rule=Rule("cohort_after", published=True),
+    rule=Selection("cohort_after", published=True),
     about="the paper judges the last round's models right after local training, here over all test samples of the "
     "clients, FedAvg's before it and FedAvg+FT's and FedBABU's after fine-tuning",
     setup={"rounds": 200, "participation": 1.0, "local.epochs": 3, "model.name": "resnet18"},
@@ -109,7 +109,7 @@ def _has_sizes(group: Group) -> bool:
     return any("personal_share" in run.rounds for run in group.used)
 
 
-def _sizes(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+def _sizes(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     """A panel per data set and partition, a line per configuration: its personal share over rounds."""
 
     def draw(ax: Axes, members: list[Group]) -> None:
@@ -120,7 +120,7 @@ def _sizes(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
     return panels(by_setting(shown), path, draw)
 
 
-def _overlaps(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+def _overlaps(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     """A panel per data set and partition, a line per configuration: overlap of two clients' masks, by tensor."""
 
     def draw(ax: Axes, members: list[Group]) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedpfl.papers import costs
 from fedpfl.papers.drawing import Figure
-from fedpfl.papers.layout import LAST, Layout, Line, Place, Rule, spelt, titled
+from fedpfl.papers.layout import LAST, Layout, Line, Place, Selection, spelt, titled
 from fedpfl.report.figures import legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def _volume(run: Run, row: pd.Series, rule: Rule) -> float:
+def _volume(run: Run, row: pd.Series, rule: Selection) -> float:
     """Gigabytes that all clients send and get in all rounds; by the paper's count gigabits, which its numbers fit, and
     before the first round with fewer clients than a cohort.
     """
@@ -33,17 +33,17 @@ def _volume(run: Run, row: pd.Series, rule: Rule) -> float:
     return values * (32 if rule.published else 4) / 1e9
 
 
-def _hours(run: Run, row: pd.Series, rule: Rule) -> float:
+def _hours(run: Run, row: pd.Series, rule: Selection) -> float:
     """Hours that the clients' devices would take; by the paper's count without transfers."""
     return costs.hours(run, rule.device, transfers=not rule.published, until_few=rule.published)
 
 
-def _reckoned(rule: Rule) -> str:
+def _reckoned(rule: Selection) -> str:
     whose = "ours, not the paper's" if rule.device == costs.OURS else "as given"
     return f"Hours are reckoned (docs/report.md), for clients of {rule.device}, {whose}."
 
 
-def _active(run: Run, row: pd.Series, rule: Rule) -> float:
+def _active(run: Run, row: pd.Series, rule: Selection) -> float:
     """The first round with fewer clients than a cohort, which may be none; without one the rounds that there are."""
     full = int(costs.before_few(run).sum())
     over = run.status == "finished" and run.reached < run.planned  # everybody has stopped
@@ -152,7 +152,7 @@ def _of_widths(gathered: Sequence[Group]) -> list[Group]:
     return list(best.values())
 
 
-def _memory(shown: list[Group], path: Path, rule: Rule) -> list[Path]:
+def _memory(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     """A panel per data set, network and batch, a line per way to train over the width of sub-models."""
 
     def draw(ax: Axes, run: Run) -> None:

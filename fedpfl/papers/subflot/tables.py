@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.papers.layout import LAST, Layout, Line, Place, Rule
+from fedpfl.papers.layout import LAST, Layout, Line, Place, Selection
 from fedpfl.report.names import METHODS
 from fedpfl.report.run import Run
 
 
-def _domain(place: int, run: Run, row: pd.Series, rule: Rule) -> float:
+def _domain(place: int, run: Run, row: pd.Series, rule: Selection) -> float:
     """Mean over those that take part of a quarter of the clients, one of four domains, at the last evaluation."""
     each, own = divmod(len(run.clients), 4)
     if own or rule.accuracy != "accuracy" or row["round"] != run.evaluations["round"].iloc[-1]:
@@ -42,7 +42,7 @@ def _without(part: str = "") -> Line:
 _plan = partial(
     Layout,
     metric="average local model accuracy (%)",
-    rule=Rule("cohort_after", published=True),
+    rule=Selection("cohort_after", published=True),
     about="the paper's text is not at hand: neither is known when it judges (here right after the last local training, "
     "over all test samples of the clients) nor how many classes a client of its pathological split has",
     setup={
