@@ -151,7 +151,7 @@ def test_training_is_that_of_torchs_sgd_on_images_changed_by_hand(net, federatio
     draws, own = Draws(0, "train", 1), federation.train[client]
     black = federation.normalize(torch.zeros(1, 1, 1, dtype=torch.uint8))
     for epoch in range(LOCAL.epochs):
-        views = draws.views(client, "main", epoch, len(own), 4)
+        views = draws.random(client, "main", epoch, len(own), 4, "views")
         plan = steps(Phase(1), range(epoch, epoch + 1), LOCAL.batch_size, draws, federation, client)
         for (padded,) in plan.positions:
             rows = padded[padded >= 0]
@@ -179,14 +179,14 @@ def test_evaluated_images_are_as_they_are_and_fine_tuning_sees_changed_ones(net,
 def test_every_epoch_and_round_sees_anew():
     draws = Draws(3, "train", 1)
     drawn = [
-        draws.views(0, "main", 0, 6, 4),
-        draws.views(0, "main", 1, 6, 4),
-        draws.views(1, "main", 0, 6, 4),
-        Draws(3, "train", 2).views(0, "main", 0, 6, 4),
-        Draws(4, "train", 1).views(0, "main", 0, 6, 4),
+        draws.random(0, "main", 0, 6, 4, "views"),
+        draws.random(0, "main", 1, 6, 4, "views"),
+        draws.random(1, "main", 0, 6, 4, "views"),
+        Draws(3, "train", 2).random(0, "main", 0, 6, 4, "views"),
+        Draws(4, "train", 1).random(0, "main", 0, 6, 4, "views"),
     ]
     assert len({tuple(own.flatten().tolist()) for own in drawn}) == len(drawn)
-    assert torch.equal(drawn[0], draws.views(0, "main", 0, 6, 4))
+    assert torch.equal(drawn[0], draws.random(0, "main", 0, 6, 4, "views"))
 
 
 def test_captured_steps_see_what_eager_ones_do(federation):
