@@ -13,7 +13,7 @@ import numpy as np
 from fedpfl.ground.casting import cast, hints
 from fedpfl.ground.errors import SHORT, FedpflError, near, one_of
 
-FLOAT = np.finfo(np.float32)
+LEAST, LARGEST = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
 
 
 def typed(schema: Callable[..., Any], values: Any, path: str) -> Any:
@@ -70,10 +70,8 @@ def representable(value: Any, path: str) -> Any:
         representable(item, path)
     if type(value) is float and not math.isfinite(value):
         raise FedpflError(f"{path} must be a finite number, got {value}")
-    if type(value) is float and value and not FLOAT.smallest_normal <= abs(value) <= FLOAT.max:
-        raise FedpflError(
-            f"{path} must be within {FLOAT.smallest_normal:.2g} and {FLOAT.max:.2g} in size, as float32 is, got {value}"
-        )
+    if type(value) is float and value and not LEAST <= abs(value) <= LARGEST:
+        raise FedpflError(f"{path} must be within {LEAST:.2g} and {LARGEST:.2g} in size, as float32 is, got {value}")
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise FedpflError(f"{path} must be a whole number of at most 64 bits, got {value}")
     if isinstance(value, str) and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
