@@ -165,6 +165,7 @@ def outputs(tmp_path_factory):
     obp = {"name": "fedobp", "score": "obp", "norm": "global"}
     for number, q in enumerate((0.9, 0.999, 1.0)):
         write_run(root / f"outputs/fmnist/fedobp/{number}/seed1", method=obp | {"q": q})
+    write_run(root / "outputs/fmnist/fedavg/0/seed1", method={"name": "fedavg"})
     for experiment in ("demo", "fedobp_quick"):
         for method in ({"name": "fedavg"}, obp | {"q": 0.999}):
             for seed in (1, 2):

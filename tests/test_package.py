@@ -177,7 +177,7 @@ def test_the_wheel_works_from_any_folder(installed, tmp_path):
     run(program, "train", *TINY, "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2", cwd=tmp_path)
     assert len([*tmp_path.glob("outputs/digits/*/*/seed*/state.pt")]) == 5
     assert "FedOBP" in run(program, "report", "tables", cwd=tmp_path)
-    assert "Dir(0.1)" in run(program, "report", "paper", "table3", cwd=tmp_path)
+    assert "Dir(0.1)" in run(program, "report", "paper", "fedobp/table3", cwd=tmp_path)
     run(program, "report", "html", cwd=tmp_path)
     assert [*tmp_path.glob("outputs/report/*.html")]
     run(program, "export", path, "models", cwd=tmp_path)

@@ -45,7 +45,10 @@ class FedOBPAdaptive(FedOBP):
     def init(self, params, parts):
         """Begin with the largest q."""
         server, client = super().init(params, parts)
-        return server, {**client, "q": tree.leaves(params)[0].new_tensor(self.q[-1], dtype=torch.float64)}
+        return server, {
+            **client,
+            "q": torch.tensor(self.q[-1], dtype=torch.float64, device=tree.leaves(params)[0].device),
+        }
 
     def before_training(self, server, client, net, shard):
         """Choose q."""

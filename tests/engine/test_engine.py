@@ -585,7 +585,8 @@ def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation
     for t, cohort in enumerate(COHORTS):
         before = {part: tree.to(copy.deepcopy(getattr(states[t], part)), gpu) for part in ("server", "server_buffers")}
         state = replace(begin(method, net, 10, gpu), round=t, **before)
-        state.rows.put_(EVERYONE, {"client": states[t].clients, "buffers": states[t].client_buffers})
+        facts = states[t].rows.take("facts", EVERYONE)
+        state.rows.put_(EVERYONE, {"client": states[t].clients, "buffers": states[t].client_buffers, "facts": facts})
         state, outcome = play(runner, method, there, state, cohort, LOCAL, 0)
         after = state_trees(state)
         assert all(leaf.device.type == "cuda" for leaf in flatten(after).values())

@@ -33,7 +33,7 @@ REASONS = {
     "engine/program.py Program.run: copy from cuda to cpu": "which clients leave a phase out",
     "engine/program.py Program._records: copy from cuda to cpu": "how many samples were kept of each step",
     "methods/shared/neurons.py statistics: _local_scalar_dense": "the number of the neuron that is always active",
-    "methods/shared/critical.py Critical.aggregate: _local_scalar_dense": "the round by which collaboration ends",
+    "methods/fedcac.py FedCAC.aggregate: _local_scalar_dense": "the round by which collaboration ends",
     "methods/shared/critical.py collaborators: a mask as an index": "pairs of different clients",
     "methods/fedpac.py FedPAC.aggregate: copy from cuda to cpu": "a quadratic program, which is solved on the CPU",
     "methods/fedpac.py FedPAC.aggregate: copy from cpu to cuda": "its solution",
