@@ -1,5 +1,6 @@
 """Samples that are no images: token ids and signals, groups, scaling; every backend trains on them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpfl import models
-from fedpfl.data import build, partition
+from fedpfl.data import build, fingerprint, partition
 from fedpfl.data.datasets import Samples, load
+from fedpfl.data.datasets.shared.samples import moments
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models import Net
@@ -69,7 +71,8 @@ def test_float_images_with_channels_last(tmp_path):
 def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
     """Not of test samples, of what is held out, or of clients that never take part."""
     split, away = partition.iid(Y, 4, 0), [1, 3]
-    federation = build(own(tmp_path, x=x), split, validation=0.2, newcomers=away)
+    got = own(tmp_path, x=x)
+    federation = build(got, split, validation=0.2, newcomers=away)
     assert federation.shape == x.shape[1:]
     axes, trained = (0, *range(2, x.ndim)), np.concatenate([federation.train[client] for client in (0, 2)])
     values = x[trained].astype(float) / (255 if x.dtype == np.uint8 else 1)
@@ -87,6 +90,8 @@ def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
     other[np.delete(np.arange(120), trained)] = 7
     other = build(own(tmp_path, x=other), split, validation=0.2, newcomers=away)
     assert (other.mean, other.std) == (federation.mean, federation.std)
+    once = replace(got, **dict(zip(("mean", "std"), moments(got.x, torch.arange(120)), strict=True)))
+    assert fingerprint(got) != fingerprint(once)  # so that runs scaled by all samples are runs on other data
     for part in federation.apart(away):
         assert (part.mean, part.std) == (federation.mean, federation.std)
 

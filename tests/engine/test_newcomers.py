@@ -151,6 +151,15 @@ def test_who_takes_part_has_the_same_samples_whatever_the_runs_seed():
     assert plans[0].identity == plans[1].identity
 
 
+def test_samples_are_scaled_by_what_those_who_take_part_train_on():
+    plan = build(check(composed(*SETTINGS, "dataset.mean=null", "dataset.std=null")))
+    assert plan.unseen.clients == 2
+    assert plan.federation.validation
+    pixels = plan.federation.x[torch.cat(plan.federation.train)] / 255
+    for part in (plan.federation, plan.unseen):
+        torch.testing.assert_close([*part.mean, *part.std], [float(pixels.mean()), float(pixels.std(correction=0))])
+
+
 def test_scaffold_counts_those_who_take_part():
     plan = check(composed(*SETTINGS, "method=scaffold"))
     assert plan.method.clients == 4
