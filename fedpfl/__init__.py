@@ -12,13 +12,15 @@ __all__ = ["Callback", "FedpflError", "Round", "Trained", "load", "rounds", "run
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    """Import the library when it is first asked for: it loads torch, which takes seconds."""
-    if name in __all__:
-        from fedpfl.runner import library
+if not TYPE_CHECKING:  # for which there would be no unknown name
 
-        return getattr(library, name)
-    raise AttributeError(f"module 'fedpfl' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Import the library when it is first asked for: it loads torch, which takes seconds."""
+        if name in __all__:
+            from fedpfl.runner import library
+
+            return getattr(library, name)
+        raise AttributeError(f"module 'fedpfl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

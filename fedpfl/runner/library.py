@@ -21,6 +21,7 @@ from fedpfl import engine
 from fedpfl.config import overrides, plugins, tidy
 from fedpfl.config.messages import one_line
 from fedpfl.config.plan import Run, build, check, register, resolve
+from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine import ranks
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.errors import FedpflError
@@ -195,8 +196,7 @@ class Trained(Models):
         run = build(plan)
         if self.summary.get("data") not in (None, run.fingerprint):
             raise FedpflError(
-                f"the data are not those of run {self.path} (samples, labels, groups, or who holds which); give "
-                "data_dir=... where they are"
+                f"the data are not those of run {self.path} ({COVERED}); give data_dir=... where they are"
             )
         code = resume.written(run)
         if any(code != known for known in self.summary.get("code", [])):

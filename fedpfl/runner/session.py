@@ -89,11 +89,7 @@ def _recorded(
         progress.save_if_due(round.last)
 
         # ---- whoever asked for rounds
-        try:
-            yield round
-        except GeneratorExit:
-            progress.save()
-            raise
+        yield round
 
         # ---- search
         if round.judged and not round.last and watch(round.state.round, progress.last):
@@ -102,10 +98,13 @@ def _recorded(
 
 @contextmanager
 def _ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
-    """Write and tell how a run ends: finished, diverged or given up. Of failures and interrupts others take care."""
+    """Write and tell how a run ends: finished, diverged, given up, or left. Of failures others take care."""
     run, directory = progress.run, progress.directory
     try:
         yield
+    except (GeneratorExit, KeyboardInterrupt):
+        progress.save_if_left()
+        raise
     except GivenUp:
         done = progress.state.round
         why = f"given up after round {done}: its validation accuracy is below the others' median"

@@ -506,7 +506,7 @@ def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
 
     with mock.patch.object(rundir.RunDirectory, "checkpoint", stop):
         result = call(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
-    assert (result.code, played) == (130, [1, 2]), result
+    assert (result.code, played) == (130, [1, 2, 2]), result  # an interrupt saves what is left to save
 
 
 def test_the_configuration_can_be_printed_without_a_run(tmp_path: Path) -> None:
@@ -756,15 +756,20 @@ def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: 
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_with_130_and_can_be_resumed(tmp_path: Path) -> None:
-    process = start(*TINY, "rounds=1000000000", "hydra.run.dir=here", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [(signal.SIGTERM, 143, "terminated"), pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.full)],
+)
+def test_a_signal_saves_the_run_and_has_a_status(number: signal.Signals, code: int, told: str, tmp_path: Path) -> None:
+    words = ("rounds=1000000000", "eval.every=1000000000", "checkpoint.seconds=1e6", "hydra.run.dir=here")
+    process = start(*TINY, *words, cwd=tmp_path)
     rounds, deadline = tmp_path / "here" / "rounds.csv", time.monotonic() + 60
     while not (rounds.exists() and rounds.read_text().count("\n") > 2) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     result = wait(process)
-    assert result.code == 130, result
-    assert result.complaints == ["fedpfl: interrupted; the same command goes on from the last checkpoint"]
+    assert result.code == code, result
+    assert result.complaints == [f"fedpfl: {told}; the same command goes on from the last checkpoint"]
     assert "Traceback" not in result.err
     with rundir.RunDirectory.open(tmp_path / "here", "", summary(tmp_path / "here")["identity"]) as directory:
         assert directory.status == "interrupted"
@@ -774,17 +779,24 @@ def test_ctrl_c_ends_with_130_and_can_be_resumed(tmp_path: Path) -> None:
 
 
 IMPORTING = """
-import builtins, os, runpy, signal
+import builtins, os, runpy, sys
+name, number = sys.argv[1:]
 real = builtins.__import__
 def importing(name, *rest, **more):
     if name == "torch":
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), int(number))
     return real(name, *rest, **more)
 builtins.__import__ = importing
-runpy.run_module("fedpfl.train", run_name="__main__", alter_sys=True)
+runpy.run_module(name, run_name="__main__", alter_sys=True)
 """
 
 
-def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
-    result = wait(start(cwd=tmp_path, script=IMPORTING))
-    assert (result.code, result.err) == (130, "fedpfl: interrupted before anything was done\n")
+@pytest.mark.parametrize(
+    ("name", "number", "code", "told"),
+    [("fedpfl.train", signal.SIGINT, 130, "interrupted"), ("fedpfl.tune", signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_while_modules_are_imported_is_one_line(
+    name: str, number: int, code: int, told: str, tmp_path: Path
+) -> None:
+    result = wait(start(name, str(int(number)), cwd=tmp_path, script=IMPORTING))
+    assert (result.code, result.err) == (code, f"fedpfl: {told} before anything was done\n")

@@ -231,15 +231,16 @@ def test_killed_and_started_again_each_job_resumes(tmp_path):
 
 @pytest.mark.full
 def test_interrupted_every_job_says_so_and_keeps_its_checkpoint(tmp_path):
-    process = start(*SWEEP, *SMALL, "rounds=3000", "seed=1,2", cwd=tmp_path)
-    while len(list(tmp_path.rglob("state.pt"))) < 2:
+    process = start(*SWEEP, *SMALL, "rounds=3000", "seed=1,2", "checkpoint.seconds=1e6", cwd=tmp_path)
+    while sum(file.read_text().count("\n") > 2 for file in tmp_path.rglob("rounds.csv")) < 2:
         assert process.poll() is None, wait(process).err
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     result = wait(process)
-    assert result.code == 130
+    assert result.code == 143
+    assert len(list(tmp_path.rglob("state.pt"))) == 2
     assert result.complaints == [
-        "fedpfl: interrupted; the same command goes on from the last checkpoint",
+        "fedpfl: terminated; the same command goes on from the last checkpoint",
     ]
     assert "Traceback" not in result.err
     assert [summary(path.parent)["status"] for path in tmp_path.rglob("summary.json")] == ["running", "running"]

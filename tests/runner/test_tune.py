@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -236,7 +237,7 @@ def run(folder, *words):
 
 
 def test_values_are_chosen_without_a_look_at_test_samples(worlds):
-    tables = []
+    tables, style = [], mpl.rcParams["axes.facecolor"]
     for name in ("right", "wrong"):
         code, text = tuned(
             worlds, name, "method=fedprox,local_only", "trials=3", "seeds=2", "validation=0.2", "unseen=0.2"
@@ -245,6 +246,7 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
         tables.append(pd.read_csv(worlds / name / "tuned" / "tuned.csv"))
         for method in ("fedprox", "local_only"):
             assert (worlds / name / "tuned" / f"{method}_history.png").stat().st_size
+        assert mpl.rcParams["axes.facecolor"] == style, "later figures of this process would look otherwise"
         assert "Tuned on equal terms" in text
         assert len(list((worlds / name / "tuned" / "final").rglob("rounds.csv"))) == 4
     chosen = ["method", "chosen", "finished", "given up", "rounds", "validation", "seeds"]
