@@ -33,6 +33,7 @@ from fedpfl.config.schema import GROUPS
 from fedpfl.engine import ranks
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell
+from fedpfl.record import console
 from fedpfl.runner import session, trials
 from fedpfl.runner.faults import STATUS, GivenUp, mended
 
@@ -58,7 +59,8 @@ def job(cfg: DictConfig) -> str | None:
         if alone:
             _give_up(fault)
         # In a sweep the others go on, and Hydra raises the first failure again after the last job.
-        _tell(f"job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {fault}")
+        if not console.label.get():  # else the sweeper tells
+            _tell(f"job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {fault}")
         raise fault from None
     except Exception:
         if ranks.tells():

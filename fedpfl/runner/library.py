@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from fedpfl.config import overrides, plugins, tidy
 from fedpfl.config.messages import one_line
 from fedpfl.config.plan import Run, build, check, register, resolve
 from fedpfl.config.schema import GROUPS
+from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine import ranks
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
-from fedpfl.record import checkpoint
+from fedpfl.record import checkpoint, console
 from fedpfl.record.callbacks import Callback
 from fedpfl.report.load import begun
 from fedpfl.runner import resume
@@ -93,18 +95,23 @@ def sweep(
     """
     jobs = _jobs(settings, keys, directory, callbacks)
     failed, runs, rows = list[str](), list[Trained](), list[dict[str, Any]]()
-    for path, (cfg, experiment, swept) in jobs.items():
+    for number, (path, (cfg, experiment, swept)) in enumerate(jobs.items(), 1):
+        before = console.label.set(name := _named(swept))
         try:
-            for _ in _played(cfg, path, experiment, not progress, callbacks):
-                pass
-        except Diverged:
-            pass  # its row says so
+            with contextlib.suppress(Diverged):  # its row says so
+                for _ in _played(cfg, path, experiment, not progress, callbacks):
+                    pass
+            runs.append(found := load(path))
+            over = found.status == "finished"
+            rows.append({**swept, "status": found.status, **(found._tables.judged if over else {})})
+            told = console.everyone(found.summary.get("last", {})) if over else found.status
         except FedpflError as error:
-            failed.append(f"{_named(swept)}: {error}")
-            continue
-        runs.append(found := load(path))
-        judged = found._tables.judged if found.status == "finished" else {}
-        rows.append({**swept, "status": found.status, **judged})
+            failed.append(f"{name}: {error}")
+            told = f"failed: {error}"
+        finally:
+            console.label.reset(before)
+        if progress:
+            print(f"sweep: {number}/{len(jobs)} done  {name}: {told}", file=sys.stderr, flush=True)
     if failed:
         raise FedpflError(f"{len(failed)} of {len(jobs)} runs failed, and the same call tries them again: {failed[0]}")
     return runs, pd.DataFrame(rows)
@@ -155,7 +162,7 @@ def _asked(
         return cfg, Path(directory or cfg.hydra.run.dir), experiment
 
 
-@contextmanager
+@contextlib.contextmanager
 def _in_one_line() -> Iterator[None]:
     """Raise FedpflError for what Hydra refuses."""
     try:
@@ -265,8 +272,7 @@ class Trained(Models):
         run = build(plan)
         if self.summary.get("data") not in (None, run.fingerprint):
             raise FedpflError(
-                f"the data are not those of run {self.path} (samples, labels, groups, or who holds which); give "
-                "data_dir=... where they are"
+                f"the data are not those of run {self.path} ({COVERED}); give data_dir=... where they are"
             )
         code = resume.written(run)
         if any(code != known for known in self.summary.get("code", [])):

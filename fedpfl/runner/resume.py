@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from fedpfl import engine
 from fedpfl.config import plugins
 from fedpfl.config.plan import Run
+from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine import ranks
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -169,7 +170,7 @@ def extended(run: Run) -> dict[str, Any] | None:
             f"{settings.rounds}; set rounds to more than it has, and all else as it was"
         )
     if summary.get("data") != run.fingerprint:
-        raise FedpflError(f"extend: {place} was run on other data (samples, labels, groups, or who holds which)")
+        raise FedpflError(f"extend: {place} was run on other data ({COVERED})")
     return {**state, **_without_end(run, done, state["files"])}
 
 

@@ -73,7 +73,7 @@ def _recorded(
     run, directory = progress.run, progress.directory
     if watch(progress.state.round, None):
         raise GivenUp("given up")
-    for round in rounds(run, backend, progress.state):
+    for round in rounds(run, backend, progress.state, callbacks.on_evaluation):
         # ---- run directory
         if round.judged:
             directory.write_clients(everyone.rows(round.clients))
@@ -107,8 +107,8 @@ def _ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
         raise
     except GivenUp:
         done = progress.state.round
-        callbacks.on_note(f"given up after round {done}: its validation accuracy is below the others' median")
-        callbacks.on_end("interrupted", directory.summary)
+        why = f"given up after round {done}: its validation accuracy is below the others' median"
+        callbacks.on_end("interrupted", {**directory.summary, "error": why})
         raise
     except Diverged as error:
         directory.write_summary(status="diverged", error=str(error))

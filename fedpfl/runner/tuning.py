@@ -14,6 +14,7 @@ from fedpfl.config import overrides
 from fedpfl.config.schema import GROUPS
 from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.terminal import tell
 from fedpfl.report import load
 from fedpfl.report.names import METHODS
 from fedpfl.report.table import Column, Table, over_seeds
@@ -123,7 +124,8 @@ def _tuned(asked: Order, method: str, words: Sequence[str], play: Callable[..., 
     fixed = [f"method={method}", *fixed, *found.words]
     first = int(overrides.composed_once(fixed).seed) + 1
     seeds = [first + number for number in range(asked.seeds)]
-    final = [*fixed, f"seed={','.join(map(str, seeds))}"]
+    final = [*fixed, f"seed=choice({','.join(map(str, seeds))})", "hydra.sweeper.table=false"]
+    tell(f"method={method}: {asked.seeds} fresh seeds of {' '.join(found.words)}")
     play(["-m", *_below(asked.folder / "final")], final, bears=STATUS[Diverged])
     record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
     return record | {"validation": found.value} | _tested(asked.folder / "final", fixed, seeds)

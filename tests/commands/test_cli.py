@@ -622,12 +622,15 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     assert result.code == 0, result
     assert seeds(tmp_path) == {"fedavg": ["seed1", "seed2"], "fedper": ["seed1", "seed2"]}
     assert len(list(tmp_path.glob("outputs/digits/*/*"))) == 2  # the seeds of one configuration lie together
-    told = [line for line in result.err.splitlines() if line.startswith("sweep: ")]
+    told = result.err.splitlines()  # one line each
     assert [line[:15] for line in told] == [f"sweep: {done}/4 done" for done in (1, 2, 3, 4)]
     assert [", ETA 0:00:" in line for line in told] == [True, True, True, False]
+    assert re.fullmatch(r"sweep: .*  method=fedper seed=1: all clients [\d.]+ % in 0:00:\d\d", told[2])
+    assert result.out.startswith("Digits, Dir(0.1)\n")
     assert result.out.endswith(reported(tmp_path, "outputs"))
     again = call("--multirun", *TINY, "method=fedper", "seed=1,2", cwd=tmp_path)
-    assert "sweep: 1/2 done\n" in again.err  # nothing tells how long a job takes
+    rate = summary(next(tmp_path.glob("outputs/digits/fedper/*/seed1")))["last"]["accuracy"]
+    assert f"sweep: 1/2 done  seed=1: all clients {rate:.2f} %\n" in again.err  # nothing tells how long a job takes
     assert again.out.endswith(reported(tmp_path, "outputs/digits/fedper"))  # of this sweep's runs alone
 
 
@@ -661,8 +664,9 @@ def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> Non
     alone, swept = call(*words, cwd=tmp_path), call("-m", *words, cwd=tmp_path)
     assert alone.complaints == swept.complaints
     assert "fedpfl: 2 of 2 jobs failed" in alone.err
-    assert "sweep: 1/2 done\n" in alone.err
-    assert "sweep: 2/2 done in 0:" in alone.err
+    wrong = "failed: rounds must be 1 or more, got 0\n"
+    assert f"sweep: 1/2 done  method=fedavg: {wrong}" in alone.err
+    assert re.search(rf"sweep: 2/2 done in 0:00:\d\d  method=ditto: {wrong}", alone.err)
 
 
 def test_a_value_for_all_methods_of_a_sweep_that_the_default_method_lacks(tmp_path: Path) -> None:

@@ -167,12 +167,13 @@ def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
     """What stands in another column is not even read."""
     text = "round,accuracy,val_accuracy,unseen_accuracy\n1,poison,50.5,poison\n2,poison,,poison\n3,poison,49,\n"
     (tmp_path / "rounds.csv").write_text(text)
-    assert trials.ended(tmp_path, False) == trials.Ended(50.5, 3, str(tmp_path))
-    assert trials.ended(tmp_path, True).value is None
+    assert trials.ended(tmp_path) == trials.Ended(50.5, 3, str(tmp_path))
+    lost = trials.ended(tmp_path, "given up")
+    assert (lost.value, lost.lost) == (None, "given up")
     for text in ("round,accuracy\n1,90\n", "round,accuracy,val_accuracy\n1,90,nan\n"):
         (tmp_path / "rounds.csv").write_text(text)
         with pytest.raises(FedpflError, match=r"set validation=0\.1"):
-            trials.ended(tmp_path, False)
+            trials.ended(tmp_path)
 
 
 def test_what_is_below_the_median_of_those_that_ended_is_given_up(tmp_path):

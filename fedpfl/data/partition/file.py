@@ -81,6 +81,8 @@ def _json(path: Path) -> Owned:
     held = json.loads(path.read_bytes())
     held = held.get("data_indices", held) if isinstance(held, dict) else held
     if isinstance(held, dict):
+        if {"val", *SPLITS} & held.keys():
+            raise ValueError("train, test and val are of a client, but stand where clients do; give a list of clients")
         numbers = all(key.isdecimal() for key in held)
         held = [held[key] for key in (sorted(held, key=int) if numbers else held)]
     if not isinstance(held, list) or not held:
