@@ -65,7 +65,10 @@ BAD = [
     ("model=foo", f"model must be one of {', '.join(sorted(MODELS))}, got 'foo'"),
     ("norm=foo", "norm must be one of global, layer, none, got 'foo'"),
     ("score=foo", "score must be one of fisher, fisher_batch, gradient, obp, obp_as_published, got 'foo'"),
-    ("quantile=foo", "quantile must be one of auto, figure6, paper, paper_cls, tuned, got 'foo'"),
+    (
+        "quantile=foo",
+        "quantile must be one of ablation, ablation_cls, as_published, auto, figure6, paper, tuned, got 'foo'",
+    ),
     ("engine=foo", "engine must be one of auto, batched, loop, got 'foo'"),
     ("logger=foo", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
     ("logger=[wandb,foo]", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
