@@ -6,9 +6,9 @@ from fedpfl.ground.errors import FedpflError
 
 if TYPE_CHECKING:
     from fedpfl.record.callbacks import Callback
-    from fedpfl.runner.library import Round, Trained, load, rounds, run
+    from fedpfl.runner.library import Round, Trained, load, rounds, run, sweep
 
-__all__ = ["Callback", "FedpflError", "Round", "Trained", "load", "rounds", "run"]
+__all__ = ["Callback", "FedpflError", "Round", "Trained", "load", "rounds", "run", "sweep"]
 __version__ = "0.1.0"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import inspect
 import re
 import sys
@@ -135,19 +135,13 @@ def _module(file: Path) -> ModuleType:
 
 
 def _imported(file: Path, name: str, text: bytes) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise FedpflError(f"plugins: {file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look there
+    module = sys.modules[name] = ModuleType(name)  # dataclasses and pickles look there
+    module.__file__ = str(file)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, file, "exec", dont_inherit=True), vars(module))
     except Exception as error:
         _forget([name, *beside(file, text)])
-        if isinstance(error, SyntaxError) and error.filename == str(file):
-            said = f"SyntaxError: {error.msg}"
-        else:
-            said = reason(error, kind=not isinstance(error, FedpflError)) + _moved(error)
+        said = reason(error, kind=not isinstance(error, FedpflError)) + _moved(error)
         raise FedpflError(f"plugins: {file}{_line(error, file)}: {said}") from error
     return module
 
