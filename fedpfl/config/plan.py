@@ -13,9 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models
 from fedpfl.config import plugins
+from fedpfl.config.choices import GROUPS, OPTIONAL
 from fedpfl.config.messages import at_its_source, one_line
 from fedpfl.config.resolvers import folder
-from fedpfl.config.schema import GROUPS, OPTIONAL, SCHEMAS, SETTINGS, Checkpoint, Deal, Eval, Settings, Start
+from fedpfl.config.schema import SCHEMAS, SETTINGS, Checkpoint, Deal, Eval, Settings, Start
 from fedpfl.data import Augment, Federation, datasets, partition, state_dict
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
@@ -116,8 +117,9 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     seed = dealing.pop("seed", None)
     seed = settings.seed if seed is None else seed
     split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
-    whole = data.build(samples, split, settings.validation, seed, plan.augment)
-    federation, unseen = data.apart(whole.to(device), settings.newcomers, seed)
+    away = data.newcomers(len(split.train), settings.newcomers, seed)
+    whole = data.build(samples, split, settings.validation, seed, plan.augment, away).to(device)
+    federation, unseen = whole.apart(away)
     if given.get("weights"):
         given["weights"] = _weights(Path(settings.data_dir), given["weights"])
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **given)
