@@ -128,7 +128,7 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
         ("7", "it has no entry per client"),
         ("[]", "it has no entry per client"),
         ({"data_indices": 3}, "it has no entry per client"),
-        *[({name: [1], "zoe": [2]}, "train, test and val are of a client") for name in ("train", "test", "val")],
+        *[({name: [1], "zoe": [2]}, "train, test and val are of a client") for name in ("train", "Test", "val")],
         ({"train": TRAIN, "test": TEST}, "stand where clients do; give a list of clients"),
         ({"data_indices": CLIENTS[0]}, "stand where clients do; give a list of clients"),
         ([3], "client 0 has neither a list of samples nor train, test and val"),
