@@ -23,9 +23,8 @@ class Notes:
     """Note what files are about to hold. summary: of the run they belong to. Raises OSError as the file system does."""
 
     def __init__(self, folder: Path, summary: Mapping[str, Any]):
-        self._key = _key(summary)
-        self._file = os.open(folder / NOTES, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        files.append(self._file, b"\n")  # a kill may have left half a line
+        self._path, self._key, self._known = folder / NOTES, _key(summary), _noted(folder)
+        self._file: int | None = None
 
     def of(self, content: bytes = b"") -> Any:
         """Return the digest of a content, to go on with `update`."""
@@ -33,11 +32,17 @@ class Notes:
 
     def add(self, name: str, digest: Any) -> None:
         """Note a file's next content."""
-        files.append(self._file, _note(name, digest))
+        if (note := _note(name, digest)) in self._known:
+            return
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            files.append(self._file, b"\n")  # a kill may have left half a line
+        files.append(self._file, note)
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
 
 
 def of_summary(summary: Mapping[str, Any]) -> str:

@@ -92,6 +92,8 @@ def test_summary_merges_and_stays_valid_json(tmp_path):
         best = {"accuracy": np.float32(0.5), "loss": math.nan}
         directory.write_summary(status="running", best=best, cohort=np.int64(3))
         directory.write_summary(status="failed", error="boom", identity="other")
+        directory.write_summary(cohort=3)
+        assert directory.summary["error"] == "boom"  # as long as the status is this one
         directory.write_summary(status="running", last=[math.inf, 1])
         held = directory.summary
     text = (tmp_path / "summary.json").read_text()
