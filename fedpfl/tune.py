@@ -10,6 +10,11 @@ are searched too, and a fixed key is not. The same command goes on where it was 
 
 from __future__ import annotations
 
+from fedpfl.ground import interrupts
+
+if __name__ == "__main__":
+    interrupts.answer(interrupts.importing)
+
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,7 +80,10 @@ def main() -> None:
     except (FedpflError, *overrides.REFUSED) as error:
         tell(one_line(error))
         sys.exit(2)
+    except KeyboardInterrupt as error:
+        interrupts.ended(error, tell)
 
 
 if __name__ == "__main__":
+    interrupts.answer(interrupts.playing)
     main()

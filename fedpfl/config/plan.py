@@ -117,8 +117,9 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     seed = dealing.pop("seed", None)
     seed = settings.seed if seed is None else seed
     split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
-    whole = data.build(samples, split, settings.validation, seed, plan.augment)
-    federation, unseen = data.apart(whole.to(device), settings.newcomers, seed)
+    away = data.newcomers(len(split.train), settings.newcomers, seed)
+    whole = data.build(samples, split, settings.validation, seed, plan.augment, away).to(device)
+    federation, unseen = whole.apart(away)
     if given.get("weights"):
         given["weights"] = _weights(Path(settings.data_dir), given["weights"])
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **given)

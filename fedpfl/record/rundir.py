@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedpfl.data.fingerprint import COVERED
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.record import checkpoint, digests, rounds
@@ -271,7 +272,7 @@ class RunDirectory:
             self.notes.append("data        changed since the run finished: run from the beginning")
             self._clear()
         elif other:
-            raise files.damaged(self.path, "was begun with other data (samples, labels, groups, or who holds which)")
+            raise files.damaged(self.path, f"was begun with other data ({COVERED})")
         elif self.status == "finished" and self._is_whole():
             self._compare(self._summary.get("code", []))
             return

@@ -1,34 +1,37 @@
-"""Run and load from Python: what `fedpfl.run`, `fedpfl.rounds` and `fedpfl.load` are."""
+"""Run and load from Python: what `fedpfl.run`, `fedpfl.rounds`, `fedpfl.sweep` and `fedpfl.load` are."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import os
+import sys
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import engine
 from fedpfl.config import overrides, plugins, tidy
 from fedpfl.config.messages import one_line
 from fedpfl.config.plan import Run, build, check, literal, register, resolve
+from fedpfl.config.schema import GROUPS
+from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine import ranks
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.errors import FedpflError
+from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
 from fedpfl.record.rundir import saved
 from fedpfl.report.load import begun
 from fedpfl.runner import resume
-from fedpfl.runner.faults import mended
+from fedpfl.runner.faults import Diverged, mended
 from fedpfl.runner.loop import Round
 from fedpfl.runner.models import Models
 from fedpfl.runner.session import session
@@ -53,7 +56,7 @@ def run(
     cfg, path, experiment = _asked(settings, keys, directory, callbacks)
     for _ in _played(cfg, path, experiment, not progress, callbacks):
         pass
-    return load(path, plugins=cfg.get("plugins", ()))
+    return _loaded(path, cfg)
 
 
 def rounds(
@@ -72,6 +75,76 @@ def rounds(
     return _played(*_asked(settings, keys, directory, callbacks), not progress, callbacks)
 
 
+def sweep(
+    *settings: str,
+    directory: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    callbacks: Sequence[Callback] = (),
+    **keys: Any,
+) -> tuple[list[Trained], pd.DataFrame]:
+    """Train all combinations of what is swept over, one after another: `sweep(method=["fedobp", "ditto"], rounds=5)`.
+
+    Returns the runs as `load` does, and a table with a row for each: its values of what is swept over, its status, and
+    its row of rounds.csv at the last evaluation, of which there is nothing where it diverged. Finished runs are loaded,
+    the command line's too; an interrupted sweep goes on.
+
+    settings: words of the command line, such as "seed=1,2,3". keys: as in `run`, but of a list each run has one value.
+    directory: in which the runs' are made, by default outputs/. progress, callbacks: as in `run`.
+
+    Raises FedpflError before the first run for what is wrong with any, after the last for those that failed.
+    """
+    jobs = _jobs(settings, keys, directory, callbacks)
+    failed, runs, rows = list[str](), list[Trained](), list[dict[str, Any]]()
+    for number, (path, (cfg, experiment, swept)) in enumerate(jobs.items(), 1):
+        before = console.label.set(name := _named(swept))
+        try:
+            with contextlib.suppress(Diverged):  # its row says so
+                for _ in _played(cfg, path, experiment, not progress, callbacks):
+                    pass
+            runs.append(found := _loaded(path, cfg))
+            over = found.status == "finished"
+            rows.append({**swept, "status": found.status, **(found._tables.judged if over else {})})
+            told = console.everyone(found.summary.get("last", {})) if over else found.status
+        except FedpflError as error:
+            failed.append(f"{name}: {error}")
+            told = f"failed: {error}"
+        finally:
+            console.label.reset(before)
+        if progress:
+            print(f"sweep: {number}/{len(jobs)} done  {name}: {told}", file=sys.stderr, flush=True)
+    if failed:
+        raise FedpflError(f"{len(failed)} of {len(jobs)} runs failed, and the same call tries them again: {failed[0]}")
+    return runs, pd.DataFrame(rows)
+
+
+def _jobs(
+    settings: tuple[str, ...],
+    keys: Mapping[str, Any],
+    directory: str | os.PathLike[str] | None,
+    callbacks: Sequence[Callback],
+) -> dict[Path, tuple[DictConfig, str | None, dict[str, Any]]]:
+    """Return by run directory what `_asked` says of it, and its values of what is swept over. Raises as `sweep`."""
+    register()
+    with _in_one_line():
+        words = overrides.for_sweeps(_words(settings, keys, choices=True), GROUPS)
+        if given := next((word for word in words if word.lstrip("+~").startswith("hydra")), None):
+            raise FedpflError(f"{given} is for sweeps of the command line; here one run follows the other")
+        jobs = overrides.jobs(words)
+    found: dict[Path, Any] = {}
+    for own, swept in jobs:
+        cfg, _, experiment = _asked(tuple(own), {}, None, callbacks)
+        check(cfg)
+        path = Path(directory or cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
+        if path in found:
+            raise FedpflError(f"{_named(swept)} is a run already; sweep over what decides a result, each value once")
+        found[path] = cfg, experiment, swept
+    return found
+
+
+def _named(swept: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in swept.items())
+
+
 def _asked(
     settings: tuple[str | Mapping[str, Any], ...],
     keys: Mapping[str, Any],
@@ -84,10 +157,17 @@ def _asked(
     if wrong := [one for one in callbacks if not isinstance(one, Callback)]:
         raise FedpflError(f"callbacks must be instances of subclasses of fedpfl.Callback, got {wrong[0]!r}")
     register()
-    try:
+    with _in_one_line():
         cfg, experiment = _composed(settings, keys)
         return cfg, Path(directory or cfg.hydra.run.dir), experiment
-    except (HydraException, OmegaConfBaseException) as error:
+
+
+@contextlib.contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Raise FedpflError for what Hydra refuses."""
+    try:
+        yield
+    except overrides.REFUSED as error:
         raise FedpflError(one_line(error)) from None
 
 
@@ -104,6 +184,11 @@ def _played(
         torch.set_num_threads(threads)  # an engine takes 1 and brings threads of its own
         package.setLevel(level)
         tidy.unmake(path, stop)
+
+
+def _loaded(path: Path, cfg: DictConfig) -> Trained:
+    """Load what was just trained, with the plugins that its user named."""
+    return load(path, plugins=[Path(file).expanduser().absolute() for file in cfg.get("plugins") or ()])
 
 
 def load(
@@ -124,10 +209,8 @@ def load(
 def logger(words: Sequence[str]) -> dict[str, Any]:
     """Return the `logger` part of a configuration that such words of the command line make. Raises FedpflError."""
     register()
-    try:
+    with _in_one_line():
         return resolve(overrides.composed_once(words))["logger"]
-    except (HydraException, OmegaConfBaseException) as error:
-        raise FedpflError(one_line(error)) from None
 
 
 class Trained(Models):
@@ -209,8 +292,7 @@ class Trained(Models):
         run = build(plan)
         if self.summary.get("data") not in (None, run.fingerprint):
             raise FedpflError(
-                f"the data are not those of run {self.path} (samples, labels, groups, or who holds which); give "
-                "data_dir=... where they are"
+                f"the data are not those of run {self.path} ({COVERED}); give data_dir=... where they are"
             )
         code = resume.written(run)
         if any(code != known for known in self.summary.get("code", [])):
@@ -236,9 +318,14 @@ def _composed(settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, 
             raise FedpflError("a whole configuration stands alone; change it, or give words such as 'rounds=5'")
         own = whole if OmegaConf.is_config(whole) else literal(whole)
         return OmegaConf.merge({"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}}, own), None  # type: ignore[return-value]
-    words = [*map(str, settings), *(word for key, value in keys.items() for word in overrides.words(key, value))]
+    cfg = overrides.composed_once(_words(settings, keys))
+    return cfg, cfg.hydra.runtime.choices.get("experiment")
+
+
+def _words(settings: Sequence[Any], keys: Mapping[str, Any], choices: bool = False) -> list[str]:
+    """Return what the command line would be given, and load the plugins that it names. choices: as in `words`."""
+    words = [*map(str, settings), *(word for key in keys for word in overrides.words(key, keys[key], choices))]
     if option := next((word for word in words if word.startswith("-")), None):
         raise FedpflError(f"{option} is an option of the command line; give words such as 'rounds=5'")
     plugins.load(overrides.chosen(words, "plugins"))
-    cfg = overrides.composed_once(words)
-    return cfg, cfg.hydra.runtime.choices.get("experiment")
+    return words

@@ -506,7 +506,7 @@ def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
 
     with mock.patch.object(rundir.RunDirectory, "checkpoint", stop):
         result = call(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
-    assert (result.code, played) == (130, [1, 2]), result
+    assert (result.code, played) == (130, [1, 2, 2]), result  # an interrupt saves what is left to save
 
 
 def test_the_configuration_can_be_printed_without_a_run(tmp_path: Path) -> None:
@@ -622,12 +622,15 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     assert result.code == 0, result
     assert seeds(tmp_path) == {"fedavg": ["seed1", "seed2"], "fedper": ["seed1", "seed2"]}
     assert len(list(tmp_path.glob("outputs/digits/*/*"))) == 2  # the seeds of one configuration lie together
-    told = [line for line in result.err.splitlines() if line.startswith("sweep: ")]
+    told = result.err.splitlines()  # one line each
     assert [line[:15] for line in told] == [f"sweep: {done}/4 done" for done in (1, 2, 3, 4)]
     assert [", ETA 0:00:" in line for line in told] == [True, True, True, False]
+    assert re.fullmatch(r"sweep: .*  method=fedper seed=1: all clients [\d.]+ % in 0:00:\d\d", told[2])
+    assert result.out.startswith("Digits, Dir(0.1)\n")
     assert result.out.endswith(reported(tmp_path, "outputs"))
     again = call("--multirun", *TINY, "method=fedper", "seed=1,2", cwd=tmp_path)
-    assert "sweep: 1/2 done\n" in again.err  # nothing tells how long a job takes
+    rate = summary(next(tmp_path.glob("outputs/digits/fedper/*/seed1")))["last"]["accuracy"]
+    assert f"sweep: 1/2 done  seed=1: all clients {rate:.2f} %\n" in again.err  # nothing tells how long a job takes
     assert again.out.endswith(reported(tmp_path, "outputs/digits/fedper"))  # of this sweep's runs alone
 
 
@@ -661,8 +664,9 @@ def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> Non
     alone, swept = call(*words, cwd=tmp_path), call("-m", *words, cwd=tmp_path)
     assert alone.complaints == swept.complaints
     assert "fedpfl: 2 of 2 jobs failed" in alone.err
-    assert "sweep: 1/2 done\n" in alone.err
-    assert "sweep: 2/2 done in 0:" in alone.err
+    wrong = "failed: rounds must be 1 or more, got 0\n"
+    assert f"sweep: 1/2 done  method=fedavg: {wrong}" in alone.err
+    assert re.search(rf"sweep: 2/2 done in 0:00:\d\d  method=ditto: {wrong}", alone.err)
 
 
 def test_a_value_for_all_methods_of_a_sweep_that_the_default_method_lacks(tmp_path: Path) -> None:
@@ -752,15 +756,20 @@ def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: 
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_with_130_and_can_be_resumed(tmp_path: Path) -> None:
-    process = start(*TINY, "rounds=1000000000", "hydra.run.dir=here", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [(signal.SIGTERM, 143, "terminated"), pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.full)],
+)
+def test_a_signal_saves_the_run_and_has_a_status(number: signal.Signals, code: int, told: str, tmp_path: Path) -> None:
+    words = ("rounds=1000000000", "eval.every=1000000000", "checkpoint.seconds=1e6", "hydra.run.dir=here")
+    process = start(*TINY, *words, cwd=tmp_path)
     rounds, deadline = tmp_path / "here" / "rounds.csv", time.monotonic() + 60
     while not (rounds.exists() and rounds.read_text().count("\n") > 2) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     result = wait(process)
-    assert result.code == 130, result
-    assert result.complaints == ["fedpfl: interrupted; the same command goes on from the last checkpoint"]
+    assert result.code == code, result
+    assert result.complaints == [f"fedpfl: {told}; the same command goes on from the last checkpoint"]
     assert "Traceback" not in result.err
     with rundir.RunDirectory.open(tmp_path / "here", "", summary(tmp_path / "here")["identity"]) as directory:
         assert directory.status == "interrupted"
@@ -770,17 +779,24 @@ def test_ctrl_c_ends_with_130_and_can_be_resumed(tmp_path: Path) -> None:
 
 
 IMPORTING = """
-import builtins, os, runpy, signal
+import builtins, os, runpy, sys
+name, number = sys.argv[1:]
 real = builtins.__import__
 def importing(name, *rest, **more):
     if name == "torch":
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), int(number))
     return real(name, *rest, **more)
 builtins.__import__ = importing
-runpy.run_module("fedpfl.train", run_name="__main__", alter_sys=True)
+runpy.run_module(name, run_name="__main__", alter_sys=True)
 """
 
 
-def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
-    result = wait(start(cwd=tmp_path, script=IMPORTING))
-    assert (result.code, result.err) == (130, "fedpfl: interrupted before anything was done\n")
+@pytest.mark.parametrize(
+    ("name", "number", "code", "told"),
+    [("fedpfl.train", signal.SIGINT, 130, "interrupted"), ("fedpfl.tune", signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_while_modules_are_imported_is_one_line(
+    name: str, number: int, code: int, told: str, tmp_path: Path
+) -> None:
+    result = wait(start(name, str(int(number)), cwd=tmp_path, script=IMPORTING))
+    assert (result.code, result.err) == (code, f"fedpfl: {told} before anything was done\n")

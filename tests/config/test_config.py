@@ -178,7 +178,7 @@ def test_where_and_how_it_runs_leaves_the_identity(overrides: str) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "validation=0.1",
+        *("validation=0.1", "unseen=0.2"),
         *("rounds=10", "clients=50", "participation=0.2", "local.lr=0.1", "local.epochs=1", "local.batch_size=16"),
         *("local.momentum=0", "local.weight_decay=0.1", "eval.every=5", "eval.finetune_epochs=1"),
         *("local.optimizer=adam", "local.betas=[0.9,0.99]", "local.decay=0.99", "local.decay=cosine"),
@@ -205,7 +205,9 @@ def test_a_models_options_are_part_of_the_identity(option: str) -> None:
 
 def test_keys_that_came_later_leave_the_identity_of_earlier_runs() -> None:
     whole = resolved()
-    earlier = {key: value for key, value in whole.items() if key not in ("validation", "augment")}
+    later = ("validation", "unseen", "stopping", "augment")
+    assert all(key in whole for key in later)
+    earlier = {key: value for key, value in whole.items() if key not in later}
     first = ("epochs", "batch_size", "lr", "momentum", "weight_decay")
     earlier["partition"] = {key: value for key, value in whole["partition"].items() if key != "seed"}
     earlier["local"] = {key: value for key, value in whole["local"].items() if key in first}

@@ -349,6 +349,11 @@ def test_a_share_of_the_training_samples_is_held_out():
     assert not all(torch.equal(a, b) for a, b in zip(held.validation, other.validation, strict=True))
 
 
+def test_what_is_held_out_is_drawn_as_in_every_run_so_far():
+    parts = Partition((np.arange(10), np.arange(10, 20)), (np.arange(20, 21),) * 2)
+    assert [own.tolist() for own in build(samples(), parts, 0.3, seed=3).validation] == [[1, 2, 4], [12, 14, 17]]
+
+
 def test_somebody_with_one_sample_keeps_it():
     held = build(samples(), Partition((np.arange(1), np.arange(1, 3)), (np.arange(3, 4),) * 2), 0.99)
     assert [len(index) for index in held.train] == [1, 1]

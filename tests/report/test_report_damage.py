@@ -142,6 +142,18 @@ def test_runs_on_other_data_are_no_seeds_of_one_another(tmp_path: Path, capsys: 
     assert [row["seed_list"] for row in table(capsys, tmp_path)] == ["0 1 3"]
 
 
+def test_older_runs_that_computed_their_mean_are_no_seeds_of_newer_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """They took it of all samples, test samples included."""
+    for mean, rows in ((None, 2), ([0.5], 1)):
+        for seed, recorded in enumerate(({"data": "aa11"}, {"data": "bb22", "read": "cc33"})):
+            amend(
+                write_run(tmp_path / f"{mean}/{seed}", seed=seed, dataset={"name": "fmnist", "mean": mean}), **recorded
+            )
+        assert len(table(capsys, tmp_path / f"{mean}")) == rows
+
+
 def test_a_method_that_was_changed_between_seeds_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for seed, code in enumerate(("aa", "aa", "bb")):
         amend(write_run(tmp_path / str(seed), seed=seed), code=[{"fedavg.py": code}])

@@ -238,6 +238,78 @@ def test_mistakes_are_one_line_and_leave_nothing(settings, keys, line, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
+MANY = (*TINY, "model=mlp", "method=fedavg")
+
+
+class Stops(fedpfl.Callback):
+    """Ctrl-C when the second run begins; counts the rounds that are played."""
+
+    begun = rounds = 0
+
+    def on_begin(self, run):
+        self.begun += 1
+        if self.begun == 2:
+            raise KeyboardInterrupt
+
+    def on_round(self, round):
+        self.rounds += 1
+
+
+def test_a_sweep_goes_on_and_has_a_row_for_each_run(tmp_path, monkeypatch):
+    """Its runs are the command line's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rundir, "partition_picture", _drawn_once)
+    assert call("-m", *MANY, "model.hidden=[4]", "seed=2", cwd=tmp_path).code == 0
+    swept = {"model": {"hidden": [[8], [4]]}, "seed": np.arange(1, 3)}
+    with pytest.raises(KeyboardInterrupt):
+        fedpfl.sweep(*MANY, **swept, callbacks=[Stops()])
+    heard = Stops()
+    heard.begun = 2
+    runs, found = fedpfl.sweep(*MANY, "seed=1,2", model=swept["model"], callbacks=[heard], progress=False)
+    assert heard.rounds == 2 * 2  # of four runs, one is the command line's, and one was there before the interrupt
+    assert found[["model.hidden", "seed", "status"]].to_numpy().tolist() == [
+        [hidden, seed, "finished"] for seed in (1, 2) for hidden in ("[8]", "[4]")
+    ]
+    for (_, row), run in zip(found.iterrows(), runs, strict=True):
+        assert (str(run.config["model"]["hidden"]), run.config["seed"]) == (row["model.hidden"], row["seed"])
+        assert row["accuracy"] == run.clients["accuracy"].mean()
+        assert row[run.rounds.columns].dropna().tolist() == run.rounds.iloc[-1].dropna().tolist()
+    assert {run.path.resolve() for run in runs} == {*tmp_path.glob("outputs/*/*/*/seed*")}
+
+
+def test_a_sweep_says_which_runs_diverged_and_plays_the_others_where_one_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(rundir, "partition_picture", _drawn_once)
+    swept = {"local.lr": [0.01, 1e38], "method": ["fedper", "fedavg"]}
+    _, found = fedpfl.sweep(*MANY[:-1], **swept, directory=tmp_path, progress=False)
+    assert found["status"].tolist() == ["finished", "finished", "diverged", "diverged"]
+    assert found["accuracy"].notna().tolist() == [True, True, False, False]
+    monkeypatch.setattr("fedpfl.methods.fedobp.importance", None)
+    with pytest.raises(fedpfl.FedpflError, match=r"^1 of 2 runs failed, .*: method=fedobp: method=fedobp: "):
+        fedpfl.sweep(*MANY[:-1], method=["fedobp", "fedavg"], seed=3, directory=tmp_path, progress=False)
+    assert {path.parents[1].name: fedpfl.load(path).status for path in tmp_path.rglob("seed3")} == {
+        "fedavg": "finished",
+        "fedobp": "failed",
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"seed": [1, 1]}, "seed=1 is a run already"),
+        ({"engine.workers": [1, 2]}, "engine.workers=2 is a run already"),
+        ({"method": ["fedavg", "fedper"], "rounds": [1, 0]}, "rounds must be 1 or more"),
+        ({"method": ["fedavg", "heterofl"], "method.assign": "random"}, "method.assign is not a key here"),
+        ({"local.lr": []}, "empty choice"),
+        ({"hydra/launcher": "lockstep"}, "hydra/launcher='?lockstep'? is for sweeps of the command line"),
+    ],
+)
+def test_what_is_wrong_with_any_run_of_a_sweep_is_told_before_the_first(keys, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fedpfl.FedpflError, match=line):
+        fedpfl.sweep(*TINY, **keys)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
     def refuse(path):
         raise OSError(28, "No space left on device")
@@ -422,10 +494,12 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
 
 def test_the_pages_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rundir, "partition_picture", _drawn_once)
     blocks = (ROOT / "docs" / "library.md").read_text().split("```python\n")[1:]
     source = "".join(block.split("```")[0] for block in blocks)
     asked = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
     public = {name for name in vars(fedpfl.Trained) if not name.startswith("_")}
     assert public <= asked
     source = source.replace("rounds=5", "rounds=1, model='lenet5', clients=8, participation=0.2")
+    source = source.replace("seed=[1, 2, 3]", "seed=[1]")
     exec(compile(source, "docs/library.md", "exec"), {})

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from fedpfl.config.schema import Checkpoint
-from fedpfl.ground import tree
+from fedpfl.engine.store import Rows
+from fedpfl.ground import interrupts, tree
 from fedpfl.record import rundir
 from tests.command import TINY, call, rewrite_summary, snapshot, start, state, summary, table, wait
 from tests.conftest import assert_same
@@ -175,6 +177,32 @@ def test_an_interrupted_run_ends_as_if_it_never_was(
     interrupt(monkeypatch, tmp_path, *command)
     assert int(state(tmp_path / "run")["round"]) == 2
     finish(tmp_path, *command, "engine.workers=1")  # the number of workers changes nothing
+    assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
+
+
+@pytest.mark.parametrize(("written", "left"), [(False, [2]), (True, [])], ids=["in training", "states half written"])
+def test_a_terminated_run_saves_the_last_finished_round_where_it_is_left(
+    written: bool, left: list[int], tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM in round 3, right before or after the first of its writes."""
+    command, put, calls = (*COMMON, *SETTINGS["ditto"], "checkpoint.seconds=1e6"), Rows.put_, list[object]()
+
+    def signalled(self: Rows, *given: Any) -> None:
+        calls.append(given)
+        if len(calls) < 5 or written:
+            put(self, *given)
+        if len(calls) == 5:
+            interrupts.playing(signal.SIGTERM, None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "put_", signalled)
+        result = call(*command, cwd=tmp_path)
+    assert (result.code, result.complaints) == (
+        143,
+        ["fedpfl: terminated; the same command goes on from the last checkpoint"],
+    )
+    assert [int(state(path.parent)["round"]) for path in tmp_path.glob("run/state.pt")] == left
+    finish(tmp_path, *command)
     assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
 
 
