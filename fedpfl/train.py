@@ -6,14 +6,18 @@ files to mend, 3 diverged, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 
 from __future__ import annotations
 
+import sys
+
 from fedpfl.ground import interrupts
 
 if __name__ == "__main__":
     interrupts.answer(interrupts.importing)
+    from fedpfl.config import early
+
+    early.refuse(sys.argv[1:])
 
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -26,10 +30,10 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import help_page, overrides, plugins, tidy
+from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import one_line
 from fedpfl.config.overrides import CONF
 from fedpfl.config.plan import register
-from fedpfl.config.schema import GROUPS
 from fedpfl.engine import ranks
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell

@@ -10,12 +10,16 @@ are searched too, and a fixed key is not. The same command goes on where it was 
 
 from __future__ import annotations
 
+import sys
+
 from fedpfl.ground import interrupts
 
 if __name__ == "__main__":
     interrupts.answer(interrupts.importing)
+    from fedpfl.config import early
 
-import sys
+    early.refuse(["-m", *(word for word in sys.argv[1:] if not word.startswith(("trials=", "seeds=")))])
+
 from collections.abc import Sequence
 from pathlib import Path
 

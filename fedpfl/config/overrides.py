@@ -207,6 +207,14 @@ def sweeps(word: str) -> bool:
     return override is not None and override.is_sweep_override()
 
 
+def values(word: str) -> list[str]:
+    """Return the values that a word gives its key, `[]` where they cannot be counted."""
+    override = _parsed(word)
+    if override is None or not override.is_sweep_override():
+        return [word.partition("=")[2]]
+    return [] if override.is_interval_sweep() else [str(value) for value in override.sweep_string_iterator()]
+
+
 def _of_experiment(given: Iterable[Override]) -> Iterator[str]:
     """Yield the keys that the experiment itself sets for its jobs alone, be it a single value."""
     chosen = [str(override.input_line) for override in given if override.key_or_group in ("experiment", "debug")]

@@ -14,9 +14,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models
 from fedpfl.config import plugins
+from fedpfl.config.choices import GROUPS, OPTIONAL
 from fedpfl.config.messages import at_its_source, one_line
 from fedpfl.config.resolvers import folder
-from fedpfl.config.schema import GROUPS, OPTIONAL, SCHEMAS, SETTINGS, Checkpoint, Deal, Eval, Settings, Start
+from fedpfl.config.schema import SCHEMAS, SETTINGS, Checkpoint, Deal, Eval, Settings, Start
 from fedpfl.data import Augment, Federation, datasets, partition, state_dict
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device

@@ -19,9 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import engine
 from fedpfl.config import overrides, plugins, tidy
+from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import one_line
 from fedpfl.config.plan import Run, build, check, literal, register, resolve
-from fedpfl.config.schema import GROUPS
 from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine import ranks
 from fedpfl.engine.select import device as find_device

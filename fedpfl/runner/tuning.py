@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 
 from fedpfl.config import overrides
-from fedpfl.config.schema import GROUPS
+from fedpfl.config.choices import GROUPS
 from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell

@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from fedpfl.config import overrides
-from fedpfl.config.schema import GROUPS
+from fedpfl.config.choices import GROUPS
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, FedAvg, Method
@@ -40,7 +40,14 @@ BAD = [
     # unknown keys
     ("foo=1", "foo is not a key"),
     ("+foo=1", "foo is not a key"),
-    ("method.foo=1", "method.foo is not a key"),
+    (
+        "method.foo=1",
+        "method.foo is not a key here; known keys of method=fedobp: q, norm, score, scope, classifier_only, ema, "
+        "cold_start, statistics\n",
+    ),
+    ("local.foo=1", "local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay, "),
+    ("lamda=1 method=ditto", "lamda is not a key here; did you mean method.lam?"),
+    ("quantile.foo=1", "quantile.foo is not a key here; known keys: q, otherwise"),
     ("+method.foo=1", "method.foo is not a key here; known keys: q, norm"),
     ("+local.foo=1", "local.foo is not a key here; known keys: epochs, batch_size, lr"),
     ("+dataset.foo=1", "dataset.foo is not a key here; known keys: name, mean"),
@@ -55,7 +62,7 @@ BAD = [
     ("quantile=adaptive", "quantile=adaptive is now method=fedobp_adaptive"),
     ("quantile.q=[0.5,0.9]", "method=fedobp with these values is now method=fedobp_adaptive"),
     ("method=floco method.pers_epochs=5", "method.pers_epochs is now a key of method=floco_plus"),
-    ("method=ditto method.pers_epochs=5", "method.pers_epochs is not a key here; did you mean method.personal_epochs?"),
+    ("method=ditto method.pers_epochs=5", "cold_start, statistics; did you mean method.personal_epochs?"),
     ("method=xyz", f"method must be one of {', '.join(sorted(METHODS))}, got 'xyz'"),
     ("dataset=foo", "dataset must be one of ag_news, cifar10, cifar100, cifar10_c, cifar10_c_made, cinic10"),
     (
@@ -65,7 +72,10 @@ BAD = [
     ("model=foo", f"model must be one of {', '.join(sorted(MODELS))}, got 'foo'"),
     ("norm=foo", "norm must be one of global, layer, none, got 'foo'"),
     ("score=foo", "score must be one of fisher, fisher_batch, gradient, obp, obp_as_published, got 'foo'"),
-    ("quantile=foo", "quantile must be one of auto, figure6, paper, paper_cls, tuned, got 'foo'"),
+    (
+        "quantile=foo",
+        "quantile must be one of ablation, ablation_cls, as_published, auto, figure6, paper, tuned, got 'foo'",
+    ),
     ("engine=foo", "engine must be one of auto, batched, loop, got 'foo'"),
     ("logger=foo", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
     ("logger=[wandb,foo]", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
@@ -91,7 +101,7 @@ BAD = [
     ("lr=0.1", "lr is not a key here; did you mean local.lr?"),
     ("round=4", "round is not a key here; did you mean rounds?"),
     ("datset=mnist", "datset is not a key here; did you mean dataset?"),
-    ("method=fedper method.layer=2", "method.layer is not a key here; did you mean method.layers?"),
+    ("method=fedper method.layer=2", "layers, head_init, statistics; did you mean method.layers?"),
     ("hydra.run.dri=x", "hydra.run.dri is not a key here; did you mean hydra.run.dir?"),
     ("hydra/launcer=lockstep", "hydra/launcer is not a key here; did you mean hydra/launcher?"),
     ("launcher=lockstep", "launcher is not a key here; did you mean hydra/launcher?"),
@@ -355,6 +365,34 @@ SWEPT = [
     ("seed=1,2 hydra/launcher=lockstep hydra.launcher.jobs=0", "hydra.launcher.jobs must be 1 or more, got 0"),
     ("seed=1,2 hydra/launcher=lockstep rounds=0", "rounds must be 1 or more, got 0"),
 ]
+
+
+MISTAKES = {
+    "train method=ditto method.lamda=1": "did you mean method.lam?",
+    "train -m seed=1,2 method=fedavg,fedpre": "got 'fedpre'; did you mean fedrep?",
+    "train seed=1,2": "seed=1,2 is a sweep, which needs -m",
+    "train rounds=1 --bogus": "--bogus",
+    "tune method=fedper,dito trials=3": "got 'dito'; did you mean ditto?",
+}
+
+
+def test_a_plain_mistake_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+    """It takes a second or two: all these together take less."""
+    script = """
+import runpy, sys
+for line in sys.argv[1:]:
+    command, *sys.argv[1:] = line.split()
+    try:
+        runpy.run_module(f"fedpfl.{command}", run_name="__main__")
+    except SystemExit as end:
+        print(end.code, "torch" in sys.modules)
+"""
+    result = wait(start(*MISTAKES, cwd=tmp_path, script=script))
+    assert result.out.splitlines() == ["2 False"] * len(MISTAKES)
+    for line, says in zip(result.err.splitlines(), MISTAKES.values(), strict=True):
+        assert line.startswith("fedpfl: ")
+        assert says in line
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("overrides", "says"), sampled(SWEPT, 3))

@@ -23,7 +23,8 @@ from fedpfl import engine, export
 from fedpfl.config import overrides
 from fedpfl.methods import METHODS
 from fedpfl.record import rundir
-from fedpfl.runner import resume
+from fedpfl.runner import loop, resume
+from fedpfl.runner.faults import Diverged
 from tests.command import TINY, _drawn_once, call, older, play, rewrite_summary, state, summary, table
 from tests.conftest import ROOT, assert_same
 
@@ -279,8 +280,17 @@ def test_a_sweep_goes_on_and_has_a_row_for_each_run(tmp_path, monkeypatch):
 
 def test_a_sweep_says_which_runs_diverged_and_plays_the_others_where_one_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(rundir, "partition_picture", _drawn_once)
-    swept = {"local.lr": [0.01, 1e38], "method": ["fedper", "fedavg"]}
-    _, found = fedpfl.sweep(*MANY[:-1], **swept, directory=tmp_path, progress=False)
+    judge = loop.judge
+
+    def diverging(run, backend, state, *rest):
+        if (state.round, run.local.lr) == (2, 0.5):
+            raise Diverged("in the second round")
+        return judge(run, backend, state, *rest)
+
+    monkeypatch.setattr(loop, "judge", diverging)
+    swept = {"local.lr": [0.01, 0.5], "method": ["fedper", "fedavg"]}
+    runs, found = fedpfl.sweep(*MANY[:-1], **swept, directory=tmp_path, progress=False)
+    assert all(run.rounds["accuracy"].notna().any() for run in runs)
     assert found["status"].tolist() == ["finished", "finished", "diverged", "diverged"]
     assert found["accuracy"].notna().tolist() == [True, True, False, False]
     monkeypatch.setattr("fedpfl.methods.fedobp.importance", None)
