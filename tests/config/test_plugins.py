@@ -123,24 +123,29 @@ class Mine(FedAvg):
 METHODS = {"mine": Mine}
 """
 BESIDE = {
-    "lean.py": "import json, numpy\nhalf = lambda: 0.5",
+    "lean.py": "import json, pack.leaf, tool\nhalf = lambda: 0.5",
     "kit/tools.py": "from . import parts\nfrom .parts import whole",
     "kit/parts.py": "whole = 1.0",
     "late.py": "import lean",
+    "pack/__init__.py": "",
+    "pack/leaf.py": "",
     "other.py": "whole = 1.0",
+    "site-packages/tool.py": "",
 }
 
 
 @pytest.fixture
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A folder with a file and the modules that it imports, of a package without __init__ and in a hook too."""
-    (tmp_path / "kit").mkdir()
+    for name in ("kit", "pack", "site-packages"):
+        (tmp_path / name).mkdir()
     for name, text in ({"mine.py": LEAN} | BESIDE).items():
         (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     plugins.load([])
-    for name in ("lean", "kit", "kit.tools", "kit.parts", "late"):
+    for name in ("lean", "kit", "kit.tools", "kit.parts", "late", "pack", "pack.leaf", "tool"):
         sys.modules.pop(name, None)
 
 
@@ -154,7 +159,7 @@ def test_what_a_plugin_imports_from_its_folder_is_part_of_its_code(name: str, be
     first = code(beside / "mine.py")
     text = (beside / name).read_text()
     (beside / name).write_text(f"{text.replace('0.5', '0.75').replace('whole = 1.0', 'whole = 10.0')}\n")
-    assert (code(beside / "mine.py") != first) == (name != "other.py")
+    assert (code(beside / "mine.py") != first) == (name not in ("other.py", "site-packages/tool.py"))
     assert METHODS["mine"].mu == {"lean.py": 0.75, "kit/parts.py": 5.0}.get(name, 0.5)
     (beside / name).write_text(text)
     assert code(beside / "mine.py") == first
