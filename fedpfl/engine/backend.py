@@ -18,6 +18,7 @@ from fedpfl.engine.sgd import Local, Tuning
 from fedpfl.engine.state import State
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
+from fedpfl.ground.errors import reason
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
@@ -56,7 +57,8 @@ class Participation(NamedTuple):
     clients: in init's form. trained: whether a client has ever made a step.
     updated: which buffers of a role each client moved, where the method says so.
     loss, sample_loss: mean training loss per client over all its steps, and over all samples of these (0 without any).
-    held_out: mean cross-entropy of the trained model on held-out samples; sample_loss and it are 0 unless asked for.
+    held_out: mean cross-entropy of the trained model on held-out samples. It and sample_loss are 0 unless asked for,
+    and then nan without samples.
     """
 
     uploads: Tree
@@ -103,9 +105,23 @@ class EvalCall(NamedTuple):
     tuning: Tuning | None = None
     before: Tuning | None = None
 
+    @property
+    def draws(self) -> Draws:
+        """Return those of `before`."""
+        return self.before.draws if self.before else Draws(0, "adapt", self.state.round)
+
 
 Call = TrainCall | EvalCall
 Answer = Participation | dict[str, Counts] | Exception
+
+
+def contained(error: Exception | SystemExit) -> Exception:
+    """Return an error of a hook as one that fails its call and no more; `ranks.origin` undoes it."""
+    if isinstance(error, Exception):
+        return error
+    failed = RuntimeError(reason(error, kind=True))
+    failed.__cause__ = error
+    return failed
 
 
 @contextmanager
@@ -150,7 +166,11 @@ class Backend(ABC):
 
     @abstractmethod
     def run(self, calls: Sequence[Call]) -> list[Answer]:
-        """Answer calls, of one run or of several, side by side; what went wrong with one is its own answer."""
+        """Answer calls, of one run or of several, side by side; what went wrong with one is its own answer.
+
+        Where a method draws from the generators of the process, whose order is anybody's guess side by side, calls are
+        answered again and from then on one after another (`watched`).
+        """
 
     def participate(self, *about: Any, **more: Any) -> Participation:
         """Answer one TrainCall with these fields."""

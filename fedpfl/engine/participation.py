@@ -17,7 +17,6 @@ from torch import Tensor
 from fedpfl.engine.answers import asked
 from fedpfl.engine.backend import Counts, EvalCall, Participation, TrainCall
 from fedpfl.engine.jobs import End, EvalJob, Row, TrainJob
-from fedpfl.engine.keys import Draws
 from fedpfl.engine.program import each
 from fedpfl.engine.sgd import TrainPlan, fine_tuning, training
 from fedpfl.engine.shard import training_shard
@@ -173,12 +172,12 @@ def participation(
     client |= rows.one_by_one(after_training, client, buffers, end.params, kept=end.kept)
     params = rows.each(evaluated, client, end.params)
     after = yield EvalJob(method, places, params, buffers)
-    held_out = torch.zeros_like(after.loss)
+    sample_loss, held_out = end.sample_loss, torch.zeros_like(after.loss)
     if stopping:
         held = (yield EvalJob(method, places, params, buffers, "held_out")) if federation.validation else after
-        held_out = held.loss / held.total.clamp(min=1)
+        sample_loss, held_out = torch.where(end.stepped, sample_loss, torch.nan), held.loss / held.total
     uploads, kept, up = rows.each(finish, client, start, end.params)
-    told = (before, after, down, up, metrics, end.loss, end.sample_loss, held_out)
+    told = (before, after, down, up, metrics, end.loss, sample_loss, held_out)
     return Participation(uploads, kept, facts["trained"], buffers, updated, *told)
 
 
@@ -189,7 +188,7 @@ def evaluation(
     call = newly(call, net)
     method, federation, state, _, tuning, before = call
     server, places = state.server, [Row(federation, number) for number in rows.clients]
-    draws, batch_size = (before.draws, before.local.batch_size) if before else (Draws(0, "adapt", state.round), 32)
+    draws, batch_size = call.draws, before.local.batch_size if before else 32
 
     def before_evaluation(number: int, client: dict[str, Tree], buffers: dict[str, Tree]) -> dict[str, Tree]:
         shard = training_shard(federation, number, batch_size, draws)

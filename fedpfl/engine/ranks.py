@@ -168,9 +168,14 @@ def deal(loads: Sequence[float], ranks: int) -> list[int]:
     return owners
 
 
+def origin(error: BaseException) -> BaseException:
+    """Return what a hook raised where that became another error: StopIteration in a generator, SystemExit."""
+    return error.__cause__ if isinstance(error.__cause__, StopIteration | SystemExit) else error
+
+
 def frames(error: BaseException) -> list[tuple[str, str, int]]:
     """Return where an error has passed, outermost first: file, function, line. Also of one from another process."""
-    here = ((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__))
+    here = ((frame.f_code, line) for frame, line in traceback.walk_tb(origin(error).__traceback__))
     return getattr(error, "frames", None) or [(code.co_filename, code.co_qualname, line) for code, line in here]
 
 

@@ -21,7 +21,8 @@ class Stopping(Checked):
 
     Its last upload still counts. L_train is the mean over the samples of all epochs while training; L_test that of the
     trained model on held-out samples, in evaluation mode: the test split, as in the paper, unless the run holds samples
-    out (`validation`). The run ends when nobody is left. Each participation sends one bit more.
+    out (`validation`). Where a client has no samples for one of the two, the other one decides. The run ends when
+    nobody is left. Each participation sends one bit more.
     """
 
     early: bool = False
@@ -31,9 +32,14 @@ class Stopping(Checked):
 def after(stopping: Stopping, state: State, clients: Tensor, part: Participation) -> dict[str, Tensor]:
     """Return `State.stopping` after a turn of `clients`."""
     last, stopped = (state.stopping[name].clone() for name in ("last", "stopped"))
-    loss = stopping.lam * part.sample_loss + (1 - stopping.lam) * part.held_out
+    lam, train, held = stopping.lam, part.sample_loss, part.held_out
+    loss = lam * train + (1 - lam) * held
+    if lam > 0:
+        loss = torch.where(held.isnan(), train, loss)
+    if lam < 1:
+        loss = torch.where(train.isnan(), held, loss)
     stopped[clients] = loss > last[clients]
-    last[clients] = loss
+    last[clients] = torch.where(loss.isnan(), last[clients], loss)
     return {"last": last, "stopped": stopped}
 
 

@@ -116,7 +116,8 @@ class Progress:
         self.state = round.state
         if round.judged:
             self.last = dict(round.row)  # callbacks may change theirs
-            self.best = self.last if self.last["accuracy"] > self.best.get("accuracy", -1) else self.best
+            if (self.last["accuracy"] or 0.0) > self.best.get("accuracy", -1.0):
+                self.best = self.last
         if used != self.used:
             self.used = used
             self.directory.write_summary(engine=used)
