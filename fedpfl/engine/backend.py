@@ -18,7 +18,6 @@ from fedpfl.engine.sgd import Local, Tuning
 from fedpfl.engine.state import State
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.errors import reason
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
@@ -113,15 +112,6 @@ class EvalCall(NamedTuple):
 
 Call = TrainCall | EvalCall
 Answer = Participation | dict[str, Counts] | Exception
-
-
-def contained(error: Exception | SystemExit) -> Exception:
-    """Return an error of a hook as one that fails its call and no more; `ranks.origin` undoes it."""
-    if isinstance(error, Exception):
-        return error
-    failed = RuntimeError(reason(error, kind=True))
-    failed.__cause__ = error
-    return failed
 
 
 @contextmanager

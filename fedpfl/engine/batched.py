@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, contained
+from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic
 from fedpfl.engine.jobs import End, EvalJob, TrainJob, by_kind, concatenate, divide, join, part
 from fedpfl.engine.keys import seeded, watched
 from fedpfl.engine.participation import Many, evaluation, participation
 from fedpfl.engine.planning import passes
 from fedpfl.engine.program import CudaGraphs, Programs, each
 from fedpfl.ground import tree
+from fedpfl.ground.errors import contained
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch
 from fedpfl.models import Net

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedpfl.engine import Engine, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws, impure
-from fedpfl.engine.ranks import blamed, origin
+from fedpfl.engine.ranks import blamed
 from fedpfl.engine.shard import training_shard
 from fedpfl.engine.toy import (
     AGREE,
@@ -35,7 +35,7 @@ from fedpfl.engine.toy import (
     tiny,
 )
 from fedpfl.ground import tree
-from fedpfl.ground.errors import Broken, reason
+from fedpfl.ground.errors import Broken, origin, reason
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method
 

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpfl.ground.errors import contained
+
 Key = int | str
 
 _impure: list[tuple[Any, list[str]]] = []  # methods, and which generators of the process they have drawn from
@@ -108,9 +110,15 @@ def seeded(*key: Key) -> Iterator[Callable[[], list[str]]]:
 
 @contextmanager
 def watched(method: Any, *key: Key) -> Iterator[None]:
-    """Make what a method's hooks draw from the generators of the process a function of `key`, and remember it."""
+    """Make what a method's hooks draw from the generators of the process a function of `key`, and remember it.
+
+    Nor does SystemExit of theirs end the process.
+    """
     with seeded(*key) as drawn:
-        yield
+        try:
+            yield
+        except SystemExit as error:
+            raise contained(error) from error
         if (names := drawn()) and not impure(method):
             _impure.append((method, names))
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, contained, work
+from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, work
 from fedpfl.engine.jobs import End, EvalJob, TrainJob
 from fedpfl.engine.keys import Draws, seeded, watched
 from fedpfl.engine.participation import One, evaluation, participation
@@ -29,6 +29,7 @@ from fedpfl.engine.ranks import cores
 from fedpfl.engine.sgd import Local, at_rest, bits, complete, idle, movement, numbered, parked, steps, update_
 from fedpfl.engine.shard import gathered
 from fedpfl.ground import tree
+from fedpfl.ground.errors import contained
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Bound, Net

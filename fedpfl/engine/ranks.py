@@ -30,7 +30,7 @@ from torch.distributed.rendezvous import rendezvous
 from fedpfl.data import fingerprint
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, work
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.errors import FedpflError, origin, reason
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 
@@ -166,11 +166,6 @@ def deal(loads: Sequence[float], ranks: int) -> list[int]:
         dealt[owner] = (load + loads[place], clients + 1, owner)
         owners[place] = owner
     return owners
-
-
-def origin(error: BaseException) -> BaseException:
-    """Return what a hook raised where that became another error: StopIteration in a generator, SystemExit."""
-    return error.__cause__ if isinstance(error.__cause__, StopIteration | SystemExit) else error
 
 
 def frames(error: BaseException) -> list[tuple[str, str, int]]:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import engine
 from fedpfl.engine import ranks
-from fedpfl.ground.errors import Broken, FedpflError, reason
+from fedpfl.ground.errors import Broken, FedpflError, origin, reason
 from fedpfl.methods import METHODS
 
 NO_ROOM = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
@@ -93,6 +93,6 @@ def _in_method(error: BaseException, cfg: DictConfig, log: Path, started: float)
         return Broken(f"method={name}: {hook} {instead} ({place})")
     written = log.is_file() and log.stat().st_mtime >= started
     return Broken(
-        f"method={name}: {hook} raised {reason(ranks.origin(error), kind=True)} ({place}); "
+        f"method={name}: {hook} raised {reason(origin(error), kind=True)} ({place}); "
         f"{f'its traceback is in {log}' if written else 'HYDRA_FULL_ERROR=1 shows its traceback'}"
     )

@@ -116,7 +116,7 @@ class Progress:
         self.state = round.state
         if round.judged:
             self.last = dict(round.row)  # callbacks may change theirs
-            if (self.last["accuracy"] or 0.0) > self.best.get("accuracy", -1.0):
+            if (own := self.last["accuracy"]) is not None and own > self.best.get("accuracy", -1):
                 self.best = self.last
         if used != self.used:
             self.used = used
