@@ -236,9 +236,7 @@ def assert_close(a: Any, b: Any, atol: float = 1e-6, rtol: float = 1e-5) -> None
     a, b = flatten(a), flatten(b)
     assert a.keys() == b.keys(), set(a) ^ set(b)
     for path in a:
-        torch.testing.assert_close(
-            a[path], b[path], atol=atol, rtol=rtol, equal_nan=True, msg=lambda m, p=path: f"{p}: {m}"
-        )
+        torch.testing.assert_close(a[path], b[path], atol=atol, rtol=rtol, msg=lambda m, p=path: f"{p}: {m}")
 
 
 @pytest.fixture(scope="session")

@@ -56,8 +56,7 @@ class Participation(NamedTuple):
     clients: in init's form. trained: whether a client has ever made a step.
     updated: which buffers of a role each client moved, where the method says so.
     loss, sample_loss: mean training loss per client over all its steps, and over all samples of these (0 without any).
-    held_out: mean cross-entropy of the trained model on held-out samples. It and sample_loss are 0 unless asked for,
-    and then nan without samples.
+    held_out: mean cross-entropy of the trained model on held-out samples; sample_loss and it are 0 unless asked for.
     """
 
     uploads: Tree

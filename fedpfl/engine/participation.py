@@ -172,12 +172,12 @@ def participation(
     client |= rows.one_by_one(after_training, client, buffers, end.params, kept=end.kept)
     params = rows.each(evaluated, client, end.params)
     after = yield EvalJob(method, places, params, buffers)
-    sample_loss, held_out = end.sample_loss, torch.zeros_like(after.loss)
+    held_out = torch.zeros_like(after.loss)
     if stopping:
         held = (yield EvalJob(method, places, params, buffers, "held_out")) if federation.validation else after
-        sample_loss, held_out = torch.where(end.stepped, sample_loss, torch.nan), held.loss / held.total
+        held_out = held.loss / held.total.clamp(min=1)
     uploads, kept, up = rows.each(finish, client, start, end.params)
-    told = (before, after, down, up, metrics, end.loss, sample_loss, held_out)
+    told = (before, after, down, up, metrics, end.loss, end.sample_loss, held_out)
     return Participation(uploads, kept, facts["trained"], buffers, updated, *told)
 
 

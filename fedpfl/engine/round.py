@@ -97,7 +97,7 @@ def play(
         }
         state = replace(state, server_buffers=shared)
         if stopping:
-            state = replace(state, stopping=early.after(stopping, state, torch.tensor(clients, device=device), part))
+            state = replace(state, stopping=early.after(stopping, state, federation, clients, part))
         parts.append({**part._asdict(), "finite": _finite(part)})
         order += clients
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Participation
 from fedpfl.engine.keys import generator
 from fedpfl.engine.state import State
@@ -21,7 +22,7 @@ class Stopping(Checked):
 
     Its last upload still counts. L_train is the mean over the samples of all epochs while training; L_test that of the
     trained model on held-out samples, in evaluation mode: the test split, as in the paper, unless the run holds samples
-    out (`validation`). Where a client has no samples for one of the two, the other one decides. The run ends when
+    out (`validation`). A client without such samples has L_train alone. The run ends when
     nobody is left. Each participation sends one bit more.
     """
 
@@ -29,17 +30,17 @@ class Stopping(Checked):
     lam: Annotated[float, Between(0, 1)] = 0.7
 
 
-def after(stopping: Stopping, state: State, clients: Tensor, part: Participation) -> dict[str, Tensor]:
+def after(
+    stopping: Stopping, state: State, federation: Federation, clients: list[int], part: Participation
+) -> dict[str, Tensor]:
     """Return `State.stopping` after a turn of `clients`."""
     last, stopped = (state.stopping[name].clone() for name in ("last", "stopped"))
-    lam, train, held = stopping.lam, part.sample_loss, part.held_out
-    loss = lam * train + (1 - lam) * held
-    if lam > 0:
-        loss = torch.where(held.isnan(), train, loss)
-    if lam < 1:
-        loss = torch.where(train.isnan(), held, loss)
+    loss = stopping.lam * part.sample_loss + (1 - stopping.lam) * part.held_out
+    if stopping.lam:
+        judged = torch.tensor([len(federation.held_out[client]) > 0 for client in clients], device=loss.device)
+        loss = torch.where(judged, loss, part.sample_loss)
     stopped[clients] = loss > last[clients]
-    last[clients] = torch.where(loss.isnan(), last[clients], loss)
+    last[clients] = loss
     return {"last": last, "stopped": stopped}
 
 
