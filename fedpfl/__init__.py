@@ -6,19 +6,21 @@ from fedpfl.ground.errors import FedpflError
 
 if TYPE_CHECKING:
     from fedpfl.record.callbacks import Callback
-    from fedpfl.runner.library import Round, Trained, load, rounds, run
+    from fedpfl.runner.library import Round, Trained, load, rounds, run, sweep
 
-__all__ = ["Callback", "FedpflError", "Round", "Trained", "load", "rounds", "run"]
+__all__ = ["Callback", "FedpflError", "Round", "Trained", "load", "rounds", "run", "sweep"]
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    """Import the library when it is first asked for: it loads torch, which takes seconds."""
-    if name in __all__:
-        from fedpfl.runner import library
+if not TYPE_CHECKING:  # for which there would be no unknown name
 
-        return getattr(library, name)
-    raise AttributeError(f"module 'fedpfl' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Import the library when it is first asked for: it loads torch, which takes seconds."""
+        if name in __all__:
+            from fedpfl.runner import library
+
+            return getattr(library, name)
+        raise AttributeError(f"module 'fedpfl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -29,7 +29,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fedpfl.data import fingerprint
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, work
-from fedpfl.ground import tree
+from fedpfl.ground import interrupts, tree
 from fedpfl.ground.errors import FedpflError, origin, reason
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
@@ -77,7 +77,7 @@ def join() -> None:
     torch.set_num_threads(cores())  # torchrun has set it to 1; on a CPU the loop backend will, too
     if rank:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupts.playing)
 
 
 def part() -> None:

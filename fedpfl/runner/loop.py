@@ -6,7 +6,7 @@ This is all that a run does. Whoever takes a round writes, shows, saves and judg
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -58,8 +58,13 @@ class Round(Models):
         return self.state
 
 
-def rounds(run: Run, backend: engine.Backend, state: engine.State) -> Iterator[Round]:
-    """Yield the rounds that follow on `state`, which is used up. Raises Diverged."""
+def rounds(
+    run: Run, backend: engine.Backend, state: engine.State, evaluating: Callable[[int], None] = lambda round: None
+) -> Iterator[Round]:
+    """Yield the rounds that follow on `state`, which is used up. Raises Diverged.
+
+    evaluating: told before all clients are evaluated, after which round.
+    """
     settings, federation = run.settings, run.federation
     cohorts = engine.cohorts(settings.seed, federation.clients, settings.participation, settings.rounds)
     planned = islice(cohorts, state.round, None)
@@ -78,6 +83,7 @@ def rounds(run: Run, backend: engine.Backend, state: engine.State) -> Iterator[R
         # ---- judge
         judged, last = Judged({}, {}, []), not cohort
         if state.round % run.eval.every == 0 or last:
+            evaluating(state.round)
             began = time.monotonic()
             judged = judge(run, backend, state, not outcome.sent.values_down, last)
             row |= {**judged.row, "eval_seconds": time.monotonic() - began}

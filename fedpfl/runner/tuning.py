@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import pandas as pd
 import yaml
 
 from fedpfl.config import overrides
-from fedpfl.config.schema import GROUPS
+from fedpfl.config.choices import GROUPS
+from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.terminal import tell
 from fedpfl.report import load
 from fedpfl.report.names import METHODS
 from fedpfl.report.table import Column, Table, over_seeds
@@ -123,7 +124,8 @@ def _tuned(asked: Order, method: str, words: Sequence[str], play: Callable[..., 
     fixed = [f"method={method}", *fixed, *found.words]
     first = int(overrides.composed_once(fixed).seed) + 1
     seeds = [first + number for number in range(asked.seeds)]
-    final = [*fixed, f"seed={','.join(map(str, seeds))}"]
+    final = [*fixed, f"seed=choice({','.join(map(str, seeds))})", "hydra.sweeper.table=false"]
+    tell(f"method={method}: {asked.seeds} fresh seeds of {' '.join(found.words)}")
     play(["-m", *_below(asked.folder / "final")], final, bears=STATUS[Diverged])
     record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
     return record | {"validation": found.value} | _tested(asked.folder / "final", fixed, seeds)
@@ -155,6 +157,7 @@ def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str,
 
 def draw(found: trials.Found, folder: Path, method: str) -> None:
     """Draw how the search went and what mattered, into `<method>_history.png` and `<method>_importance.png`."""
+    mpl = drawing.matplotlib()
     mpl.use("agg")
     import optuna
     from matplotlib import pyplot as plt
@@ -167,9 +170,10 @@ def draw(found: trials.Found, folder: Path, method: str) -> None:
     if len({trial.value for trial in whole}) > 1:
         drawn["importance"] = lambda: figures.plot_param_importances(found.study)
     for name, make in drawn.items():
-        with warnings.catch_warnings():
+        # Optuna chooses a style for the whole process.
+        with mpl.rc_context(), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             make()
-        plt.tight_layout()
-        plt.savefig(folder / f"{method}_{name}.png", dpi=150)
-        plt.close("all")
+            plt.tight_layout()
+            plt.savefig(folder / f"{method}_{name}.png", dpi=150)
+            plt.close("all")

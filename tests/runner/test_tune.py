@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -166,12 +167,13 @@ def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
     """What stands in another column is not even read."""
     text = "round,accuracy,val_accuracy,unseen_accuracy\n1,poison,50.5,poison\n2,poison,,poison\n3,poison,49,\n"
     (tmp_path / "rounds.csv").write_text(text)
-    assert trials.ended(tmp_path, False) == trials.Ended(50.5, 3, str(tmp_path))
-    assert trials.ended(tmp_path, True).value is None
+    assert trials.ended(tmp_path) == trials.Ended(50.5, 3, str(tmp_path))
+    lost = trials.ended(tmp_path, "given up")
+    assert (lost.value, lost.lost) == (None, "given up")
     for text in ("round,accuracy\n1,90\n", "round,accuracy,val_accuracy\n1,90,nan\n"):
         (tmp_path / "rounds.csv").write_text(text)
         with pytest.raises(FedpflError, match=r"set validation=0\.1"):
-            trials.ended(tmp_path, False)
+            trials.ended(tmp_path)
 
 
 def test_what_is_below_the_median_of_those_that_ended_is_given_up(tmp_path):
@@ -235,7 +237,7 @@ def run(folder, *words):
 
 
 def test_values_are_chosen_without_a_look_at_test_samples(worlds):
-    tables = []
+    tables, style = [], mpl.rcParams["axes.facecolor"]
     for name in ("right", "wrong"):
         code, text = tuned(
             worlds, name, "method=fedprox,local_only", "trials=3", "seeds=2", "validation=0.2", "unseen=0.2"
@@ -244,6 +246,7 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
         tables.append(pd.read_csv(worlds / name / "tuned" / "tuned.csv"))
         for method in ("fedprox", "local_only"):
             assert (worlds / name / "tuned" / f"{method}_history.png").stat().st_size
+        assert mpl.rcParams["axes.facecolor"] == style, "later figures of this process would look otherwise"
         assert "Tuned on equal terms" in text
         assert len(list((worlds / name / "tuned" / "final").rglob("rounds.csv"))) == 4
     chosen = ["method", "chosen", "finished", "given up", "rounds", "validation", "seeds"]

@@ -13,6 +13,7 @@ from fedpfl.data.partition.common import Fraction, Index, Partition, split
 from fedpfl.ground.errors import FedpflError, reason
 
 SPLITS = ("train", "test", "validation")
+AMBIGUOUS = {*SPLITS, "val", "valid", "training", "testing"}  # a client's splits, or clients of such names
 Owned = list[Index] | dict[str, list[Index]]
 """Indices per client, of all its samples or by split."""
 
@@ -81,6 +82,8 @@ def _json(path: Path) -> Owned:
     held = json.loads(path.read_bytes())
     held = held.get("data_indices", held) if isinstance(held, dict) else held
     if isinstance(held, dict):
+        if AMBIGUOUS & {key.lower() for key in held}:
+            raise ValueError("train, test and val are of a client, but stand where clients do; give a list of clients")
         numbers = all(key.isdecimal() for key in held)
         held = [held[key] for key in (sorted(held, key=int) if numbers else held)]
     if not isinstance(held, list) or not held:
