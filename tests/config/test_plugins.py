@@ -1,11 +1,13 @@
 """Plugins: a user's file adds methods, models, data sets and partitions, and nothing else changes."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 import fedpfl
+from fedpfl import export
 from fedpfl.config import plugins
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
@@ -50,6 +52,24 @@ def test_from_python_the_personal_model_is_that_of_the_file(folder: Path, monkey
     for name, value in run.personal(0).items():
         assert value.equal(0.5 * outer[name] + 0.5 * own[name][0])
     assert "halfway" in fedpfl.load("run").config["method"]["name"]
+
+
+def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    """To look at a run's models is not to run the code that its config.yaml names."""
+    assert call(*ALL, *SMALL, cwd=folder).code == 0
+    plugins.load([])
+    (folder / "mine.py").write_text("raise SystemExit('ran')")
+    run = fedpfl.load(folder / "run")
+    assert len(run.rounds) == 2
+    line = f"is of a run with plugins, .* give plugins=.{folder / 'mine.py'}., or where"
+    with pytest.raises(FedpflError, match=line):
+        run.personal(0)
+    assert export.main([str(folder / "run"), str(folder / "out")]) == 2
+    assert re.search(line, capsys.readouterr().err)
+    (folder / "here").mkdir()
+    (folder / "here/mine.py").write_text(MINE)
+    assert fedpfl.load(folder / "run", plugins=[folder / "here/mine.py"]).personal(0)
+    assert export.main([str(folder / "run"), str(folder / "out"), f"plugins=[{folder / 'here.py'}]"]) == 0
 
 
 def test_a_sweep_takes_plugins_methods_and_others(folder: Path) -> None:

@@ -19,7 +19,7 @@ import yaml
 from fedpfl.report.__main__ import main
 from tests.command import call
 from tests.conftest import ROOT
-from tests.report.test_report import config, write_run
+from tests.report.test_report import amend, config, write_run
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x00\nmean‮|$x_1^{$ <b>&"
 
@@ -34,12 +34,6 @@ def shown(capsys: pytest.CaptureFixture, *words: str | Path, code: int = 0) -> t
 
 def table(capsys: pytest.CaptureFixture, root: Path, *options: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(shown(capsys, "tables", root, "--format", "csv", *options)[0])))
-
-
-def amend(folder: Path, **fields: Any) -> Path:
-    path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    return folder
 
 
 def edit(folder: Path, name: str, change: Any) -> None:
