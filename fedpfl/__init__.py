@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 if find_spec("hydra") is None:  # the first command in a clone, given to another Python than its environment's
     raise ModuleNotFoundError(
-        f"{sys.executable} has not the packages that fedpfl needs; in a clone give `make setup`, then use .venv/bin/python",
+        f"{sys.executable} lacks packages that fedpfl needs; in a clone give `make setup`, then use .venv/bin/python",
         name=__name__,  # by which `python -m` makes one line of it
     )
 
