@@ -45,12 +45,12 @@ def regular(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raise FedpflError for an OSError within: why `path` cannot be written."""
+def writing(path: Path, option: str = "hydra.run.dir=...") -> Iterator[None]:
+    """Raise FedpflError for an OSError within: why `path` cannot be written. option: by which to choose another."""
     try:
         yield
     except OSError as error:
-        mend = "make room or set its permissions, or choose another with hydra.run.dir=..."
+        mend = f"make room or set its permissions, or choose another with {option}"
         raise FedpflError(f"cannot write {path}: {reason(error)}; {mend}") from None
 
 
@@ -76,6 +76,18 @@ def whole(path: Path, aside: Path | None = None, guard: Callable[[], None] = lam
             guard()
             aside.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def output(path: Path) -> Iterator[Path]:
+    """Yield the name of a `whole` file that a command was asked for, whose folder is made.
+
+    Raises FedpflError where the file system refuses.
+    """
+    with writing(path, "--out"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole(path) as aside:
+            yield aside
 
 
 @contextlib.contextmanager

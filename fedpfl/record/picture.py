@@ -7,6 +7,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from fedpfl.ground import drawing
+
 
 def partition_picture(label_counts: Any, path: str | Path | BinaryIO, title: str) -> None:
     """Draw clients x classes as a heat map below each client's sample count; darker is more, also in grey.
@@ -14,6 +16,7 @@ def partition_picture(label_counts: Any, path: str | Path | BinaryIO, title: str
     label_counts: samples `[clients, classes]`. path: a file, its ending gives the format (png, pdf, svg), or an open
     binary file for png.
     """
+    drawing.matplotlib()
     # pyplot would keep the figure, and choose a backend for the whole process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import ListedColormap, LogNorm

@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.files import output
 from fedpfl.ground.terminal import Parser, tell
 from fedpfl.papers.curves import curve_table, curves
+from fedpfl.papers.fedobp.tables import beside
 from fedpfl.papers.layout import Selection
 from fedpfl.papers.registry import full
-from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, beside, device, show
+from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, device, show
 from fedpfl.report import cleaning, listing
 from fedpfl.report.compare import LEAST, compare, sides
 from fedpfl.report.fairness import fairness_table
@@ -53,10 +55,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen.where = [word for word in chosen.words if is_filter(word)]
         chosen.words = [word for word in chosen.words if not is_filter(word)]
         chosen.roots = [*map(Path, chosen.words)] or [Path("outputs")]
-        return act(chosen) or 0
+        status = act(chosen) or 0
+        sys.stdout.flush()
+        return status
     except FedpflError as error:
         tell(error)
-        return 2
+    except BrokenPipeError:
+        _mute()  # `| head` has seen enough
+        return 0
+    except OSError as error:
+        _mute()
+        tell(f"{error.filename or 'cannot write standard output'}: {reason(error)}")
+    return 2
+
+
+def _mute() -> None:
+    """Let nothing be written to standard output any more, at exit neither."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show(options: Namespace, only: str = "") -> None:
@@ -136,11 +151,7 @@ def _list(options: Namespace) -> None:
         text = json.dumps([entry.record for entry in listed], indent=2) + "\n"
     else:
         text = _text(listing.table(listed), options.format)
-    try:
-        print(text, end="", flush=True)
-    except BrokenPipeError:
-        # `ls | head` has seen enough; nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(text, end="")
 
 
 def _compare(options: Namespace) -> None:
@@ -188,10 +199,10 @@ def _write(name: str, table: Table, options: Namespace) -> None:
         print(_text(table, options.format), end="")
     if not options.out:
         return
-    options.out.mkdir(parents=True, exist_ok=True)
     for form in [options.format] if options.format else [form for form in FORMATS if form != "terminal"]:
         target = options.out / f"{name.replace('/', '_')}{FORMATS[form]}"
-        target.write_text(render(table, form), encoding="utf-8")
+        with output(target) as file:
+            file.write_text(render(table, form), encoding="utf-8")
         _wrote([target])
 
 

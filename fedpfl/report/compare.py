@@ -91,7 +91,7 @@ def paired_test(pairs: Sequence[float], test: str) -> float:
     and for `t` where all are the same, which leaves no spread to judge by.
     """
     if test == "wilcoxon":
-        pairs = [pair for pair in pairs if pair]
+        pairs = changes(pairs)
     if len(pairs) < LEAST[test]:
         return math.nan
     from scipy import stats  # slow to load
@@ -102,6 +102,11 @@ def paired_test(pairs: Sequence[float], test: str) -> float:
     if over_seeds(pairs)[1] <= 1e-12 * max(map(abs, pairs)):
         return math.nan
     return float(stats.ttest_1samp(pairs, 0.0).pvalue)
+
+
+def changes(pairs: Iterable[float]) -> list[float]:
+    """Return the differences that are more than rounding, which would make 0 of none and equal ones unequal."""
+    return [change for pair in pairs if (change := round(pair, 9))]
 
 
 def sides(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, Group]:
@@ -356,10 +361,10 @@ def _about_seeds(a: Group, b: Group, test: str, final: Iterable[Measure]) -> lis
         why = f"from {LEAST[test]} pairs on one is made"
         if test == "wilcoxon":
             why = f"with {both} its p cannot fall below {2 / 2**both:.3g}, from {LEAST[test]} on it can fall below 0.05"
-        told.append(f"{both} pairs of seeds are too few for {_TOLD[test]}: {why}.")
+        told.append(f"{both} pairs of seeds are too few for {_TOLD[test].rstrip(',')}: {why}.")
     elif test:
         told.append(f"p: {_TOLD[test]} of the {both} pairs of seeds, two-sided, not corrected for the number of rows.")
-        if test == "wilcoxon" and any(one.tested and sum(map(bool, one.pairs)) < LEAST[test] for one in final):
+        if test == "wilcoxon" and any(one.tested and len(changes(one.pairs)) < LEAST[test] for one in final):
             told.append("Where fewer than 6 pairs differ at all, there is no p.")
     return told
 

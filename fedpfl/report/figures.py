@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
-from fedpfl.ground.files import whole
+from fedpfl.ground import drawing
+from fedpfl.ground.files import output
 from fedpfl.record.columns import METRICS
 from fedpfl.report.compare import labelled
 from fedpfl.report.grouping import Group, by, groups
@@ -150,7 +151,7 @@ def panels(
 
     path: with a suffix or, for PNG and PDF, without. note: what thin lines are. size: of a panel in inches.
     """
-    from matplotlib import rc_context
+    rc_context = drawing.matplotlib().rc_context
     from matplotlib.figure import Figure  # rather than pyplot: no window system, no global state
 
     across = min(3, len(shown))
@@ -186,12 +187,11 @@ def _legend(figure: Figure, axes: Iterable[Axes], note: str) -> None:
 
 
 def _save(figure: Figure, path: Path) -> list[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
     one = path.suffix in SUFFIXES
     written = [path] if one else [path.with_name(path.name + suffix) for suffix in SUFFIXES]
     for target in written:
         # No date inside, so that equal runs give equal files.
         metadata = {"CreationDate": None} if target.suffix == ".pdf" else None
-        with whole(target) as file:
+        with output(target) as file:
             figure.savefig(file, metadata=metadata)
     return written

@@ -20,7 +20,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from fedpfl.ground.files import whole
+from fedpfl.ground.files import output
 from fedpfl.report.fairness import as_table, compared
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.load import chosen, directories, nothing_below, runs, to_stderr
@@ -81,7 +81,6 @@ def write(
     kept = set(chosen([run for experiment in listed for run in experiment.runs], where))
     if not kept:
         raise nothing_below(roots)
-    out.mkdir(parents=True, exist_ok=True)
     pages, records = dict[str, str](), []
     for experiment in listed:
         notes: list[str] = []
@@ -93,10 +92,10 @@ def write(
     if len(listed) > 1:
         pages["index"] = _index(records, select, [line for one in listed for line in one.skipped])
     script = resources.files("plotly").joinpath("package_data", "plotly.min.js")
-    with whole(out / plotly_name()) as file:
+    with output(out / plotly_name()) as file:
         file.write_bytes(script.read_bytes())
     for name, text in pages.items():
-        with whole(out / f"{name}.html") as file:
+        with output(out / f"{name}.html") as file:
             file.write_text(text, encoding="utf-8")
     return [out / f"{name}.html" for name in pages]
 

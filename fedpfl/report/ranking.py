@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, many
 from fedpfl.record.columns import METRICS
 from fedpfl.report import figures
-from fedpfl.report.compare import LEAST, paired_test
+from fedpfl.report.compare import LEAST, changes, paired_test
 from fedpfl.report.fairness import BASELINES, judged_as
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.run import Run
@@ -33,9 +33,9 @@ class Ranks(NamedTuple):
     """Methods over blocks, the best average rank first.
 
     accuracy, places: `[blocks, methods]`, in percent, and ranks from 1, ties sharing their mean. statistic, p:
-    Friedman's, nan where all ranks are equal. pairs: a row per two methods: `a`, `b`, the number of blocks in which
-    each is better (`a_better`, `b_better`), `p` of Wilcoxon's signed-rank test, nan where fewer than six blocks differ,
-    and `p_holm`.
+    Friedman's, corrected for ties, nan where all ranks are equal. pairs: a row per two methods: `a`, `b`, the number of
+    blocks in which each is better (`a_better`, `b_better`), `p` of Wilcoxon's signed-rank test, nan where fewer than
+    six blocks differ, and `p_holm`.
     """
 
     accuracy: pd.DataFrame
@@ -54,7 +54,7 @@ def ranked(accuracy: pd.DataFrame) -> Ranks:
     if methods < 3 or blocks < 2:
         raise FedpflError(
             f"ranks need at least three methods that all have runs in the same two or more blocks (data set and "
-            f"partition); these are {methods} methods in {blocks} blocks"
+            f"partition); these are {many(methods, 'method')} in {many(blocks, 'block')}"
         )
     from scipy import stats  # slow to load
 
@@ -67,8 +67,9 @@ def ranked(accuracy: pd.DataFrame) -> Ranks:
         statistic, p = map(float, stats.friedmanchisquare(*(places[name] for name in places)))
     rows = []
     for a, b in itertools.combinations(order, 2):
-        apart = accuracy[a] - accuracy[b]
-        rows.append((a, b, int((apart > 0).sum()), int((apart < 0).sum()), paired_test([*apart], "wilcoxon")))
+        apart = changes(accuracy[a] - accuracy[b])
+        better = sum(change > 0 for change in apart)
+        rows.append((a, b, better, len(apart) - better, paired_test(apart, "wilcoxon")))
     pairs = pd.DataFrame(rows, columns=["a", "b", "a_better", "b_better", "p"])
     return Ranks(accuracy, places, statistic, p, pairs.assign(p_holm=holm([*pairs["p"]])))
 
@@ -127,8 +128,8 @@ def rank_tables(
         caption += "All ranks are equal: there is nothing to test."
     else:
         caption += (
-            f"Friedman's test: chi-square {result.statistic:.2f} with {len(kept.columns) - 1} degrees of freedom, "
-            f"p {number('p', result.p)}."
+            f"Friedman's test, corrected for ties: chi-square {result.statistic:.2f} with {len(kept.columns) - 1} "
+            f"degrees of freedom, p {number('p', result.p)}."
         )
     return [_blocks(result, caption), _pairs(result, tuple(notes))], result
 

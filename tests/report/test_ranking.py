@@ -74,12 +74,12 @@ def test_ranks_agree_with_a_loop(table: list[list[int]]) -> None:
 
 
 def exact_p(changes: list[float]) -> float:
-    """Wilcoxon's two-sided p by all signs; no ties."""
-    order = sorted(map(abs, changes))
-    own = sum(order.index(abs(one)) + 1 for one in changes if one > 0)
+    """Wilcoxon's two-sided p by all signs; ties share their mean rank."""
+    ranks = plain_ranks([-abs(one) for one in changes])
+    own = sum(rank for rank, one in zip(ranks, changes, strict=True) if one > 0)
     sums = [
-        sum(place + 1 for place, sign in enumerate(signs) if sign)
-        for signs in itertools.product((0, 1), repeat=len(order))
+        sum(rank for rank, sign in zip(ranks, signs, strict=True) if sign)
+        for signs in itertools.product((0, 1), repeat=len(ranks))
     ]
     tail = min(sum(total <= own for total in sums), sum(total >= own for total in sums))
     return min(1.0, 2 * tail / len(sums))
@@ -99,6 +99,17 @@ def test_pairs_by_all_signs() -> None:
     assert math.isnan(told[frozenset("bc")].p), "they differ in two blocks only"
     assert told[frozenset("ac")].p_holm == pytest.approx(3 * 2 / 2**7)
     assert told[frozenset("ab")].p_holm == pytest.approx(2 * exact_p(gains["b"]))
+
+
+def test_equal_differences_are_equal_ranks_whatever_rounding_makes_of_them() -> None:
+    base = [65.8, 62.6, 63.3, 62.4, 61.6, 61.8, 64.4, 61.3, 60.8]
+    gains = [3, 0, -2, -1, 3, -3, -2, -3, 1]  # in tenths: 62.6 - 62.3 and 61.6 - 61.3 are not one number
+    frame = pd.DataFrame({"a": base, "b": [x + y / 10 for x, y in zip(base, gains, strict=True)], "c": base})
+    told = {frozenset((row.a, row.b)): row for row in ranked(frame).pairs.itertuples()}
+    pair = told[frozenset("ab")]
+    assert (pair.a_better, pair.b_better) in ((3, 5), (5, 3))
+    assert pair.p == pytest.approx(exact_p([y for y in gains if y]))
+    assert (told[frozenset("ac")].a_better, told[frozenset("ac")].b_better) == (0, 0)
 
 
 def test_holm_by_hand() -> None:
@@ -186,7 +197,7 @@ def test_too_little_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
     sweep(tmp_path / "one", {"fedavg": [50, 50], "fedper": [60, None], "fedrep": [60, None]})
     for name, told in (
         ("two", "2 methods in 2 blocks"),
-        ("one", "3 methods in 1 blocks. Left out, as runs are missing"),
+        ("one", "3 methods in 1 block. Left out, as runs are missing"),
     ):
         assert main(["ranks", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
         out, err = capsys.readouterr()
@@ -206,7 +217,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     lines = [line.split() for line in out.splitlines()]
     assert ["average", "rank", "1.00", "2.00", "3.00", "4.00"] in lines
     # chi-square 12 * 7 / (4 * 5) * (2.25 + 0.25 + 0.25 + 2.25)
-    assert "Friedman's test: chi-square 21.00 with 3 degrees of freedom, p <0.001." in out
+    assert "Friedman's test, corrected for ties: chi-square 21.00 with 3 degrees of freedom, p <0.001." in out
     assert ["FedOBP", "FedPer", "7", "0", "0.016", "0.094"] in lines  # 6 pairs, all at 2 / 2^7
     assert "With 7 blocks and 6 pairs of methods no p corrected by Holm can fall below 0.0938" in out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"ranks.png", "ranks.pdf"}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -17,6 +19,8 @@ import pytest
 import yaml
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import identity
+from fedpfl.record import digests
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import read
@@ -47,6 +51,19 @@ def config(**changes: Any) -> dict[str, Any]:
     return values
 
 
+def name_of(values: dict[str, Any]) -> str:
+    """What a run of this configuration calls itself."""
+    return f"{identity(values)}-seed{values['seed']}"
+
+
+def amend(folder: Path, **fields: Any) -> Path:
+    """Change a summary as if the run had written it."""
+    path = folder / "summary.json"
+    told = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps(told | {"digest": digests.of_summary(told)}))
+    return folder
+
+
 def write_run(
     folder: Path, accuracy: dict[int, float] | None = None, status: str = "finished", reached: int = 4, **changes: Any
 ) -> Path:
@@ -56,7 +73,7 @@ def write_run(
     values = config(**changes)
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
     (folder / "summary.json").write_text(
-        json.dumps({"identity": f"0123456789-seed{values['seed']}", "status": status, "cohort": 10, "parameters": 1000})
+        json.dumps({"identity": name_of(values), "status": status, "cohort": 10, "parameters": 1000})
     )
     rows = []
     for number in range(1, reached + 1):
@@ -414,6 +431,46 @@ def test_no_runs_is_one_line_and_exit_code_2(
         assert shown.out == ""
         assert shown.err.startswith(f"fedpfl: {message}")
         assert shown.err.count("\n") == 1
+
+
+def test_what_cannot_be_printed_is_one_line(root: Path, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from fedpfl.report.__main__ import main; root = sys.argv[1]\n"
+        "for words in (['tables'], ['ls'], ['ls', '--format', 'json'], ['paper', 'fedobp/table4'], ['figures']):\n"
+        "    os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
+        "    print(main([*words, root]), file=sys.stderr)\n"
+    )
+    env = os.environ | {"MPLBACKEND": "nope"}
+    shown = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, check=True, env=env)
+    full = ["fedpfl: cannot write standard output: No space left on device", "2"]
+    nope = ["fedpfl: MPLBACKEND=nope: matplotlib has no such backend; unset it, or set it to agg", "2"]
+    assert shown.stderr.splitlines() == full * 4 + nope
+
+
+def test_who_has_read_enough_is_told_nothing(root: Path) -> None:
+    command = f"{sys.executable} -m fedpfl.report tables {root} | true; exit ${{PIPESTATUS[0]}}"
+    shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (shown.returncode, shown.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [["tables"], ["figures"], ["html"], ["ranks"]])
+def test_what_cannot_be_written_is_one_line_and_nothing_is_half_written(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for method, dataset in itertools.product(("fedavg", "fedper", "fedrep"), ("fmnist", "digits")):
+        write_run(tmp_path / "runs" / method / dataset, method={"name": method}, dataset={"name": dataset})
+    (tmp_path / "file").touch()
+    for out, limit in (("file/below", resource.RLIM_INFINITY), ("out", 100)):  # a disk is as full for 100 bytes
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            assert main([*words, str(tmp_path / "runs"), "--out", str(tmp_path / out)]) == 2
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"fedpfl: cannot write {tmp_path / out}/")
+        assert line.endswith("or choose another with --out")
+    assert not [*(tmp_path / "out").iterdir()]
 
 
 def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
