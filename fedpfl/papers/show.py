@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedpfl.papers.costs import OURS, Device
@@ -46,7 +47,7 @@ def show(
             yield name, FIGURES[name].draw(name, gathered, out, judging)
         elif isinstance(table, Listing):
             members = [run for group in table.choose(gathered) for run in group.runs]
-            yield name, accuracy_table(members, judging.select, judging.every, beside=beside)
+            yield name, accuracy_table(members, judging.select, judging.every, partial(beside, everywhere=True))
         else:
             yield name, fill(name, gathered, rule, datasets, test, device)
 
