@@ -1,26 +1,23 @@
 """Train: `python -m fedpfl.train method=fedobp dataset=cifar100`; `-m` sweeps. conf/train.yaml lists every key.
 
 Exit status: 0 finished (or finished before), 1 a method's own code failed, 2 something in the command, the data or the
-files to mend, 3 diverged, 130 interrupted.
+files to mend, 3 diverged, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+from fedpfl.ground import interrupts
 
-    def _interrupted(*_: object) -> None:
-        """End before `main`: a second or two of imports, nothing is open."""
-        if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
-            print("fedpfl: interrupted before anything was done", file=sys.stderr, flush=True)
-        os._exit(130)
+if __name__ == "__main__":
+    interrupts.answer(interrupts.importing)
+    from fedpfl.config import early
 
-    signal.signal(signal.SIGINT, _interrupted)
+    early.refuse(sys.argv[1:])
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -33,13 +30,14 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import help_page, overrides, plugins, tidy
+from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import one_line
 from fedpfl.config.overrides import CONF
 from fedpfl.config.plan import register
-from fedpfl.config.schema import GROUPS
 from fedpfl.engine import ranks
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell
+from fedpfl.record import console
 from fedpfl.runner import session, trials
 from fedpfl.runner.faults import STATUS, GivenUp, mended
 
@@ -65,7 +63,8 @@ def job(cfg: DictConfig) -> str | None:
         if alone:
             _give_up(fault)
         # In a sweep the others go on, and Hydra raises the first failure again after the last job.
-        _tell(f"job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {fault}")
+        if not console.label.get():  # else the sweeper tells
+            _tell(f"job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {fault}")
         raise fault from None
     except Exception:
         if ranks.tells():
@@ -119,10 +118,8 @@ def main() -> None:
         ranks.part()
     except FedpflError as error:  # from a sweep; its lines are told
         sys.exit(STATUS.get(type(error), 2))
-    except KeyboardInterrupt as reason:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # threads are ending; a second Ctrl-C would only spoil the message
-        _tell(f"{str(reason) or 'interrupted'}; the same command goes on from the last checkpoint")
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        interrupts.ended(error, _tell)
     except Exception as error:
         if _begun and not isinstance(error, HydraException | OmegaConfBaseException):
             raise
@@ -134,6 +131,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.answer(interrupts.playing)
     main()

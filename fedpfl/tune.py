@@ -11,6 +11,15 @@ are searched too, and a fixed key is not. The same command goes on where it was 
 from __future__ import annotations
 
 import sys
+
+from fedpfl.ground import interrupts
+
+if __name__ == "__main__":
+    interrupts.answer(interrupts.importing)
+    from fedpfl.config import early
+
+    early.refuse(["-m", *(word for word in sys.argv[1:] if not word.startswith(("trials=", "seeds=")))])
+
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,7 +84,10 @@ def main() -> None:
     except (FedpflError, *overrides.REFUSED) as error:
         tell(one_line(error))
         sys.exit(2)
+    except KeyboardInterrupt as error:
+        interrupts.ended(error, tell)
 
 
 if __name__ == "__main__":
+    interrupts.answer(interrupts.playing)
     main()

@@ -45,11 +45,7 @@ class LockstepLauncher(Launcher):
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         before = HydraConfig.instance().cfg
-        alike = set(job_overrides[0]).intersection(*job_overrides) if len(job_overrides) > 1 else set()
-        jobs = [
-            self._job(list(overrides), initial_job_idx + i, " ".join(word for word in overrides if word not in alike))
-            for i, overrides in enumerate(job_overrides)
-        ]
+        jobs = [self._job(list(overrides), initial_job_idx + i) for i, overrides in enumerate(job_overrides)]
         try:
             returns = lockstep.Stage(self._jobs).play(jobs)
         finally:
@@ -59,11 +55,8 @@ class LockstepLauncher(Launcher):
                 raise outcome
         return returns
 
-    def _job(self, overrides: list[str], number: int, title: str) -> Callable[[], JobReturn]:
-        from fedpfl.engine import lockstep
-
+    def _job(self, overrides: list[str], number: int) -> Callable[[], JobReturn]:
         def run() -> JobReturn:
-            lockstep.title.set(title)
             config = self._context.config_loader.load_sweep_config(self._config, overrides)
             with open_dict(config):
                 config.hydra.job.id = config.hydra.job.num = number

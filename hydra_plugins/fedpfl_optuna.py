@@ -12,8 +12,9 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from fedpfl.config import tidy
+from fedpfl.ground.errors import many
 from fedpfl.ground.terminal import tell
-from hydra_plugins.fedpfl_sweeper import Sweeper, tell_failures
+from hydra_plugins.fedpfl_sweeper import Sweeper, plain, tell_failures
 
 PROBLEM = ("dataset", "partition", "clients", "unseen", "validation")
 """Keys and groups that say by which samples trials are judged."""
@@ -76,6 +77,7 @@ class OptunaSweeper(Sweeper):
 
         try:
             search, fixed = self._search(arguments)
+            self._counted.begin(fixed)
             best = search.run(play, tell)
         except FedpflError as error:
             if not any(job.status == JobStatus.FAILED and job._return_value is error for job in returns):
@@ -101,8 +103,7 @@ class OptunaSweeper(Sweeper):
         words = OverridesParser.create(config_loader=loader).parse_overrides([*self._parse_config(), *arguments])
         given = {word.get_key_element(): word for word in words}  # what is given again takes the experiment's place
         swept = {key: word for key, word in given.items() if word.is_sweep_override()}
-        others = [word for word in given.values() if not word.is_sweep_override()]
-        fixed = [f"{word.get_key_element()}={word.get_value_element_as_str()}" for word in others]
+        fixed = plain([*given.values()])
         if not swept:
             raise ValueError("nothing to search for; give keys a choice(...), range(...) or interval(...)")
         groups = {key.lstrip("+").split(".")[0]: key.lstrip("+") for key in swept}
@@ -111,8 +112,8 @@ class OptunaSweeper(Sweeper):
         if wrong := [key for group, key in groups.items() if group in PROBLEM]:
             raise ValueError(f"{wrong[0]} is no hyperparameter: it says by which samples to judge; give it one value")
         space = {key: trials.distribution(word) for key, word in swept.items()}
-        plain = loader.load_sweep_config(self.config, fixed)
-        first = {key: OmegaConf.select(plain, key.lstrip("+"), throw_on_missing=False) for key in space}
+        common = loader.load_sweep_config(self.config, fixed)
+        first = {key: OmegaConf.select(common, key.lstrip("+"), throw_on_missing=False) for key in space}
         some = [f"{key}={kind.choices[0] if hasattr(kind, 'choices') else kind.low}" for key, kind in space.items()]
         plan = check(loader.load_sweep_config(self.config, [*fixed, *some]))
         settings = plan.settings
@@ -122,7 +123,9 @@ class OptunaSweeper(Sweeper):
         name = trials.named(plan.identity, settings.seed, [str(word.input_line) for word in swept.values()])
         asked = self._trials, self._batch, self._startup, settings.rounds // 3, settings.seed
         here = [f"hydra.sweeper.study={name}", *overrides.words("hydra.sweeper.folder", str(folder))]
-        return trials.Search(folder, name, space, first, *asked), [*fixed, *here]
+        search = trials.Search(folder, name, space, first, *asked)
+        tell(f"method={plan.config['method']['name']}: {many(self._trials, 'trial')} of {', '.join(space)}")
+        return search, [*fixed, *here]
 
 
 def _diverged(job: JobReturn) -> bool:
@@ -136,8 +139,8 @@ def _ended(job: JobReturn) -> Any:
     from fedpfl.runner import trials
 
     assert job.hydra_cfg is not None
-    lost = _diverged(job)
-    if job.status == JobStatus.FAILED and not lost:
+    diverged = _diverged(job)
+    if job.status == JobStatus.FAILED and not diverged:
         raise job._return_value
     folder = Path(str(job.hydra_cfg.hydra.runtime.output_dir))
-    return trials.ended(folder, lost or job.return_value == trials.PRUNED)
+    return trials.ended(folder, "diverged" if diverged else "given up" if job.return_value == trials.PRUNED else "")

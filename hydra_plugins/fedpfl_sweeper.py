@@ -1,9 +1,10 @@
-"""The Hydra sweeper `fedpfl`: Hydra's own, which tells how far it is, and in the end the results and what failed."""
+"""The Hydra sweeper `fedpfl`: Hydra's own, which tells what each job came to, and in the end all results."""
 
+import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweepe
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.types import HydraContext, TaskFunction
@@ -24,9 +26,10 @@ from fedpfl.ground.terminal import tell
 
 @dataclass
 class Options(BasicSweeperConf):
-    """Keys of hydra.sweeper."""
+    """Keys of hydra.sweeper. table: whether the results are printed in the end."""
 
     _target_: str = "hydra_plugins.fedpfl_sweeper.Sweeper"
+    table: bool = True
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="fedpfl", node=Options, provider="fedpfl")
@@ -38,6 +41,10 @@ class Sweeper(BasicSweeper):
     Unlike Hydra's own it composes all jobs before the first one runs, goes on after a batch in which one failed, and
     writes no file.
     """
+
+    def __init__(self, max_batch_size: int | None = None, params: Any = None, table: bool = True):
+        super().__init__(max_batch_size, params)
+        self._table = table
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Set up, as Hydra does before `sweep`. Raises ValueError for what cannot work."""
@@ -57,17 +64,20 @@ class Sweeper(BasicSweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         batches = self.split_arguments(overrides, self.max_batch_size)
-        for words in (words for batch in batches for words in batch):
+        jobs = [list(words) for batch in batches for words in batch]
+        for words in jobs:
             self._check(words)
+        alike = set(jobs[0]).intersection(*jobs) if len(jobs) > 1 else set(plain(overrides))
         returns: list[JobReturn] = []
         try:
             with tempfile.NamedTemporaryFile() as events:
-                self._counted.begin(Path(events.name), sum(map(len, batches)))
+                self._counted.begin(alike, Path(events.name), len(jobs))
                 for batch in batches:
                     returns += self.launcher.launch(batch, initial_job_idx=len(returns))
         finally:
             tidy.prune()
-            show(returns)
+            if self._table:
+                show(returns)
             tell_failures(returns)
         for job in returns:
             if job.status == JobStatus.FAILED:
@@ -83,7 +93,7 @@ class Sweeper(BasicSweeper):
 
 
 class Counted:
-    """Do the task of a sweep, and say whenever a job has ended how many have, and how long the rest may take.
+    """Do the task of a sweep under its label, and say when it ends what it came to and how long the rest may take.
 
     Jobs may run in several processes of this machine, so they share a file; on another machine nothing is said, nor in
     a sweep whose jobs nobody counts before they run.
@@ -91,40 +101,57 @@ class Counted:
 
     def __init__(self, task: TaskFunction):
         self._task = task
+        self._alike: Collection[str] = ()
         self._events: Path | None = None
 
-    def begin(self, events: Path, jobs: int) -> None:
-        """Count from here on. events: an empty file."""
-        self._events, self._jobs = events, jobs
+    def begin(self, alike: Collection[str], events: Path | None = None, jobs: int = 0) -> None:
+        """Label jobs by their other words than those `alike`; count them from here on. events: an empty file."""
+        self._alike, self._events, self._jobs = alike, events, jobs
 
     def __call__(self, cfg: DictConfig) -> Any:
         """Do the task in Hydra's call."""
-        if self._events is None or not self._events.exists():
-            return self._task(cfg)
-        job, path = HydraConfig.get().job.num, HydraConfig.get().runtime.output_dir
-        began = time.time()
-        _add(self._events, f"{job} {began}")
-        try:
-            result = self._task(cfg)
-        except Exception:  # an interrupted job has not ended
-            self._ended(self._events, job, began, Path(path))
-            raise
-        self._ended(self._events, job, began, Path(path))
-        return result
+        from fedpfl.record import console
 
-    def _ended(self, events: Path, job: int, began: float, path: Path) -> None:
+        hydra, began = HydraConfig.get(), time.time()
+        own = " ".join(word.lstrip("+") for word in hydra.overrides.task if word not in self._alike)
+        before = console.label.set(own)
+        try:
+            if self._events is None or not self._events.exists():
+                return self._task(cfg)
+            _add(self._events, f"{hydra.job.num} {began}")
+            path = Path(hydra.runtime.output_dir)
+            try:
+                result = self._task(cfg)
+            except Exception as error:  # an interrupted job has not ended
+                self._ended(self._events, hydra.job.num, began, path, f"failed: {reason(error)}")
+                raise
+            last = json.loads((path / "summary.json").read_text(encoding="utf-8")).get("last", {})
+            self._ended(self._events, hydra.job.num, began, path, console.everyone(last))
+            return result
+        finally:
+            console.label.reset(before)
+
+    def _ended(self, events: Path, job: int, began: float, path: Path, how: str) -> None:
         rows = path / "rounds.csv"
         played = rows.is_file() and rows.stat().st_mtime >= began  # else it was finished before, or failed at once
-        now = time.time()
-        _add(events, f"{job} {began} {now - began if played else 0}")
-        from fedpfl.record.console import progress
+        took = time.time() - began
+        _add(events, f"{job} {began} {took if played else 0}")
+        from fedpfl.record.console import duration, label, progress
 
-        print(f"sweep: {progress(events.read_text(), self._jobs, now)}", file=sys.stderr, flush=True)
+        far = progress(events.read_text(), self._jobs, began + took)
+        told = ": ".join(filter(None, (label.get(), how))) + (f" in {duration(took)}" if played else "")
+        print(printable(f"sweep: {far}  {told}"), file=sys.stderr, flush=True)
 
 
 def _add(events: Path, event: str) -> None:
     with events.open("a") as file:
         file.write(f"{event}\n")
+
+
+def plain(overrides: Sequence[Override]) -> list[str]:
+    """Return the words that all jobs of a sweep have, as they have them."""
+    alike = [word for word in overrides if not word.is_sweep_override()]
+    return [f"{word.get_key_element()}={word.get_value_element_as_str()}" for word in alike]
 
 
 def show(returns: Sequence[JobReturn]) -> None:

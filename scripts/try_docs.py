@@ -30,9 +30,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from fedpfl.config import overrides, plugins
+from fedpfl.config.choices import GROUPS
 from fedpfl.config.plan import register
 from fedpfl.config.resolvers import folder
-from fedpfl.config.schema import GROUPS
 from fedpfl.train import CONF
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,7 +22,8 @@ from omegaconf import DictConfig
 
 from fedpfl import train
 from fedpfl.config.plan import register
-from fedpfl.record import rundir
+from fedpfl.ground import interrupts
+from fedpfl.record import digests, rundir
 from fedpfl.record.picture import partition_picture
 from fedpfl.runner import resume, session
 from tests.conftest import ROOT
@@ -81,6 +82,7 @@ def call(*arguments: str, cwd: Path) -> Result:
     out, err, code = io.StringIO(), io.StringIO(), 0
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    answers = {number: signal.getsignal(number) for number in interrupts.STATUS}
     with (
         mock.patch.object(sys, "argv", ["fedpfl.train", *arguments]),
         mock.patch.dict(os.environ, _environment(), clear=True),
@@ -96,6 +98,8 @@ def call(*arguments: str, cwd: Path) -> Result:
         finally:
             logging.captureWarnings(False)
             root.handlers[:], root.level = handlers, level
+            for number, answer in answers.items():
+                signal.signal(number, answer)
     return Result(code, out.getvalue(), err.getvalue())
 
 
@@ -118,14 +122,15 @@ def start(*arguments: str, cwd: Path, script: str | None = None) -> subprocess.P
     """The command, or a script that ends in it, as a process of its own."""
     what = ["-c", script] if script else ["-m", "fedpfl.train"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # A shell that started the tests in the background has them ignore Ctrl-C, and children inherit that.
+    # Whoever started the tests in the background may have them ignore signals, and children inherit that.
     return subprocess.Popen(
         [sys.executable, *what, *arguments], cwd=cwd, env=_environment(), preexec_fn=_heed_interrupts, **pipes
     )
 
 
 def _heed_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in interrupts.STATUS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wait(process: subprocess.Popen[str]) -> Result:
@@ -153,7 +158,7 @@ def rewrite_summary(folder: Path, without: Collection[str] = (), **changes: Any)
     """As a run would have written it: with its digest, where that is not among what is left out."""
     told = {key: value for key, value in {**summary(folder), **changes}.items() if key not in ("digest", *without)}
     if "digest" not in without:
-        told["digest"] = rundir._digest(told)
+        told["digest"] = digests.of_summary(told)
     (folder / "summary.json").write_text(json.dumps(told))
 
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 from pathlib import Path
 
@@ -125,6 +124,13 @@ def test_the_command(words, code, text, monkeypatch, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("module", ["fedpfl", "fedpfl.train", "fedpfl.report"])
+def test_a_python_without_the_packages_is_told_in_one_line(module):
+    told = subprocess.run([sys.executable, "-S", "-m", module], cwd=ROOT, capture_output=True, text=True)
+    assert (told.returncode, told.stdout, told.stderr.count("\n")) == (1, "", 1), told.stderr
+    assert "give `make setup`, then use .venv/bin/python" in told.stderr
+
+
 def run(*words: object, cwd: Path) -> str:
     """What a program prints that sees neither this tree nor variables that would lead there."""
     kept = {
@@ -135,27 +141,40 @@ def run(*words: object, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The programs of an environment in which the wheel is installed, beside the packages that it needs."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
+PACKAGES = [place for place in sys.path if place.endswith("-packages")]
+
+
+def clone(folder: Path) -> Path:
+    """A copy of what makes the package, as a clone has it."""
     for name in ("conf", "fedpfl", "hydra_plugins"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, source)
-    pip = (sys.executable, "-m", "pip")
-    run(*pip, "wheel", source, "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, cwd=folder)
-    shutil.rmtree(source)
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def environment(folder: Path, built: Path) -> Path:
+    """The programs of an environment in which what was built is installed, beside the packages that it needs."""
     programs = folder / "env" / "bin"
     venv.create(programs.parent)
-    (wheel,) = folder.glob("*.whl")
-    run(*pip, "--python", programs / "python", "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    (wheel,) = built.glob("*.whl")
+    pip = (sys.executable, "-m", "pip", "--python", programs / "python")
+    run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
     own = run(programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
     # A folder named in a .pth is looked into; its own .pth files, which lead to this tree, are not.
-    Path(own, "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+    Path(own, "others.pth").write_text("".join(f"{place}\n" for place in PACKAGES))
     return programs
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The programs of an environment that has the wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = clone(folder / "source")
+    build = ("wheel", source, "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder)
+    run(sys.executable, "-m", "pip", *build, cwd=folder)
+    shutil.rmtree(source)
+    return environment(folder, folder)
 
 
 @pytest.mark.full
@@ -163,8 +182,9 @@ def test_the_wheel_works_from_any_folder(installed, tmp_path):
     where = run(installed / "python", "-c", "import fedpfl, hydra_plugins; print(fedpfl.__file__)", cwd=tmp_path)
     assert str(ROOT) not in where
     assert Path(where).is_relative_to(installed.parent)
-    seen = run(installed / "python", "-c", "import sys; print(sys.path)", cwd=tmp_path)
-    assert str(ROOT) not in seen.replace(sysconfig.get_path("purelib"), "").replace(sysconfig.get_path("platlib"), "")
+    assert Path(where).with_name("py.typed").is_file()
+    seen = run(installed / "python", "-c", "import sys; print(*sys.path, sep='\\n')", cwd=tmp_path).splitlines()
+    assert str(ROOT) not in {*seen} - {*PACKAGES}
 
     program = installed / "fedpfl"
     run(program, "train", *TINY, "method=fedobp", cwd=tmp_path)
@@ -185,3 +205,27 @@ def test_the_wheel_works_from_any_folder(installed, tmp_path):
     assert len([*tmp_path.glob("models/client*.pt")]) == 4
     code = f"import fedpfl; print(fedpfl.run('method=fedobp', {', '.join(map(repr, TINY))}, progress=False).status)"
     assert run(installed / "python", "-c", code, cwd=tmp_path).splitlines()[-1] == "finished"
+
+
+TYPED = """
+from typing import assert_type
+
+import fedpfl
+
+assert_type(fedpfl.run("method=fedobp", rounds=5), fedpfl.Trained)
+fedpfl.run(progress="no")  # type: ignore[arg-type]
+fedpfl.rum()  # type: ignore[attr-defined]
+"""
+
+
+@pytest.mark.full
+def test_beside_a_clone_a_script_finds_the_editable_install_and_its_types(tmp_path):
+    """A folder `fedpfl` beside the script would pass for a package without code."""
+    source, built = clone(tmp_path / "fedpfl"), tmp_path / "built"
+    run(sys.executable, "-c", f"from setuptools import build_meta as b; b.build_editable({str(built)!r})", cwd=source)
+    python, script = environment(tmp_path, built) / "python", tmp_path / "script.py"
+    script.write_text(f"import fedpfl\nprint(fedpfl.run{(*TINY, 'method=fedavg')}.status, fedpfl.__file__)")
+    told = run(python, script, cwd=tmp_path).split()
+    assert told[-2:] == ["finished", str(source / "fedpfl" / "__init__.py")]
+    script.write_text(TYPED)  # an ignored line without an error is an error
+    run(sys.executable, "-m", "mypy", "--strict", "--python-executable", python, script, cwd=tmp_path)

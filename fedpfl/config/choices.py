@@ -5,6 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 CONF = Path(__file__).parents[1] / "conf"
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    "quantile": ("q", "otherwise", "table", "title", "ema"),
+    "norm": (),
+    "score": (),
+}
+"""Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names those it has."""
+FIXED = ("local", "eval", "stopping", "checkpoint", "state", "engine", "augment")
+"""Groups that hold the same keys whatever is chosen; `schema.py` says what they are for."""
+GROUPS = ("dataset", "partition", "model", "method", *OPTIONAL, *FIXED, "logger")
 NESTED = ("experiment",)
 """Groups whose folders hold choices; those of others hold what comes with a choice."""
 

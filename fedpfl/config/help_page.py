@@ -12,9 +12,10 @@ from typing import Any, Literal, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl.config import overrides
-from fedpfl.config.choices import choices
+from fedpfl.config.choices import GROUPS, choices
+from fedpfl.config.messages import UNSEEN
 from fedpfl.config.plan import register
-from fedpfl.config.schema import GROUPS, SCHEMAS, Settings
+from fedpfl.config.schema import SCHEMAS, Settings
 from fedpfl.data import datasets, partition
 from fedpfl.ground.casting import allowed, hints
 from fedpfl.methods import METHODS
@@ -42,7 +43,7 @@ def page(words: Sequence[str]) -> str:
         file = Path(overrides.CONF, group, f"{chosen.get(group, '')}.yaml")
         said = _below(general, group) | (_comments(file) if file.is_file() else {})
         title = ": ".join(filter(None, (f"{group}={chosen[group]}" if group in chosen else group, said.get(""))))
-        keys = [key for key in cfg[group] if key not in ("name", "title", "groups", "table")]
+        keys = [key for key in cfg[group] if key not in UNSEEN]
         lines = [_key(cfg[group], key, f"{group}.", said, _schema(group, cfg[group])) for key in keys]
         parts.append("\n".join([textwrap.fill(title, _width()), "", *lines]).rstrip())
     return "\n\n".join(parts)

@@ -10,8 +10,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl.config.choices import choices, moved
-from fedpfl.config.schema import GROUPS, OPTIONAL
+from fedpfl.config.choices import GROUPS, OPTIONAL, choices, moved
 from fedpfl.ground.errors import FedpflError, near, one_of
 
 NOISE = (
@@ -35,6 +34,8 @@ KNOWN = {
     "seed=range(1,4)",
 }
 """What to say instead of messages of Hydra's that begin so."""
+UNSEEN = ("name", "title", "groups", "table")
+"""Keys that nobody sets."""
 PLUGINS = ("launcher", "sweeper")  # groups of Hydra's, which are chosen with a slash
 
 
@@ -94,15 +95,21 @@ def _ours(error: Exception) -> str:
 
 
 def _no_key(key: str, cause: BaseException | None) -> str:
-    if key.split(".")[0] in OPTIONAL:
-        return f"{key} is for a hyperparameter that the method does not have"
     root = cause.parent_node._get_root() if isinstance(cause, OmegaConfBaseException) and cause.parent_node else None
     known: Any = dict.fromkeys(GROUPS) if root is None else OmegaConf.to_container(root, resolve=False)
+    group = key.split(".")[0]
+    if group in OPTIONAL and not known.get(group):
+        return f"{key} is for a hyperparameter that the method does not have"
     if now := moved(str((known.get("method") or {}).get("name")), key):
         return f"{key} is now {now}"
-    asked = "--cfg hydra" if key.startswith("hydra") else "--help"
+    asked = "--cfg hydra" if group == "hydra" else "--help"
     meant = _near_key(key, known)
     mend = f"did you mean {meant}?" if meant else f"`python -m fedpfl.train {asked}` tells all keys"
+    values = known.get(group) if "." in key else known
+    if key and group != "hydra" and isinstance(values, Mapping) and (group == "method" or not meant):
+        listed = ", ".join(own for own in values if own not in (*UNSEEN, "hydra"))
+        name = f" of {group}={values['name']}" if values is not known and "name" in values else ""
+        mend = f"known keys{name}: {listed}" + (f"; {mend}" if meant else "")
     return f"{key or 'nothing'} is not a key here; {mend}"
 
 
@@ -122,4 +129,5 @@ def _near_key(got: str, config: Any) -> str | None:
     if meant := near(name, beside, "{}"):
         return f"{place}{dot}{meant}"
     elsewhere = next((key for key in known if key.endswith(f".{name}")), None)
-    return elsewhere or (None if beside else near(got, known, "{}"))
+    own = [key.removeprefix("method.") for key in known if key.startswith("method.")]
+    return elsewhere or (near(name, own, "method.{}") if not dot else "" if beside else near(got, known, "{}"))

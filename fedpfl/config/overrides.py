@@ -6,10 +6,12 @@ import contextlib
 import io
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
@@ -59,19 +61,50 @@ def composed_once(words: Sequence[str]) -> DictConfig:
 
     Raises FedpflError for a sweep, and as `composed`.
     """
-    given = {override.key_or_group for word in words if (override := _parsed(word))}
-    cfg = composed([word for word in words if not sweeps(word)])
-    more = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items() if key not in given]
+    cfg, more = _with_experiment(words)
     for word in filter(sweeps, (*words, *more)):
         raise FedpflError(f"{word} is a sweep, and this is one run: give {word.partition('=')[0]} one value at a time")
     return composed([*words, *more]) if more else cfg
 
 
-def words(key: str, value: Any) -> Iterator[str]:
-    """Yield `key=value` as the command line says it; of a mapping, one for each value in it."""
+def jobs(words: Sequence[str]) -> list[tuple[list[str], dict[str, Any]]]:
+    """Return each run of a sweep, as `-m` makes them: its words, and its values of what is swept over, by key.
+
+    Raises as `composed`.
+    """
+    _, more = _with_experiment(words)
+    parsed = OverridesParser.create().parse_overrides([*more, *words])
+    swept = [override.key_or_group for override in parsed if override.is_sweep_override()]
+    found = []
+    for job in BasicSweeper.split_arguments(parsed, None)[0]:
+        own = {override.key_or_group: override for override in filter(None, map(_parsed, job))}
+        found.append((job, {key: _plain(own[key]) for key in swept}))
+    return found
+
+
+def _plain(override: Override) -> Any:
+    """Return a value that can stand in a table: of a list or mapping its text."""
+    value = override.value()
+    return override.get_value_element_as_str() if isinstance(value, list | dict) else value
+
+
+def _with_experiment(words: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """Return the configuration without what is swept over, and what the experiment sets for its jobs besides."""
+    given = {override.key_or_group for word in words if (override := _parsed(word))}
+    cfg = composed([word for word in words if not sweeps(word)])
+    return cfg, [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items() if key not in given]
+
+
+def words(key: str, value: Any, choices: bool = False) -> Iterator[str]:
+    """Yield `key=value` as the command line says it; of a mapping, one for each value in it.
+
+    choices: whether several values are a sweep's, of which a run has one, and no list.
+    """
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from words(f"{key}.{name}", inner)
+            yield from words(f"{key}.{name}", inner, choices)
+    elif choices and isinstance(value, Iterable) and not isinstance(value, str):
+        yield f"{key}=choice({','.join(map(_said, value))})"
     else:
         yield f"{key}={_said(value)}"
 
@@ -81,7 +114,7 @@ def _said(value: Any) -> str:
         return f"[{','.join(map(_said, value))}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return str(value) if isinstance(value, int | float) else QuotedString(str(value), Quote.single).with_quotes()
+    return str(value) if isinstance(value, Real) else QuotedString(str(value), Quote.single).with_quotes()
 
 
 def complete(word: str, line: str) -> None:
@@ -172,6 +205,14 @@ def sweeps(word: str) -> bool:
     """Return whether a word gives its key several values."""
     override = _parsed(word)
     return override is not None and override.is_sweep_override()
+
+
+def values(word: str) -> list[str]:
+    """Return the values that a word gives its key, `[]` where they cannot be counted."""
+    override = _parsed(word)
+    if override is None or not override.is_sweep_override():
+        return [word.partition("=")[2]]
+    return [] if override.is_interval_sweep() else [str(value) for value in override.sweep_string_iterator()]
 
 
 def _of_experiment(given: Iterable[Override]) -> Iterator[str]:

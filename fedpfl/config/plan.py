@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models
 from fedpfl.config import plugins
+from fedpfl.config.choices import GROUPS, OPTIONAL
 from fedpfl.config.messages import at_its_source, one_line
 from fedpfl.config.resolvers import folder
-from fedpfl.config.schema import GROUPS, OPTIONAL, SCHEMAS, SETTINGS, Checkpoint, Deal, Eval, Settings, Start
+from fedpfl.config.schema import SCHEMAS, SETTINGS, Checkpoint, Deal, Eval, Settings, Start
 from fedpfl.data import Augment, Federation, datasets, partition, state_dict
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
@@ -116,8 +118,9 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     seed = dealing.pop("seed", None)
     seed = settings.seed if seed is None else seed
     split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
-    whole = data.build(samples, split, settings.validation, seed, plan.augment)
-    federation, unseen = data.apart(whole.to(device), settings.newcomers, seed)
+    away = data.newcomers(len(split.train), settings.newcomers, seed)
+    whole = data.build(samples, split, settings.validation, seed, plan.augment, away).to(device)
+    federation, unseen = whole.apart(away)
     if given.get("weights"):
         given["weights"] = _weights(Path(settings.data_dir), given["weights"])
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **given)
@@ -168,6 +171,19 @@ def _source(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is to be loaded."""
     reader = chosen("dataset", config["dataset"], datasets.SETS)
     return arguments((datasets.load, reader), config["dataset"], "dataset", given=("data_dir", "options", "source"))
+
+
+def literal(config: Mapping[str, Any]) -> DictConfig:
+    """Return a configuration of these very values: what a file of somebody else's interpolates is text."""
+
+    def escaped(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: escaped(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [escaped(inner) for inner in value]
+        return re.sub(r"(\\*)\$\{", r"\1\1\${", value) if isinstance(value, str) else value
+
+    return OmegaConf.create(escaped(config))
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:

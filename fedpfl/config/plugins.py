@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import inspect
 import re
 import sys
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from hydra.core.config_store import ConfigStore
 
 import fedpfl
+from fedpfl.config.beside import Texts, beside, text_of
 from fedpfl.data import datasets, partition
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.methods import METHODS, Method
@@ -43,7 +44,15 @@ KINDS = {
 # YAML of the same name says what differs from the file's defaults; that is what Hydra warns of.
 warnings.filterwarnings("ignore", r"\s*'.*' is validated against ConfigStore schema")
 
-_modules: dict[Path, tuple[str, ModuleType]] = {}
+
+class Loaded(NamedTuple):
+    """Hold what a file became, and the texts that made it: its own, then those of modules that it imports."""
+
+    module: ModuleType
+    texts: Texts
+
+
+_loaded: dict[Path, Loaded] = {}
 _added: list[tuple[Kind, str]] = []
 
 
@@ -51,10 +60,15 @@ def load(files: Iterable[str]) -> list[str]:
     """Import files and make what they hold choices, and nothing that other files held; return their whole paths.
 
     `group=name` then stands for the values that the class or function has by default, where no YAML file says more.
-    A file that this process knows is imported anew if its text has changed. Raises FedpflError for one that is absent,
-    fails, or adds nothing or what there is already.
+    Files that this process knows are imported anew if a text has changed, theirs or that of a module in their folder
+    that they import. Raises FedpflError for one that is absent, fails, or adds nothing or what there is already.
     """
     paths = [Path(file).expanduser().absolute() for file in files]
+    texts = [item for path in paths if path in _loaded for item in _loaded[path].texts.items()]
+    if any(text_of(place) != text for _, (place, text) in texts):
+        _forget(name for name, _ in texts)
+        for path in paths:
+            _loaded.pop(path, None)
     modules = [_module(path) for path in paths]
     while _added:
         kind, key = _added.pop()
@@ -73,8 +87,18 @@ def load(files: Iterable[str]) -> list[str]:
 
 
 def code(files: Iterable[str]) -> dict[str, str]:
-    """Return a digest of each file's text as it was loaded, by the file's name."""
-    return {Path(file).name: _modules[Path(file)][0] for file in files}
+    """Return a digest of each file's text as it was loaded, by the file's name; files of one name share an entry.
+
+    With the texts of the modules in its folder that it imports.
+    """
+    digests: dict[str, list[str]] = {}
+    for file in map(Path, files):
+        (_, own), *others = _loaded[file].texts.values()
+        digest = hashlib.blake2b(own, digest_size=8)
+        for place, text in sorted(others):
+            digest.update(f"{place.relative_to(file.parent.resolve()).as_posix()} {len(text)}\n".encode() + text)
+        digests.setdefault(file.name, []).append(digest.hexdigest())
+    return {name: " ".join(sorted(own)) for name, own in digests.items()}
 
 
 def callbacks(files: Iterable[str]) -> list[Callback]:
@@ -83,7 +107,7 @@ def callbacks(files: Iterable[str]) -> list[Callback]:
 
 
 def _callbacks(file: Path) -> Sequence[type[Callback]]:
-    kinds = getattr(_modules[file][1], "CALLBACKS", ())
+    kinds = getattr(_loaded[file].module, "CALLBACKS", ())
     if not isinstance(kinds, list | tuple) or not all(inspect.isclass(kind) for kind in kinds):
         raise FedpflError(f"plugins: {file}: CALLBACKS must be a list of classes, got {kinds!r}")
     if wrong := [kind.__name__ for kind in kinds if not issubclass(kind, Callback)]:
@@ -100,31 +124,36 @@ def _made(file: Path, kind: type[Callback]) -> Callback:
 
 
 def _module(file: Path) -> ModuleType:
-    try:
-        text = hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
-    except OSError as error:
-        raise FedpflError(f"plugins: {file}: {error.strerror}; name a Python file that there is") from None
-    if text != _modules.get(file, ("",))[0]:
-        _modules[file] = text, _imported(file, f"fedpfl_plugin_{file.stem}_{text}")
-    return _modules[file][1]
+    if file not in _loaded:
+        try:
+            text = file.read_bytes()
+        except OSError as error:
+            raise FedpflError(f"plugins: {file}: {error.strerror}; name a Python file that there is") from None
+        name = f"fedpfl_plugin_{file.stem}_{hashlib.blake2b(text, digest_size=8).hexdigest()}"
+        _loaded[file] = Loaded(_imported(file, name, text), {name: (file, text), **beside(file, text)})
+    return _loaded[file].module
 
 
-def _imported(file: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise FedpflError(f"plugins: {file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look there
+def _imported(file: Path, name: str, text: bytes) -> ModuleType:
+    module = sys.modules[name] = ModuleType(name)  # dataclasses and pickles look there
+    module.__file__ = str(file)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, file, "exec", dont_inherit=True), vars(module))
     except Exception as error:
-        del sys.modules[name]
-        if isinstance(error, SyntaxError):
-            said = f"SyntaxError: {error.msg}"
-        else:
-            said = reason(error, kind=not isinstance(error, FedpflError)) + _moved(error)
+        _forget([name, *beside(file, text)])
+        said = reason(error, kind=not isinstance(error, FedpflError)) + _moved(error)
         raise FedpflError(f"plugins: {file}{_line(error, file)}: {said}") from error
     return module
+
+
+def _forget(names: Iterable[str]) -> None:
+    """Have modules imported anew when they are next asked for."""
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        sys.modules.pop(name, None)
+        if parent in sys.modules:
+            vars(sys.modules[parent]).pop(last, None)
+    importlib.invalidate_caches()
 
 
 def _moved(error: Exception) -> str:
@@ -145,7 +174,7 @@ def _moved(error: Exception) -> str:
 
 def _line(error: BaseException, file: Path) -> str:
     """Say where in the file it failed, as `:12`."""
-    if isinstance(error, SyntaxError):
+    if isinstance(error, SyntaxError) and error.filename == str(file):
         return f":{error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     return f":{lines[-1]}" if lines else ""

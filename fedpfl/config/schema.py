@@ -99,7 +99,3 @@ SCHEMAS: dict[str, Callable[..., Any]] = {
     "augment": Augment,
 }
 """What groups of keys are for that hold the same keys whatever is chosen."""
-
-OPTIONAL: dict[str, tuple[str, ...]] = {"quantile": ("q", "otherwise", "table", "title"), "norm": (), "score": ()}
-"""Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names those it has."""
-GROUPS = ("dataset", "partition", "model", "method", *OPTIONAL, *SCHEMAS, "logger")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from fedpfl.data.augment import Augment
 from fedpfl.data.datasets import Samples
+from fedpfl.data.datasets.shared.samples import moments
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
 
@@ -109,6 +109,14 @@ class Federation:
         numbers = tuple(map(self.number, clients))
         return replace(self, train=train, test=test, validation=validation, numbers=numbers)
 
+    def apart(self, newcomers: Collection[int]) -> tuple[Federation, Federation | None]:
+        """Return those who take part and, if there are any, those who never do."""
+        if not newcomers:
+            return self, None
+        return self.of([client for client in range(self.clients) if client not in newcomers]), self.of(
+            sorted(newcomers)
+        )
+
     def to(self, device: torch.device | str) -> Federation:
         """Put samples and labels on `device`. The indices stay on the CPU, where batches are planned."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
@@ -139,45 +147,43 @@ def build(
     validation: float = 0.0,
     seed: int = 0,
     augment: Augment | None = None,
+    newcomers: Collection[int] = (),
 ) -> Federation:
     """Deal a data set to clients; `int(validation * n)` of a client's n training samples are held out, at random.
 
-    Raises: FedpflError if the partition was made for another data set or holds samples out itself, or what is to be
-    augmented are no images.
+    A mean or standard deviation that is not given is that of the training samples, as often as clients hold them, but
+    for what is held out and what the newcomers have, who never take part.
+
+    Raises: FedpflError if the partition holds samples out itself, or what is to be augmented are no images.
     """
     if validation and partition.validation:
-        raise FedpflError(f"validation must be 0, as the partition holds samples out itself, got {validation}")
+        raise FedpflError(
+            f"validation must be 0, as the partition holds samples out itself, got {validation}; set validation=0"
+        )
     if augment and samples.x.dtype != torch.uint8:
         raise FedpflError(f"augment is for images, but data set {samples.name} has none; set augment=none")
-    count = len(samples.y)
-    for index in chain(partition.train, partition.test, partition.validation):
-        if len(index) and (index.min() < 0 or index.max() >= count):
-            raise FedpflError(
-                f"the partition holds sample index {max(index.max(), -index.min())}, but data set {samples.name} has "
-                f"{count} samples; it was made for another data set, make it again"
-            )
-    train, held = _held_out(partition.train, validation, seed)
-    held = held or partition.validation
+    kept, held = _held_out(partition.train, validation, seed)
+    train, mean, std = _tensors(kept), samples.mean, samples.std
+    if mean is None or std is None:
+        found = moments(samples.x, torch.cat([own for client, own in enumerate(train) if client not in newcomers]))
+        mean, std = (found[0] if mean is None else mean), (found[1] if std is None else std)
     return Federation(
         samples.name,
         samples.x,
         samples.y,
         samples.classes,
-        samples.mean,
-        samples.std,
-        train=_tensors(train),
+        mean,
+        std,
+        train=train,
         test=_tensors(partition.test),
-        validation=_tensors(held),
+        validation=_tensors(held or partition.validation),
         augment=augment or None,
     )
 
 
-def apart(federation: Federation, unseen: int, seed: int) -> tuple[Federation, Federation | None]:
-    """Return those who take part and, if there are any, so many that never do, drawn by `seed`."""
-    if not unseen:
-        return federation, None
-    drawn = np.random.default_rng([seed, UNSEEN]).permutation(federation.clients)
-    return federation.of(sorted(drawn[unseen:].tolist())), federation.of(sorted(drawn[:unseen].tolist()))
+def newcomers(clients: int, count: int, seed: int) -> list[int]:
+    """Draw so many of the clients, who never take part; ascending."""
+    return sorted(np.random.default_rng([seed, UNSEEN]).permutation(clients)[:count].tolist())
 
 
 def _held_out(

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+COVERED = "samples, labels, groups, scaling, or who holds which"
+"""What a fingerprint of data is of, in words."""
+
 
 def fingerprint(*values: Any) -> str:
     """Return a digest of tensors, numbers, text, None, and of sequences, mappings and dataclasses of these.

@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 stage: ContextVar[Stage | None] = ContextVar("stage", default=None)
 """Where the current thread's job runs; None outside a lockstep sweep."""
-title: ContextVar[str] = ContextVar("title", default="")
-"""In what its words on the command line differ from the other jobs'."""
 
 
 @dataclass(eq=False)

@@ -29,8 +29,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from fedpfl.data import fingerprint
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, work
-from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground import interrupts, tree
+from fedpfl.ground.errors import FedpflError, origin, reason
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 
@@ -77,7 +77,7 @@ def join() -> None:
     torch.set_num_threads(cores())  # torchrun has set it to 1; on a CPU the loop backend will, too
     if rank:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupts.playing)
 
 
 def part() -> None:
@@ -170,7 +170,7 @@ def deal(loads: Sequence[float], ranks: int) -> list[int]:
 
 def frames(error: BaseException) -> list[tuple[str, str, int]]:
     """Return where an error has passed, outermost first: file, function, line. Also of one from another process."""
-    here = ((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__))
+    here = ((frame.f_code, line) for frame, line in traceback.walk_tb(origin(error).__traceback__))
     return getattr(error, "frames", None) or [(code.co_filename, code.co_qualname, line) for code, line in here]
 
 

@@ -83,6 +83,7 @@ class Rows:
     ):
         self.clients, self.mine = clients, mine
         self._store, self._device, self._folder = store or Store(), device, folder
+        self.writes = 0  # so far
         self.initial = tree.clone(tree.to(initial, self._store.on(device)))
         self._own = tree.map(lambda leaf, mine: mine.to(leaf), tree.named(self.initial["client"], own), own)
         self._blocks: list[_Block] = []
@@ -113,6 +114,7 @@ class Rows:
 
     def put_(self, clients: Sequence[int], rows: dict[str, Tree]) -> None:
         """Write parts of clients' rows, stacked, in place. Raises as `Store.repeat`."""
+        self.writes += 1
         into: list[Tensor] = []
         values: list[Tensor] = []
         rows = tree.to(rows, self._store.on(self._device))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers.layout import Selection
-from fedpfl.report.figures import legible, look
-from fedpfl.report.grouping import Group
+from fedpfl.record.columns import METRICS
+from fedpfl.report.figures import legible, look, panels
+from fedpfl.report.grouping import Group, by
 from fedpfl.report.run import Mask, Run
 from fedpfl.report.table import over_seeds
 from fedpfl.report.tables import judged, unchosen
@@ -53,6 +54,12 @@ def several(
     return [group for group in known if len(values[place(group)]) >= least]
 
 
+def alpha(run: Run) -> float | None:
+    """Return the Dirichlet alpha, None where the partition has none."""
+    own = run.get("partition.alpha")
+    return float(own) if isinstance(own, int | float) and own > 0 else None
+
+
 def value(group: Group, rule: Selection, column: str = "") -> tuple[float, float]:
     """Return mean and standard deviation over seeds of the judged accuracy, or of another column of its row."""
     rows = judged(group, rule.select, rule.every).values()
@@ -66,6 +73,41 @@ def line(ax: Axes, points: Points, label: str, place: int, **changes: Any) -> No
     across, means, spreads = [x for x, _ in points], [mean for _, (mean, _) in points], [std for _, (_, std) in points]
     error = None if all(map(math.isnan, spreads)) else [0.0 if math.isnan(spread) else spread for spread in spreads]
     ax.errorbar(across, means, yerr=error, label=legible(label), capsize=2, **{**look(place), **changes})
+
+
+Lines = Callable[[Group], dict[str, str]]
+"""What a group's lines are called, each with its column of rounds.csv, empty for the judged accuracy."""
+
+
+def over(
+    x: Callable[[Run], float | None],
+    label: str,
+    lines: Lines,
+    panel: Callable[[Group], str] = lambda group: group.dataset,
+    log: bool = False,
+) -> Callable[[list[Group], Path, Selection], list[Path]]:
+    """Return what paints accuracy over a quantity, a line where it takes two values or more.
+
+    x: a run's value of it, called `label`. panel: a panel's title. log: on a logarithmic scale.
+    """
+
+    def paint(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
+        names = list(dict.fromkeys(name for group in shown for name in lines(group)))
+
+        def draw(ax: Axes, members: list[Group]) -> None:
+            placed = [(at, group) for group in members if (at := x(group.runs[0])) is not None]
+            for number, name in enumerate(names):
+                own = [(at, value(group, rule, lines(group)[name])) for at, group in placed if name in lines(group)]
+                if len(points := sorted(point for point in own if not math.isnan(point[1][0]))) > 1:
+                    line(ax, points, name, number)
+            ax.set(xlabel=label, ylabel=METRICS[rule.accuracy].label, xscale="log" if log else "linear")
+            ticks = sorted({at for at, _ in placed})
+            ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            ax.minorticks_off()
+
+        return panels(by(shown, panel), path, draw)
+
+    return paint
 
 
 def of_method(method: str, recorded: Callable[[Group], Any]) -> Callable[[Sequence[Group]], list[Group]]:

@@ -14,6 +14,7 @@ from fedpfl.papers import costs, published
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import DATASETS
 from fedpfl.report.run import Run
+from fedpfl.report.table import Table
 
 
 class Selection(NamedTuple):
@@ -204,6 +205,7 @@ def rank(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 class Listing(NamedTuple):
-    """A table of configurations and their cost, as of any runs. choose: which of them."""
+    """A table of the runs that there are. choose: which of them. make: the table of those."""
 
     choose: Callable[[Sequence[Group]], list[Group]]
+    make: Callable[[Sequence[Group], Selection], Table]

@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from fedpfl.papers.costs import OURS, Device
-from fedpfl.papers.fedobp.tables import beside
 from fedpfl.papers.filling import fill
 from fedpfl.papers.layout import Layout, Listing, Selection
 from fedpfl.papers.registry import FIGURES, NAMES, TABLES
 from fedpfl.papers.registry import datasets as of_paper
 from fedpfl.report.grouping import Group
 from fedpfl.report.table import Table
-from fedpfl.report.tables import accuracy_table
 
 AS_PUBLISHED = "as-published"
 """The selection that stands for each table's own rule."""
@@ -46,8 +43,7 @@ def show(
         if name in FIGURES:
             yield name, FIGURES[name].draw(name, gathered, out, judging)
         elif isinstance(table, Listing):
-            members = [run for group in table.choose(gathered) for run in group.runs]
-            yield name, accuracy_table(members, judging.select, judging.every, partial(beside, everywhere=True))
+            yield name, table.make(table.choose(gathered), judging)
         else:
             yield name, fill(name, gathered, rule, datasets, test, device)
 

@@ -18,8 +18,8 @@ class RunInfo:
     """Describe a run at its beginning.
 
     job_type: the method. config: resolved, plain values. path: the run directory, with `partition.png`. start_round:
-    rounds done before this process, 0 for a fresh run. lines: the first lines for the user. among: instead of them, on
-    a terminal that shows many runs at once. facts: what summary.json says at the beginning.
+    rounds done before this process, 0 for a fresh run. lines: the first lines for the user. notes: those of them that
+    say what may go wrong. facts: what summary.json says at the beginning.
     """
 
     name: str
@@ -33,7 +33,7 @@ class RunInfo:
     rounds: int
     start_round: int = 0
     lines: tuple[str, ...] = ()
-    among: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -48,6 +48,9 @@ class Callback:
 
     def on_round(self, round: Any) -> None:
         """Hear of a finished round: `row` of rounds.csv, in a run also `clients` and the models after it."""
+
+    def on_evaluation(self, round: int) -> None:
+        """Hear that all clients are about to be evaluated, after so many rounds."""
 
     def on_note(self, text: str) -> None:
         """Hear a line for the user."""
@@ -86,6 +89,10 @@ class Callbacks(Callback):
     def on_round(self, round: Any) -> None:
         """See Callback."""
         self._each(lambda one: one.on_round(round))
+
+    def on_evaluation(self, round: int) -> None:
+        """See Callback."""
+        self._each(lambda one: one.on_evaluation(round))
 
     def on_note(self, text: str) -> None:
         """See Callback."""

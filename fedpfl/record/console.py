@@ -9,11 +9,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from datetime import timedelta
 from statistics import fmean
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from fedpfl.record.callbacks import Callback, RunInfo
+
+label: ContextVar[str] = ContextVar("label", default="")
+"""What tells the run from the others of a sweep; empty for one that is alone."""
 
 
 class Console(Callback):
@@ -22,7 +26,13 @@ class Console(Callback):
     Plain: a line at most every `every` seconds, and for every evaluated and the last round. plain=None decides: lines
     where the stream is no terminal and in the worker processes or threads of a parallel sweep, whose bars would
     overwrite each other. quiet: nothing at all.
+
+    Of a run with a `label` only the bar is shown, or after a minute a line, of all such runs at most one a minute, and
+    what may go wrong, once; how it ended is said by who plays them.
     """
+
+    MINUTE: ClassVar[float] = 60.0  # seconds
+    _spoken: ClassVar[dict[str, float]] = {}  # when runs with a label said what: a warning, or "" for how far one is
 
     def __init__(
         self,
@@ -35,10 +45,11 @@ class Console(Callback):
         self._quiet, self._stream, self._plain, self._every, self._clock = quiet, stream, plain, every, clock
         self._run: RunInfo | None = None
         self._bar: Any = None
-        self._prefix = ""
+        self._label = ""
         self._told = float("-inf")
-        self._begun = clock()
-        self._times: deque[float] = deque(maxlen=51)
+        self._begun = self._before = clock()
+        self._played: deque[float] = deque(maxlen=50)  # seconds of the last rounds
+        self._evaluated: deque[float] = deque(maxlen=50)  # and evaluations of all clients
         self._round = 0
         self._last = ""
 
@@ -48,12 +59,14 @@ class Console(Callback):
         worker = (
             multiprocessing.parent_process() is not None or threading.current_thread() is not threading.main_thread()
         )
-        # Lines of parallel runs are mixed on one terminal.
-        self._prefix = f"{run.name}: " if worker else ""
-        for line in (*(run.among or run.lines), *resumed(run)):
-            self.on_note(line)
-        self._begun = self._clock()
-        self._times.append(self._begun)
+        self._label = label.get()
+        self._begun = self._before = self._clock()
+        for line in () if self._label else run.lines:
+            self._say(line)
+        for note in run.notes:
+            self.on_note(note)
+        for line in resumed(run):
+            self._say(line)
         stream = self._stream or sys.stderr
         plain = self._plain
         if plain is None:
@@ -65,49 +78,85 @@ class Console(Callback):
         """Show one round."""
         assert self._run is not None
         row, now = round.row, self._clock()
-        self._times.append(now)
+        if (evaluated := row.get("eval_seconds")) is not None:
+            self._evaluated.append(evaluated)
+        self._played.append(now - self._before - (evaluated or 0))
+        self._before = now
         self._round = int(row["round"])
         left = self._run.rounds - self._round
-        eta = duration(left * (now - self._times[0]) / (len(self._times) - 1))
         judged = everyone(row)
         self._last = judged or self._last
+        eta = self._eta(left) if left else ""
         if self._bar is not None:
             text = "  ".join(filter(None, (cohort(row), self._last)))
-            self._bar.update(self._bar.task_ids[0], completed=self._round, text=text, eta=f"ETA {eta}")
+            self._bar.update(self._bar.task_ids[0], completed=self._round, text=text, eta=eta)
+        elif self._label:
+            if left and now - max(self._begun, self._spoken.get("", self._begun)) >= self.MINUTE:
+                self._spoken[""] = now
+                self._say(f"{describe_row(row, self._run.rounds)}  {eta}")
         elif judged or not left or now - self._told >= self._every:
             self._told = now
-            self.on_note(describe_row(row, self._run.rounds) + (f"  ETA {eta}" if left else ""))
+            self._say("  ".join(filter(None, (describe_row(row, self._run.rounds), eta))))
+
+    def on_evaluation(self, round: int) -> None:
+        """Say that all clients are evaluated, on lines only where that takes long or nobody knows how long."""
+        assert self._run is not None
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], text="evaluating all clients")
+        elif not self._label and (not self._evaluated or self._evaluated[-1] >= self._every):
+            self._say(f"round {round}/{self._run.rounds}  evaluating all clients")
+
+    def _eta(self, left: int) -> str:
+        """Return the rest of the run by the last rounds and evaluations; what was never measured is named."""
+        assert self._run is not None
+        every = self._run.config["eval"]["every"]
+        evaluations = -(-self._run.rounds // every) - self._round // every  # the last round is always evaluated
+        known = fmean(self._evaluated or [0])
+        told = duration(left * fmean(self._played) + evaluations * known)
+        return f"ETA {told}" + ("" if self._evaluated else " + evaluations")
 
     def on_note(self, text: str) -> None:
         """Print a line above the bar."""
+        if self._label and not self._quiet:
+            if text in self._spoken:
+                return
+            self._spoken[text] = self._clock()
+        self._say(text)
+
+    def _say(self, text: str) -> None:
         if self._quiet:
             return
+        line = ": ".join(filter(None, (self._label, text)))
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(self._prefix + text, file=self._stream or sys.stderr, flush=True)
+            print(line, file=self._stream or sys.stderr, flush=True)
 
     def on_end(self, status: str, summary: Mapping[str, Any]) -> None:
         """Stop the bar and say how it ended."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+        if self._label:
+            return
         spent = duration(self._clock() - self._begun)
-        self.on_note(", ".join(filter(None, (f"{status} after round {self._round} in {spent}", self._last))))
+        self._say(", ".join(filter(None, (f"{status} after round {self._round} in {spent}", self._last))))
 
     def _start_bar(self, stream: TextIO, run: RunInfo) -> None:
         from rich.console import Console as Terminal
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
             TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[text]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("{task.fields[eta]}", markup=False),
             console=Terminal(file=stream),
+            transient=bool(self._label),
         )
-        self._bar.add_task("", total=run.rounds, completed=run.start_round, text="", eta="")
+        self._bar.add_task(self._label, total=run.rounds, completed=run.start_round, text="", eta="")
         self._bar.start()
 
 

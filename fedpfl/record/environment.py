@@ -54,7 +54,7 @@ def source(method: type) -> dict[str, str]:
         if name in codes or name not in sys.modules:
             continue
         codes[name] = _code(name)
-        waiting += [other for other in _imports(codes[name]) if other.startswith(_METHODS)]
+        waiting += [other for other in imports(codes[name]) if other.startswith(_METHODS)]
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(codes):
         digest.update(f"{name} {len(codes[name])}\n".encode() + codes[name])
@@ -69,10 +69,21 @@ def _code(module: str) -> bytes:
         return b""  # an archive of compiled modules
 
 
-def _imports(code: bytes) -> list[str]:
-    """Return modules that a file may import: `from a import b` may mean a or a.b."""
-    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
-    return [name for node in nodes for one in node.names for name in (f"{node.module}", f"{node.module}.{one.name}")]
+def imports(code: bytes, package: str = "") -> list[str]:
+    """Return modules that a file may import: `from a import b` may mean a or a.b. package: that it is part of."""
+    found = []
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError):  # no Python
+        return []
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            around = package.split(".")[: 1 - node.level or None] if node.level else []
+            base = ".".join(filter(None, [*around, node.module]))
+            found += [name for one in node.names for name in (base, f"{base}.{one.name}")]
+        elif isinstance(node, ast.Import):
+            found += [one.name for one in node.names]
+    return found
 
 
 def _cpu() -> str | None:

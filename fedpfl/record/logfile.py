@@ -26,7 +26,7 @@ class LogFile(Callback):
         self._rounds = run.rounds
         if path.read_bytes()[-1:] not in (b"", b"\n"):  # a kill in the middle of a line
             self._file.write("\n")
-        for line in (*run.lines, *resumed(run)):
+        for line in (*run.lines, *run.notes, *resumed(run)):
             self.on_note(line)
 
     def on_round(self, round: Any) -> None:

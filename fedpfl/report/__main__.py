@@ -19,9 +19,10 @@ from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.files import output
 from fedpfl.ground.terminal import Parser, tell
 from fedpfl.papers.curves import curve_table, curves
+from fedpfl.papers.fedobp.tables import beside
 from fedpfl.papers.layout import Selection
 from fedpfl.papers.registry import full
-from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, beside, device, show
+from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, device, show
 from fedpfl.record.columns import METRICS
 from fedpfl.report import cleaning, listing
 from fedpfl.report.compare import LEAST, compare, sides

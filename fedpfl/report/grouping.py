@@ -144,9 +144,10 @@ def _same_data(alike: Sequence[Run]) -> Iterable[list[Run]]:
     older = [run for run in alike if run.fingerprint and "read" not in run.summary]
     drawn = len(older) == len({run.seed for run in older}) == len({run.fingerprint for run in older})
     data = {run: "" if drawn and run in older else run.fingerprint for run in alike}
-    # Where a run does not tell what it read, it belongs to the only data that are known.
-    known = {*data.values()} - {""}
-    only = min(known) if len(known) == 1 else ""
+    # Where a run does not tell what it read, it belongs to the only data that are known, unless it computed the mean or
+    # standard deviation: those were once of all samples.
+    known, computed = {*data.values()} - {""}, None in map(alike[0].config["dataset"].get, ("mean", "std"), (0, 0))
+    only = min(known) if len(known) == 1 and not computed else ""
     return by(alike, lambda run: data[run] or only).values()
 
 

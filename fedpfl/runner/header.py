@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,11 @@ import torch
 from fedpfl import engine
 from fedpfl.config.messages import described
 from fedpfl.config.plan import Run
-from fedpfl.engine import lockstep
 from fedpfl.ground import tree
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from fedpfl.methods.shared.submodel import Submodel
-from fedpfl.record import environment
+from fedpfl.record import console, environment
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.logfile import add_to_log
 from fedpfl.record.rundir import RunDirectory
@@ -74,6 +74,7 @@ def header(run: Run, path: Path, cohort: int, counts: torch.Tensor, backend: str
     shape = "x".join(map(str, federation.shape))
     return [
         *([f"name        {settings.name}"] if settings.name else []),
+        *([f"of a sweep  {console.label.get()}"] if console.label.get() else []),
         f"data set    {federation.name}: {len(federation.y):,} samples {shape}, {federation.classes} classes",
         f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}{never}",
         f"partition   {described(run.config['partition'])}",
@@ -99,7 +100,6 @@ def introduced(
     path, held = directory.path, sum(map(tree.nbytes, state.rows.trees))
     notes = (*directory.notes, *engine.slow(run.engine, run.device), *tight(run, path, needs, held))
     lines = header(run, path, directory.summary["cohort"], counts, backend.name, held, needs)
-    among = (f"{lockstep.title.get()}; {backend.name} on {run.device}; {path}", *notes)
     return info(
         run.config,
         path,
@@ -107,8 +107,8 @@ def introduced(
         group,
         backend.name,
         start_round=state.round,
-        lines=(*lines, *notes),
-        among=among if lockstep.stage.get() else (),
+        lines=tuple(lines),
+        notes=notes,
     )
 
 
@@ -118,7 +118,10 @@ def tell_finished(directory: RunDirectory, quiet: bool) -> None:
     words = {"accuracy": "mean over clients", "accuracy_pooled": "pooled", "ft_accuracy": "after fine-tuning"}
     final = ", ".join(f"{last[name]:.2f} % {what}" for name, what in words.items() if last.get(name) is not None)
     line = f"already finished: {directory.path} ({final or 'no test samples'}); restart=true runs it again"
-    if not quiet:
+    label = console.label.get()
+    if not (quiet or label):
         print(line, *directory.notes, sep="\n")
+    for note in directory.notes if label else ():  # among many, who plays them says what has ended
+        print(f"{label}: {note}", file=sys.stderr, flush=True)
     for note in directory.notes:
         add_to_log(directory.path, note)

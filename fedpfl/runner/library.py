@@ -1,35 +1,37 @@
-"""Run and load from Python: what `fedpfl.run`, `fedpfl.rounds` and `fedpfl.load` are."""
+"""Run and load from Python: what `fedpfl.run`, `fedpfl.rounds`, `fedpfl.sweep` and `fedpfl.load` are."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import os
+import sys
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import engine
 from fedpfl.config import overrides, plugins, tidy
+from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import one_line
-from fedpfl.config.plan import Run, build, check, register, resolve
+from fedpfl.config.plan import Run, build, check, literal, register, resolve
+from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine import ranks
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import identity
-from fedpfl.record import checkpoint
+from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
+from fedpfl.record.rundir import saved
 from fedpfl.report.load import begun
 from fedpfl.runner import resume
-from fedpfl.runner.faults import mended
+from fedpfl.runner.faults import Diverged, mended
 from fedpfl.runner.loop import Round
 from fedpfl.runner.models import Models
 from fedpfl.runner.session import session
@@ -54,7 +56,7 @@ def run(
     cfg, path, experiment = _asked(settings, keys, directory, callbacks)
     for _ in _played(cfg, path, experiment, not progress, callbacks):
         pass
-    return load(path)
+    return _loaded(path, cfg)
 
 
 def rounds(
@@ -73,6 +75,76 @@ def rounds(
     return _played(*_asked(settings, keys, directory, callbacks), not progress, callbacks)
 
 
+def sweep(
+    *settings: str,
+    directory: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    callbacks: Sequence[Callback] = (),
+    **keys: Any,
+) -> tuple[list[Trained], pd.DataFrame]:
+    """Train all combinations of what is swept over, one after another: `sweep(method=["fedobp", "ditto"], rounds=5)`.
+
+    Returns the runs as `load` does, and a table with a row for each: its values of what is swept over, its status, and
+    its row of rounds.csv at the last evaluation, of which there is nothing where it diverged. Finished runs are loaded,
+    the command line's too; an interrupted sweep goes on.
+
+    settings: words of the command line, such as "seed=1,2,3". keys: as in `run`, but of a list each run has one value.
+    directory: in which the runs' are made, by default outputs/. progress, callbacks: as in `run`.
+
+    Raises FedpflError before the first run for what is wrong with any, after the last for those that failed.
+    """
+    jobs = _jobs(settings, keys, directory, callbacks)
+    failed, runs, rows = list[str](), list[Trained](), list[dict[str, Any]]()
+    for number, (path, (cfg, experiment, swept)) in enumerate(jobs.items(), 1):
+        before = console.label.set(name := _named(swept))
+        try:
+            with contextlib.suppress(Diverged):  # its row says so
+                for _ in _played(cfg, path, experiment, not progress, callbacks):
+                    pass
+            runs.append(found := _loaded(path, cfg))
+            over = found.status == "finished"
+            rows.append({**swept, "status": found.status, **(found._tables.judged if over else {})})
+            told = console.everyone(found.summary.get("last", {})) if over else found.status
+        except FedpflError as error:
+            failed.append(f"{name}: {error}")
+            told = f"failed: {error}"
+        finally:
+            console.label.reset(before)
+        if progress:
+            print(f"sweep: {number}/{len(jobs)} done  {name}: {told}", file=sys.stderr, flush=True)
+    if failed:
+        raise FedpflError(f"{len(failed)} of {len(jobs)} runs failed, and the same call tries them again: {failed[0]}")
+    return runs, pd.DataFrame(rows)
+
+
+def _jobs(
+    settings: tuple[str, ...],
+    keys: Mapping[str, Any],
+    directory: str | os.PathLike[str] | None,
+    callbacks: Sequence[Callback],
+) -> dict[Path, tuple[DictConfig, str | None, dict[str, Any]]]:
+    """Return by run directory what `_asked` says of it, and its values of what is swept over. Raises as `sweep`."""
+    register()
+    with _in_one_line():
+        words = overrides.for_sweeps(_words(settings, keys, choices=True), GROUPS)
+        if given := next((word for word in words if word.lstrip("+~").startswith("hydra")), None):
+            raise FedpflError(f"{given} is for sweeps of the command line; here one run follows the other")
+        jobs = overrides.jobs(words)
+    found: dict[Path, Any] = {}
+    for own, swept in jobs:
+        cfg, _, experiment = _asked(tuple(own), {}, None, callbacks)
+        check(cfg)
+        path = Path(directory or cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
+        if path in found:
+            raise FedpflError(f"{_named(swept)} is a run already; sweep over what decides a result, each value once")
+        found[path] = cfg, experiment, swept
+    return found
+
+
+def _named(swept: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in swept.items())
+
+
 def _asked(
     settings: tuple[str | Mapping[str, Any], ...],
     keys: Mapping[str, Any],
@@ -85,10 +157,17 @@ def _asked(
     if wrong := [one for one in callbacks if not isinstance(one, Callback)]:
         raise FedpflError(f"callbacks must be instances of subclasses of fedpfl.Callback, got {wrong[0]!r}")
     register()
-    try:
+    with _in_one_line():
         cfg, experiment = _composed(settings, keys)
         return cfg, Path(directory or cfg.hydra.run.dir), experiment
-    except (HydraException, OmegaConfBaseException) as error:
+
+
+@contextlib.contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Raise FedpflError for what Hydra refuses."""
+    try:
+        yield
+    except overrides.REFUSED as error:
         raise FedpflError(one_line(error)) from None
 
 
@@ -107,22 +186,31 @@ def _played(
         tidy.unmake(path, stop)
 
 
-def load(directory: str | os.PathLike[str], device: str = "auto", data_dir: str | os.PathLike[str] = "") -> Trained:
-    """Read a run directory. Raises FedpflError, in one line, where there is no run in it.
+def _loaded(path: Path, cfg: DictConfig) -> Trained:
+    """Load what was just trained, with the plugins that its user named."""
+    return load(path, plugins=[Path(file).expanduser().absolute() for file in cfg.get("plugins") or ()])
+
+
+def load(
+    directory: str | os.PathLike[str],
+    device: str = "auto",
+    data_dir: str | os.PathLike[str] = "",
+    plugins: Sequence[str | os.PathLike[str]] = (),
+) -> Trained:
+    """Read a run directory. Raises FedpflError, in one line, where there is no run in it, or a file is damaged.
 
     Models are read, and the data that they need, when they are first asked for. device: where predictions are computed.
-    data_dir: where the data are, if not where the run found them.
+    data_dir: where the data are, if not where the run found them. plugins: files of the run's method, network and data,
+    where they are none of fedpfl's; no other code is run.
     """
-    return Trained(Path(directory), device, data_dir)
+    return Trained(Path(directory), device, data_dir, plugins)
 
 
 def logger(words: Sequence[str]) -> dict[str, Any]:
     """Return the `logger` part of a configuration that such words of the command line make. Raises FedpflError."""
     register()
-    try:
+    with _in_one_line():
         return resolve(overrides.composed_once(words))["logger"]
-    except (HydraException, OmegaConfBaseException) as error:
-        raise FedpflError(one_line(error)) from None
 
 
 class Trained(Models):
@@ -132,10 +220,16 @@ class Trained(Models):
     the run read, or for a client that there is not.
     """
 
-    def __init__(self, path: Path, device: str = "auto", data_dir: str | os.PathLike[str] = ""):
+    def __init__(
+        self,
+        path: Path,
+        device: str = "auto",
+        data_dir: str | os.PathLike[str] = "",
+        plugins: Sequence[str | os.PathLike[str]] = (),
+    ):
         self.path = path
         self._tables = begun(path)
-        self._device, self._data_dir = device, data_dir
+        self._device, self._data_dir, self._plugins = device, data_dir, [os.fspath(file) for file in plugins]
 
     def __repr__(self) -> str:
         done = f"{self._tables.reached} of {self._tables.planned} rounds"
@@ -185,18 +279,20 @@ class Trained(Models):
         if where.type == "cpu" and told["engine"].get("precision") == "tf32":
             told["engine"]["precision"] = "fp32"
         told |= {"data_dir": os.fspath(self._data_dir)} if self._data_dir else {}
-        known = self.summary.get("identity")
-        if known != f"{identity(self.config)}-seed{self._tables.seed}":
-            raise FedpflError(f"{self.path / 'config.yaml'} is not the configuration that the run began with")
+        if (wanted := told.get("plugins")) and not self._plugins:
+            raise FedpflError(
+                f"{self.path} is of a run with plugins, whose code is only run for who names it: give "
+                f"plugins=[{', '.join(map(str, wanted))}], or where these files are now"
+            )
+        told["plugins"] = self._plugins
         try:
-            plan = check(OmegaConf.create(told))
+            plan = check(literal(told))
         except FedpflError as error:
             raise FedpflError(f"{self.path / 'config.yaml'} is not of this version: {error}") from None
         run = build(plan)
         if self.summary.get("data") not in (None, run.fingerprint):
             raise FedpflError(
-                f"the data are not those of run {self.path} (samples, labels, groups, or who holds which); give "
-                "data_dir=... where they are"
+                f"the data are not those of run {self.path} ({COVERED}); give data_dir=... where they are"
             )
         code = resume.written(run)
         if any(code != known for known in self.summary.get("code", [])):
@@ -211,10 +307,7 @@ class Trained(Models):
                 f"{file} is not there, and the models with it: the run kept none (checkpoint.keep=false), or has not "
                 "come to its first checkpoint; run it with checkpoint.keep=true restart=true"
             )
-        past = checkpoint.load(file)
-        if past.get("identity", self.summary["identity"]) != self.summary["identity"]:
-            raise FedpflError(f"{file} belongs to a different run")
-        return resume.begin(self._run, past, self.path)
+        return resume.begin(self._run, saved(self.path, self._tables.summary), self.path)
 
 
 def _composed(settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, Any]) -> tuple[DictConfig, str | None]:
@@ -223,10 +316,16 @@ def _composed(settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, 
         (whole, *more) = settings
         if more or keys or not isinstance(whole, Mapping):
             raise FedpflError("a whole configuration stands alone; change it, or give words such as 'rounds=5'")
-        return OmegaConf.create({"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}, **whole}), None
-    words = [*map(str, settings), *(word for key, value in keys.items() for word in overrides.words(key, value))]
+        own = whole if OmegaConf.is_config(whole) else literal(whole)
+        return OmegaConf.merge({"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}}, own), None  # type: ignore[return-value]
+    cfg = overrides.composed_once(_words(settings, keys))
+    return cfg, cfg.hydra.runtime.choices.get("experiment")
+
+
+def _words(settings: Sequence[Any], keys: Mapping[str, Any], choices: bool = False) -> list[str]:
+    """Return what the command line would be given, and load the plugins that it names. choices: as in `words`."""
+    words = [*map(str, settings), *(word for key in keys for word in overrides.words(key, keys[key], choices))]
     if option := next((word for word in words if word.startswith("-")), None):
         raise FedpflError(f"{option} is an option of the command line; give words such as 'rounds=5'")
     plugins.load(overrides.chosen(words, "plugins"))
-    cfg = overrides.composed_once(words)
-    return cfg, cfg.hydra.runtime.choices.get("experiment")
+    return words

@@ -6,7 +6,7 @@ This is all that a run does. Whoever takes a round writes, shows, saves and judg
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -19,6 +19,11 @@ from fedpfl.record.columns import columns
 from fedpfl.runner.evaluate import Judged, judge
 from fedpfl.runner.faults import Diverged
 from fedpfl.runner.models import Models
+
+IMPURE = (
+    "method={method} draws global random numbers ({names}): they are seeded so that the run repeats, which takes one "
+    "client at a time; draw in `sample` instead (docs/safety.md)"
+)
 
 
 @dataclass(eq=False)
@@ -53,13 +58,18 @@ class Round(Models):
         return self.state
 
 
-def rounds(run: Run, backend: engine.Backend, state: engine.State) -> Iterator[Round]:
-    """Yield the rounds that follow on `state`, which is used up. Raises Diverged."""
+def rounds(
+    run: Run, backend: engine.Backend, state: engine.State, evaluating: Callable[[int], None] = lambda round: None
+) -> Iterator[Round]:
+    """Yield the rounds that follow on `state`, which is used up. Raises Diverged.
+
+    evaluating: told before all clients are evaluated, after which round.
+    """
     settings, federation = run.settings, run.federation
     cohorts = engine.cohorts(settings.seed, federation.clients, settings.participation, settings.rounds)
     planned = islice(cohorts, state.round, None)
     unmeasured = dict.fromkeys(columns(validation=bool(federation.validation), unseen=bool(run.unseen)))
-    cohort = engine.pick(state, next(planned, []), settings.seed)
+    cohort, told = engine.pick(state, next(planned, []), settings.seed), False
     while cohort:
         # ---- train
         began = time.monotonic()
@@ -73,11 +83,15 @@ def rounds(run: Run, backend: engine.Backend, state: engine.State) -> Iterator[R
         # ---- judge
         judged, last = Judged({}, {}, []), not cohort
         if state.round % run.eval.every == 0 or last:
+            evaluating(state.round)
             began = time.monotonic()
             judged = judge(run, backend, state, not outcome.sent.values_down, last)
             row |= {**judged.row, "eval_seconds": time.monotonic() - began}
 
         # ---- hand on
+        if not told and (names := engine.impure(run.method)):
+            judged.notes.append(IMPURE.format(method=run.config["method"]["name"], names=", ".join(names)))
+            told = True
         played = Round(run, state, row, judged.clients, judged.notes, last)
         yield played
         played.over = not last

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from fedpfl import engine
 from fedpfl.config import plugins
 from fedpfl.config.plan import Run
+from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine import ranks
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -105,6 +106,7 @@ class Progress:
     def __post_init__(self) -> None:
         self.used: dict[str, Any] = {}
         self._saved, self._cost = time.monotonic(), 0.0
+        self._kept, self._writes = self.state.round, self.state.rows.writes
 
     @property
     def spent(self) -> float:
@@ -113,10 +115,11 @@ class Progress:
 
     def count(self, round: Round, used: dict[str, Any]) -> None:
         """Take a round in, and what answered it."""
-        self.state = round.state
+        self.state, self._writes = round.state, round.state.rows.writes
         if round.judged:
             self.last = dict(round.row)  # callbacks may change theirs
-            self.best = self.last if self.last["accuracy"] > self.best.get("accuracy", -1) else self.best
+            if (own := self.last["accuracy"]) is not None and own > self.best.get("accuracy", -1):
+                self.best = self.last
         if used != self.used:
             self.used = used
             self.directory.write_summary(engine=used)
@@ -128,6 +131,12 @@ class Progress:
         if ranks.share(due):
             self.save()
 
+    def save_if_left(self) -> None:
+        """Save the last finished round for whoever goes on; not where the next has overwritten its client states."""
+        rows = self.state.rows
+        if self.state.round > self._kept and rows.writes == self._writes and not rows.mine:
+            self.save()
+
     def save(self) -> None:
         """Write a checkpoint."""
         began, rows = time.monotonic(), self.state.rows
@@ -135,7 +144,7 @@ class Progress:
         trees = {part: getattr(self.state, part) for part in STATE}
         told = {"best": self.best, "last": self.last, "seconds": self.spent, "engine": self.used}
         self.directory.checkpoint({"round": self.state.round, "rows": saved, **trees, **told})
-        self._saved = time.monotonic()
+        self._saved, self._kept = time.monotonic(), self.state.round
         self._cost = self._saved - began
 
 
@@ -162,7 +171,7 @@ def extended(run: Run) -> dict[str, Any] | None:
             f"{settings.rounds}; set rounds to more than it has, and all else as it was"
         )
     if summary.get("data") != run.fingerprint:
-        raise FedpflError(f"extend: {place} was run on other data (samples, labels, groups, or who holds which)")
+        raise FedpflError(f"extend: {place} was run on other data ({COVERED})")
     return {**state, **_without_end(run, done, state["files"])}
 
 

@@ -73,7 +73,7 @@ def _recorded(
     run, directory = progress.run, progress.directory
     if watch(progress.state.round, None):
         raise GivenUp("given up")
-    for round in rounds(run, backend, progress.state):
+    for round in rounds(run, backend, progress.state, callbacks.on_evaluation):
         # ---- run directory
         if round.judged:
             directory.write_clients(everyone.rows(round.clients))
@@ -89,11 +89,7 @@ def _recorded(
         progress.save_if_due(round.last)
 
         # ---- whoever asked for rounds
-        try:
-            yield round
-        except GeneratorExit:
-            progress.save()
-            raise
+        yield round
 
         # ---- search
         if round.judged and not round.last and watch(round.state.round, progress.last):
@@ -102,14 +98,17 @@ def _recorded(
 
 @contextmanager
 def _ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
-    """Write and tell how a run ends: finished, diverged or given up. Of failures and interrupts others take care."""
+    """Write and tell how a run ends: finished, diverged, given up, or left. Of failures others take care."""
     run, directory = progress.run, progress.directory
     try:
         yield
+    except (GeneratorExit, KeyboardInterrupt):
+        progress.save_if_left()
+        raise
     except GivenUp:
         done = progress.state.round
-        callbacks.on_note(f"given up after round {done}: its validation accuracy is below the others' median")
-        callbacks.on_end("interrupted", directory.summary)
+        why = f"given up after round {done}: its validation accuracy is below the others' median"
+        callbacks.on_end("interrupted", {**directory.summary, "error": why})
         raise
     except Diverged as error:
         directory.write_summary(status="diverged", error=str(error))

@@ -11,15 +11,17 @@ import hashlib
 import math
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import VALIDATION as COLUMN
+from fedpfl.record.console import duration
 from fedpfl.record.rounds import read
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class Found:
     """Hold a search's outcome.
 
     words: the overrides that were chosen. value: their validation accuracy in percent. trials: by what became of them.
-    rounds: played by all of them. study: Optuna's, for figures.
+    rounds: played by all of them. study: Optuna's, for figures. space: its distributions by key.
     """
 
     words: tuple[str, ...]
@@ -46,6 +48,7 @@ class Found:
     trials: Mapping[str, int]
     rounds: int
     study: optuna.Study = field(repr=False)
+    space: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _optuna() -> Any:
@@ -126,7 +129,7 @@ class Search:
     def run(self, play: Callable[[list[tuple[int, list[str]]]], list[Ended]], tell: Callable[[str], None]) -> Found:
         """Run what is missing. play: of numbers and overrides of jobs to what became of them, in order."""
         optuna = _optuna()
-        states = optuna.trial.TrialState
+        states, began, here = optuna.trial.TrialState, time.monotonic(), 0
         while True:
             batch = self._next(states)
             if not batch:
@@ -134,6 +137,7 @@ class Search:
             jobs = [(trial.number, self.words(trial.params)) for trial in batch]
             once = {tuple(words): (number, words) for number, words in reversed(jobs)}  # equal ones are one run
             ends = dict(zip(sorted(once, key=once.__getitem__), play(sorted(once.values())), strict=True))
+            spent, here = time.monotonic() - began, here + len(batch)
             for trial, (number, words) in zip(batch, jobs, strict=True):
                 end = ends[tuple(words)]
                 kept = optuna.trial.Trial(self.study, trial._trial_id)
@@ -146,8 +150,10 @@ class Search:
                 else:
                     self.study.tell(number, end.value)
                 done = sum(one.state.is_finished() and one.state != states.FAIL for one in self.study.trials)
-                value = "given up" if end.value is None else f"validation {end.value:.2f} %"
-                tell(f"trial {done}/{self._trials}: {value}  {' '.join(words)}")
+                value = end.lost if end.value is None else f"validation {end.value:.2f} %"
+                left = (self._trials - done) * spent / here
+                eta = f", ETA {duration(left)}" if done < self._trials else ""
+                tell(f"trial {done}/{self._trials}{eta}  {' '.join(words)}: {value}")
         return self._found(states)
 
     def _next(self, states: Any) -> list[Any]:
@@ -188,27 +194,28 @@ class Search:
         counts = {"finished": len(whole), "given up": len(trials) - len(whole)}
         # Equal ones are one run.
         rounds = {trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials}
-        return Found(tuple(self.words(best.params)), best.value, counts, sum(rounds.values()), self.study)
+        return Found(tuple(self.words(best.params)), best.value, counts, sum(rounds.values()), self.study, self._space)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Hold what became of a trial: its validation accuracy, None if it diverged or was given up; where it is."""
+    """Hold what became of a trial: its validation accuracy, None if it is `lost`; where it is."""
 
     value: float | None
     rounds: int
     directory: str
+    lost: Literal["", "given up", "diverged"] = ""
 
 
-def ended(folder: Path, given_up: bool) -> Ended:
+def ended(folder: Path, lost: Literal["", "given up", "diverged"] = "") -> Ended:
     """Read a trial's run directory: the validation accuracy in rounds.csv, and no other column but `round`."""
     path, rows = folder / "rounds.csv", list[dict[str, float | None]]()
-    if path.is_file() or not given_up:  # it may have diverged in the first round
+    if path.is_file() or not lost:  # it may have diverged in the first round
         rows = read(path.read_text(encoding="utf-8"), only=("round", COLUMN))
     values = [value for row in rows if (value := row.get(COLUMN)) is not None and math.isfinite(value)]
-    if not given_up and not values:
+    if not lost and not values:
         raise FedpflError(f"{folder}: no sample was held out; set validation=0.1, or more for clients of few samples")
-    return Ended(None if given_up else max(values), int(rows[-1]["round"] or 0) if rows else 0, str(folder))
+    return Ended(None if lost else max(values), int(rows[-1]["round"] or 0) if rows else 0, str(folder), lost)
 
 
 def watch(sweeper: Mapping[str, Any], number: int) -> Watch:

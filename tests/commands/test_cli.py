@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from omegaconf import OmegaConf
 
 from fedpfl.config import overrides
-from fedpfl.config.schema import GROUPS
+from fedpfl.config.choices import GROUPS
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, FedAvg, Method
@@ -28,6 +29,7 @@ from fedpfl.record import console, rundir
 from fedpfl.record.columns import columns
 from fedpfl.report import __main__ as report
 from fedpfl.runner import loop
+from fedpfl.runner.faults import mended
 from tests.command import FILES, TINY, call, snapshot, start, state, summary, table, wait
 from tests.conftest import sampled
 
@@ -40,7 +42,14 @@ BAD = [
     # unknown keys
     ("foo=1", "foo is not a key"),
     ("+foo=1", "foo is not a key"),
-    ("method.foo=1", "method.foo is not a key"),
+    (
+        "method.foo=1",
+        "method.foo is not a key here; known keys of method=fedobp: q, norm, score, scope, classifier_only, ema, "
+        "cold_start, statistics\n",
+    ),
+    ("local.foo=1", "local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay, "),
+    ("lamda=1 method=ditto", "lamda is not a key here; did you mean method.lam?"),
+    ("quantile.foo=1", "quantile.foo is not a key here; known keys: q, otherwise"),
     ("+method.foo=1", "method.foo is not a key here; known keys: q, norm"),
     ("+local.foo=1", "local.foo is not a key here; known keys: epochs, batch_size, lr"),
     ("+dataset.foo=1", "dataset.foo is not a key here; known keys: name, mean"),
@@ -55,7 +64,7 @@ BAD = [
     ("quantile=adaptive", "quantile=adaptive is now method=fedobp_adaptive"),
     ("quantile.q=[0.5,0.9]", "method=fedobp with these values is now method=fedobp_adaptive"),
     ("method=floco method.pers_epochs=5", "method.pers_epochs is now a key of method=floco_plus"),
-    ("method=ditto method.pers_epochs=5", "method.pers_epochs is not a key here; did you mean method.personal_epochs?"),
+    ("method=ditto method.pers_epochs=5", "cold_start, statistics; did you mean method.personal_epochs?"),
     ("method=xyz", f"method must be one of {', '.join(sorted(METHODS))}, got 'xyz'"),
     ("dataset=foo", "dataset must be one of ag_news, cifar10, cifar100, cifar10_c, cifar10_c_made, cinic10"),
     (
@@ -65,7 +74,10 @@ BAD = [
     ("model=foo", f"model must be one of {', '.join(sorted(MODELS))}, got 'foo'"),
     ("norm=foo", "norm must be one of global, layer, none, got 'foo'"),
     ("score=foo", "score must be one of fisher, fisher_batch, gradient, obp, obp_as_published, got 'foo'"),
-    ("quantile=foo", "quantile must be one of auto, figure6, paper, paper_cls, tuned, got 'foo'"),
+    (
+        "quantile=foo",
+        "quantile must be one of ablation, ablation_cls, as_published, auto, figure6, paper, tuned, got 'foo'",
+    ),
     ("engine=foo", "engine must be one of auto, batched, loop, got 'foo'"),
     ("logger=foo", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
     ("logger=[wandb,foo]", "logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'"),
@@ -91,7 +103,7 @@ BAD = [
     ("lr=0.1", "lr is not a key here; did you mean local.lr?"),
     ("round=4", "round is not a key here; did you mean rounds?"),
     ("datset=mnist", "datset is not a key here; did you mean dataset?"),
-    ("method=fedper method.layer=2", "method.layer is not a key here; did you mean method.layers?"),
+    ("method=fedper method.layer=2", "layers, head_init, statistics; did you mean method.layers?"),
     ("hydra.run.dri=x", "hydra.run.dri is not a key here; did you mean hydra.run.dir?"),
     ("hydra/launcer=lockstep", "hydra/launcer is not a key here; did you mean hydra/launcher?"),
     ("launcher=lockstep", "launcher is not a key here; did you mean hydra/launcher?"),
@@ -357,6 +369,34 @@ SWEPT = [
 ]
 
 
+MISTAKES = {
+    "train method=ditto method.lamda=1": "did you mean method.lam?",
+    "train -m seed=1,2 method=fedavg,fedpre": "got 'fedpre'; did you mean fedrep?",
+    "train seed=1,2": "seed=1,2 is a sweep, which needs -m",
+    "train rounds=1 --bogus": "--bogus",
+    "tune method=fedper,dito trials=3": "got 'dito'; did you mean ditto?",
+}
+
+
+def test_a_plain_mistake_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+    """It takes a second or two: all these together take less."""
+    script = """
+import runpy, sys
+for line in sys.argv[1:]:
+    command, *sys.argv[1:] = line.split()
+    try:
+        runpy.run_module(f"fedpfl.{command}", run_name="__main__")
+    except SystemExit as end:
+        print(end.code, "torch" in sys.modules)
+"""
+    result = wait(start(*MISTAKES, cwd=tmp_path, script=script))
+    assert result.out.splitlines() == ["2 False"] * len(MISTAKES)
+    for line, says in zip(result.err.splitlines(), MISTAKES.values(), strict=True):
+        assert line.startswith("fedpfl: ")
+        assert says in line
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(("overrides", "says"), sampled(SWEPT, 3))
 def test_bad_input_of_a_sweep_leaves_nothing(overrides: str, says: str, tmp_path: Path) -> None:
     result = call("-m", *overrides.split(" "), cwd=tmp_path)
@@ -371,6 +411,60 @@ def test_an_error_is_one_line_that_a_terminal_shows_as_it_is() -> None:
     shown = r"a\nb\x1b[31m\x9b\u2028\udcff\U000e0041 Größe"
     assert str(FedpflError("a\nb\x1b[31m\x9b\u2028\udcff\U000e0041 Größe")) == shown
     assert str(FedpflError(shown)) == shown  # as one that comes from another process
+
+
+def test_long_values_are_cut_and_sentences_are_not() -> None:
+    """Texts, lists and names; not what stands between two apostrophes, nor a long path."""
+    for value in (repr("b " * 500), str([7] * 300), str({"a": [7] * 300}), "9" * 500, f"'{'x' * 500}'"):
+        told = str(FedpflError(f"local.lr must be a number, got {value} by --help"))
+        assert told.startswith(f"local.lr must be a number, got {value[:60]} ... ")
+        assert told.endswith(f"{value[-20:]} by --help")
+    fine = f"the server's {'long ' * 50} state is the client's, in {'/folder' * 50}, [1, 2] 'a' {{'b'}} {'c' * 100}"
+    assert str(FedpflError(fine)) == fine
+
+
+class Greedy(FedAvg):
+    def start(self, received: Tree, client: dict[str, Tree]) -> Tree:
+        raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RuntimeError("can't start new thread"), "the system lets this process start no more threads; set engine.wo"),
+        (MemoryError(), "not enough memory for what Greedy.start makes (MemoryError); make the model, its cohort or"),
+    ],
+    ids=["threads", "memory"],
+)
+def test_what_the_machine_lacks_is_one_line(
+    error: Exception, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: Any) -> None:
+        raise error
+
+    if isinstance(error, MemoryError):
+        monkeypatch.setitem(METHODS, "fedavg", Greedy)
+    else:
+        monkeypatch.setattr("threading.Thread.start", start)
+    result = call("method=fedavg", *TINY, cwd=tmp_path)
+    assert (result.code, len(result.complaints)) == (2, 1)
+    assert result.complaints[0].startswith(f"fedpfl: {says}")
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("data/datasets/digits.py", "not enough memory for the data set (MemoryError); take a smaller one"),
+        ("models/net.py", "not enough memory for the network (MemoryError); make the model smaller"),
+        ("engine/store.py", "not enough memory for the clients' states (MemoryError); set state.device=disk"),
+        ("engine/loop.py", "not enough memory for a cohort in training (MemoryError); make the model, its cohort or"),
+        ("elsewhere.py", "not enough memory for a cohort in training (MemoryError); make the model, its cohort or"),
+    ],
+)
+def test_what_was_too_large_is_told(file: str, says: str, tmp_path: Path) -> None:
+    cfg = OmegaConf.create({"method": {"name": "fedavg"}})
+    with pytest.raises(FedpflError, match=re.escape(says)), mended(cfg, tmp_path):
+        exec(compile("raise MemoryError", f"/a/fedpfl/{file}", "exec"))
 
 
 def test_options_may_stand_anywhere(tmp_path: Path) -> None:
@@ -485,9 +579,16 @@ def test_a_finished_run_is_recognised_and_left_alone(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
-def test_a_run_without_test_samples_finishes_and_is_recognised(tmp_path: Path) -> None:
-    for _ in range(2):
-        assert call(*TINY, "partition.test_fraction=0", cwd=tmp_path).code == 0
+def test_a_run_without_test_samples_has_empty_cells_and_is_recognised(tmp_path: Path) -> None:
+    for said in ("finished after round 2", "already finished"):
+        result = call(*TINY, "partition.test_fraction=0", "hydra.run.dir=here", cwd=tmp_path)
+        assert result.code == 0
+        assert said in result.err + result.out
+        assert "nan" not in result.err + result.out
+    rows, clients = table(tmp_path / "here/rounds.csv"), table(tmp_path / "here/clients.csv")
+    assert {row[name] for row in rows for name in ("cohort_before", "cohort_after", "accuracy", "loss")} == {""}
+    assert {row["accuracy"] for row in clients} == {""}
+    assert summary(tmp_path / "here")["best"] == {}
 
 
 def test_hydra_run_dir_puts_the_run_anywhere(tmp_path: Path) -> None:
@@ -506,7 +607,7 @@ def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
 
     with mock.patch.object(rundir.RunDirectory, "checkpoint", stop):
         result = call(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
-    assert (result.code, played) == (130, [1, 2]), result
+    assert (result.code, played) == (130, [1, 2, 2]), result  # an interrupt saves what is left to save
 
 
 def test_the_configuration_can_be_printed_without_a_run(tmp_path: Path) -> None:
@@ -539,7 +640,7 @@ class Faulty(FedAvg):
 
     def _fail(self, hook: str) -> None:
         if hook == self.where:
-            raise KeyError("no such\nthing")
+            raise SystemExit(0) if hook in ("aggregate", "init") else KeyError("no such\nthing")
 
     def __post_init__(self) -> None:
         self._fail("__post_init__")
@@ -572,7 +673,8 @@ def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
     (line,) = result.complaints
     assert result.err.endswith(f"{line}\n")
     log = tmp_path / "here" / "run.log"
-    assert line.startswith(rf"fedpfl: method=faulty: Faulty.{hook} raised KeyError: 'no such\nthing' ({__file__}:")
+    raised = "SystemExit: 0" if hook == "aggregate" else r"KeyError: 'no such\nthing'"
+    assert line.startswith(f"fedpfl: method=faulty: Faulty.{hook} raised {raised} ({__file__}:")
     assert line.endswith(f"; its traceback is in {log}")
     assert f"in {hook}\n    self._fail(" in log.read_text()
     assert summary(tmp_path / "here")["status"] == "failed"
@@ -582,7 +684,8 @@ def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
 def test_a_fault_before_the_first_round_leaves_nothing(hook: str, faulty: tuple[str, ...], tmp_path: Path) -> None:
     result = call(*faulty, f"+method.where={hook}", cwd=tmp_path)
     assert result.code == 1, result
-    assert result.err.startswith(f"fedpfl: method=faulty: Faulty.{hook} raised KeyError: ")
+    raised = "SystemExit: 0" if hook == "init" else "KeyError: "
+    assert result.err.startswith(f"fedpfl: method=faulty: Faulty.{hook} raised {raised}")
     assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
     assert result.err.count("\n") == 1
     assert snapshot(tmp_path) == {}
@@ -622,12 +725,15 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     assert result.code == 0, result
     assert seeds(tmp_path) == {"fedavg": ["seed1", "seed2"], "fedper": ["seed1", "seed2"]}
     assert len(list(tmp_path.glob("outputs/digits/*/*"))) == 2  # the seeds of one configuration lie together
-    told = [line for line in result.err.splitlines() if line.startswith("sweep: ")]
+    told = result.err.splitlines()  # one line each
     assert [line[:15] for line in told] == [f"sweep: {done}/4 done" for done in (1, 2, 3, 4)]
     assert [", ETA 0:00:" in line for line in told] == [True, True, True, False]
+    assert re.fullmatch(r"sweep: .*  method=fedper seed=1: all clients [\d.]+ % in 0:00:\d\d", told[2])
+    assert result.out.startswith("Digits, Dir(0.1)\n")
     assert result.out.endswith(reported(tmp_path, "outputs"))
     again = call("--multirun", *TINY, "method=fedper", "seed=1,2", cwd=tmp_path)
-    assert "sweep: 1/2 done\n" in again.err  # nothing tells how long a job takes
+    rate = summary(next(tmp_path.glob("outputs/digits/fedper/*/seed1")))["last"]["accuracy"]
+    assert f"sweep: 1/2 done  seed=1: all clients {rate:.2f} %\n" in again.err  # nothing tells how long a job takes
     assert again.out.endswith(reported(tmp_path, "outputs/digits/fedper"))  # of this sweep's runs alone
 
 
@@ -661,8 +767,9 @@ def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> Non
     alone, swept = call(*words, cwd=tmp_path), call("-m", *words, cwd=tmp_path)
     assert alone.complaints == swept.complaints
     assert "fedpfl: 2 of 2 jobs failed" in alone.err
-    assert "sweep: 1/2 done\n" in alone.err
-    assert "sweep: 2/2 done in 0:" in alone.err
+    wrong = "failed: rounds must be 1 or more, got 0\n"
+    assert f"sweep: 1/2 done  method=fedavg: {wrong}" in alone.err
+    assert re.search(rf"sweep: 2/2 done in 0:00:\d\d  method=ditto: {wrong}", alone.err)
 
 
 def test_a_value_for_all_methods_of_a_sweep_that_the_default_method_lacks(tmp_path: Path) -> None:
@@ -752,15 +859,20 @@ def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: 
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_with_130_and_can_be_resumed(tmp_path: Path) -> None:
-    process = start(*TINY, "rounds=1000000000", "hydra.run.dir=here", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [(signal.SIGTERM, 143, "terminated"), pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.full)],
+)
+def test_a_signal_saves_the_run_and_has_a_status(number: signal.Signals, code: int, told: str, tmp_path: Path) -> None:
+    words = ("rounds=1000000000", "eval.every=1000000000", "checkpoint.seconds=1e6", "hydra.run.dir=here")
+    process = start(*TINY, *words, cwd=tmp_path)
     rounds, deadline = tmp_path / "here" / "rounds.csv", time.monotonic() + 60
     while not (rounds.exists() and rounds.read_text().count("\n") > 2) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     result = wait(process)
-    assert result.code == 130, result
-    assert result.complaints == ["fedpfl: interrupted; the same command goes on from the last checkpoint"]
+    assert result.code == code, result
+    assert result.complaints == [f"fedpfl: {told}; the same command goes on from the last checkpoint"]
     assert "Traceback" not in result.err
     with rundir.RunDirectory.open(tmp_path / "here", "", summary(tmp_path / "here")["identity"]) as directory:
         assert directory.status == "interrupted"
@@ -770,17 +882,24 @@ def test_ctrl_c_ends_with_130_and_can_be_resumed(tmp_path: Path) -> None:
 
 
 IMPORTING = """
-import builtins, os, runpy, signal
+import builtins, os, runpy, sys
+(name, number), sys.argv[1:] = sys.argv[1:], []
 real = builtins.__import__
 def importing(name, *rest, **more):
     if name == "torch":
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), int(number))
     return real(name, *rest, **more)
 builtins.__import__ = importing
-runpy.run_module("fedpfl.train", run_name="__main__", alter_sys=True)
+runpy.run_module(name, run_name="__main__", alter_sys=True)
 """
 
 
-def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
-    result = wait(start(cwd=tmp_path, script=IMPORTING))
-    assert (result.code, result.err) == (130, "fedpfl: interrupted before anything was done\n")
+@pytest.mark.parametrize(
+    ("name", "number", "code", "told"),
+    [("fedpfl.train", signal.SIGINT, 130, "interrupted"), ("fedpfl.tune", signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_while_modules_are_imported_is_one_line(
+    name: str, number: int, code: int, told: str, tmp_path: Path
+) -> None:
+    result = wait(start(name, str(int(number)), cwd=tmp_path, script=IMPORTING))
+    assert (result.code, result.err) == (code, f"fedpfl: {told} before anything was done\n")

@@ -39,7 +39,7 @@ UNSET = {
     "npz": ["dataset.path=mine.npz"],
     "tuned": ["quantile.q=0.9"],
     "file": ["partition.path=mine.json"],
-    **{key: ["dataset=fmnist"] for key in ("paper", "paper_cls", "figure6", "fedobp_cls")},
+    **{key: ["dataset=fmnist"] for key in ("paper",)},
     **{key: ["method=subflot"] for key in [f"subflot_without_{part}" for part in ("ota", "otp", "sar")]},
 }
 """What an option needs beside itself."""
@@ -106,8 +106,8 @@ def test_every_method_composes_with_other_choices(method: str) -> None:
 
 
 def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
-    chosen = resolved("method=fedobp", "norm=none", "score=fisher", "quantile=paper_cls", "dataset=svhn")["method"]
-    assert (chosen["norm"], chosen["score"], chosen["q"]) == ("none", "fisher", 0.9948)
+    chosen = resolved("method=fedobp", "norm=none", "score=fisher", "quantile=ablation_cls", "dataset=svhn")["method"]
+    assert (chosen["norm"], chosen["score"], chosen["q"]) == ("none", "fisher", 0.9495)
     for group in ("+score.name=fisher", "+quantile.q=0.5", "+norm=layer"):
         with pytest.raises(FedpflError, match=r"is for a hyperparameter that method=seqfededt does not have"):
             resolved("method=seqfededt", group)
@@ -178,9 +178,9 @@ def test_where_and_how_it_runs_leaves_the_identity(overrides: str) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "validation=0.1",
+        *("validation=0.1", "unseen=0.2"),
         *("rounds=10", "clients=50", "participation=0.2", "local.lr=0.1", "local.epochs=1", "local.batch_size=16"),
-        *("local.momentum=0", "local.weight_decay=0.1", "eval.every=5", "eval.finetune_epochs=1"),
+        *("local.momentum=0.7", "local.weight_decay=0.1", "eval.every=5", "eval.finetune_epochs=1"),
         *("local.optimizer=adam", "local.betas=[0.9,0.99]", "local.decay=0.99", "local.decay=cosine"),
         *(
             "partition.seed=42",
@@ -205,7 +205,9 @@ def test_a_models_options_are_part_of_the_identity(option: str) -> None:
 
 def test_keys_that_came_later_leave_the_identity_of_earlier_runs() -> None:
     whole = resolved()
-    earlier = {key: value for key, value in whole.items() if key not in ("validation", "augment")}
+    later = ("validation", "unseen", "stopping", "augment")
+    assert all(key in whole for key in later)
+    earlier = {key: value for key, value in whole.items() if key not in later}
     first = ("epochs", "batch_size", "lr", "momentum", "weight_decay")
     earlier["partition"] = {key: value for key, value in whole["partition"].items() if key != "seed"}
     earlier["local"] = {key: value for key, value in whole["local"].items() if key in first}
@@ -246,6 +248,7 @@ FORMERLY = {
 }
 """What was a setting of another method, and the identity of runs that were made while it was one."""
 EARLIER = ["rounds=2", "clients=4", "participation=0.5", "local.epochs=1", "model=mlp", "validation=0.1", "engine=loop"]
+EARLIER += ["local.momentum=0.7"]  # which was the default
 
 
 @pytest.mark.parametrize(("words", "earlier"), FORMERLY.items(), ids=lambda value: value[0])

@@ -1,13 +1,17 @@
 """Plugins: a user's file adds methods, models, data sets and partitions, and nothing else changes."""
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
 import fedpfl
+from fedpfl import export
 from fedpfl.config import plugins
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
+from fedpfl.methods import METHODS
 from tests.command import TINY, call, summary
 from tests.conftest import ROOT
 
@@ -50,6 +54,24 @@ def test_from_python_the_personal_model_is_that_of_the_file(folder: Path, monkey
     assert "halfway" in fedpfl.load("run").config["method"]["name"]
 
 
+def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    """To look at a run's models is not to run the code that its config.yaml names."""
+    assert call(*ALL, *SMALL, cwd=folder).code == 0
+    plugins.load([])
+    (folder / "mine.py").write_text("raise SystemExit('ran')")
+    run = fedpfl.load(folder / "run")
+    assert len(run.rounds) == 2
+    line = f"is of a run with plugins, .* give plugins=.{folder / 'mine.py'}., or where"
+    with pytest.raises(FedpflError, match=line):
+        run.personal(0)
+    assert export.main([str(folder / "run"), str(folder / "out")]) == 2
+    assert re.search(line, capsys.readouterr().err)
+    (folder / "here").mkdir()
+    (folder / "here/mine.py").write_text(MINE)
+    assert fedpfl.load(folder / "run", plugins=[folder / "here/mine.py"]).personal(0)
+    assert export.main([str(folder / "run"), str(folder / "out"), f"plugins=[{folder / 'here.py'}]"]) == 0
+
+
 def test_a_sweep_takes_plugins_methods_and_others(folder: Path) -> None:
     result = call("-m", *ALL[:1], "method=halfway,fedavg", *ALL[2:], *SMALL[:-1], cwd=folder)
     assert result.code == 0, result.err
@@ -87,6 +109,95 @@ def test_changed_text_is_read_anew_and_a_resumed_run_tells(folder: Path) -> None
     assert "already finished" in result.out
     assert "code        of the method changed" in result.out
     assert call(*ALL, "method.share=-0.5", *SMALL[:-1], "hydra.run.dir=b", cwd=folder).code == 0
+
+
+LEAN = """
+from lean import half
+from kit import tools
+from fedpfl.methods import FedAvg
+class Mine(FedAvg):
+    mu = half() * tools.whole
+    def finish(self, server, client, start, end):
+        import late
+        return end, client
+METHODS = {"mine": Mine}
+"""
+BESIDE = {
+    "lean.py": "import json, pack.leaf, tool\nhalf = lambda: 0.5",
+    "kit/tools.py": "from . import parts\nfrom .parts import whole",
+    "kit/parts.py": "whole = 1.0",
+    "late.py": "import lean",
+    "pack/__init__.py": "",
+    "pack/leaf.py": "",
+    "other.py": "whole = 1.0",
+    "site-packages/tool.py": "",
+}
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A folder with a file and the modules that it imports, of a package without __init__ and in a hook too."""
+    for name in ("kit", "pack", "site-packages"):
+        (tmp_path / name).mkdir()
+    for name, text in ({"mine.py": LEAN} | BESIDE).items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    plugins.load([])
+    for name in ("lean", "kit", "kit.tools", "kit.parts", "late", "pack", "pack.leaf", "tool"):
+        sys.modules.pop(name, None)
+
+
+def code(*files: Path) -> str:
+    return plugins.code(plugins.load(map(str, files)))["mine.py"]
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_a_plugin_imports_from_its_folder_is_part_of_its_code(name: str, beside: Path) -> None:
+    """And imported anew with it; where the folder lies is not."""
+    first = code(beside / "mine.py")
+    text = (beside / name).read_text()
+    (beside / name).write_text(f"{text.replace('0.5', '0.75').replace('whole = 1.0', 'whole = 10.0')}\n")
+    assert (code(beside / "mine.py") != first) == (name not in ("other.py", "site-packages/tool.py"))
+    assert METHODS["mine"].mu == {"lean.py": 0.75, "kit/parts.py": 5.0}.get(name, 0.5)
+    (beside / name).write_text(text)
+    assert code(beside / "mine.py") == first
+    assert METHODS["mine"].mu == 0.5
+    (beside / "lean.py").write_text("def half(:")
+    with pytest.raises(FedpflError, match=r"mine\.py:2: SyntaxError: invalid syntax \(lean\.py, line 1\)$"):
+        code(beside / "mine.py")
+
+
+def test_a_module_that_made_a_plugin_fail_is_imported_anew(beside: Path) -> None:
+    (beside / "lean.py").write_text("half = None")
+    with pytest.raises(FedpflError, match="not callable"):
+        code(beside / "mine.py")
+    (beside / "lean.py").write_text(BESIDE["lean.py"])
+    code(beside / "mine.py")
+    assert METHODS["mine"].mu == 0.5
+
+
+def test_a_changed_module_beside_a_plugin_is_told(beside: Path) -> None:
+    words = ("plugins=[mine.py]", *TINY, "method=mine", "hydra.run.dir=run")
+    assert call(*words, cwd=beside).code == 0
+    assert "code   " not in call(*words, cwd=beside).out
+    (beside / "lean.py").write_text("half = lambda: 0.75")
+    assert "code        of the method changed" in call(*words, cwd=beside).out
+
+
+def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> None:
+    files = [tmp_path / folder / "mine.py" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(METHOD.replace('"mine"', f'"{file.parent.name}"').format("pass"))
+    both, alone = code(*files), [code(file) for file in files]
+    assert both == code(*reversed(files)) == " ".join(sorted(alone))
+    for file in files:
+        (file.parent / "mine.py").write_text(file.read_text() + "#")
+        assert code(*files) != both
+        both = code(*files)
+    plugins.load([])
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,11 @@ def flat(parts, file, **more):
     np.savez_compressed(file, **arrays, **more)
 
 
+OWN = Samples("small", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.from_numpy(Y), 4, (0.5,), (0.5,))
+
+
 def read(path, clients=3, seed=0, **options):
-    return partition.file(Y, clients, seed, path=path, **options)
+    return partition.deal(partition.file, OWN, clients, seed, path=path, **options)
 
 
 def listed(parts: Partition):
@@ -68,7 +71,7 @@ CLIENTS = [{"train": train, "test": test} for train, test in zip(TRAIN, TEST, st
     "held",
     [
         CLIENTS,
-        {str(client): CLIENTS[client] for client in (2, 0, 1)},  # in order of the numbers
+        {"10": CLIENTS[2], "2": CLIENTS[1], "1": CLIENTS[0]},  # in order of the numbers
         {"zoe": CLIENTS[0], "adam": CLIENTS[1], "10": CLIENTS[2]},  # in order of the file
         {  # FL-bench's partition.pkl as JSON
             "separation": {"train": [0, 1, 2], "val": [0, 1, 2], "test": [0, 1, 2], "total": 3},
@@ -114,9 +117,8 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
     for split in ("train", "test", "validation"):
         pairs = zip(*(getattr(run.federation, split) for run in runs), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
-    with pytest.raises(
-        FedpflError, match=r"^validation must be 0, as the partition holds samples out itself, got 0\.1"
-    ):
+    message = r"^validation must be 0, as the partition holds samples out itself, got 0\.1; set validation=0$"
+    with pytest.raises(FedpflError, match=message):
         build(check(composed(*keys, "model=mlp", "partition=file", path, "validation=0.1")))
 
 
@@ -129,6 +131,9 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
         ("7", "it has no entry per client"),
         ("[]", "it has no entry per client"),
         ({"data_indices": 3}, "it has no entry per client"),
+        *[({name: [1], "zoe": [2]}, "train, test and val are of a client") for name in ("train", "Test", "val")],
+        ({"train": TRAIN, "test": TEST}, "stand where clients do; give a list of clients"),
+        ({"data_indices": CLIENTS[0]}, "stand where clients do; give a list of clients"),
         ([3], "client 0 has neither a list of samples nor train, test and val"),
         ({"0": {"x": 20, "y": {"1": 20}}}, "client 0 has neither a list"),  # FL-bench's all_stats.json
         ([*CLIENTS, [1]], "client 3 has neither a list"),
@@ -198,11 +203,10 @@ def test_arrays_that_do_not_add_up_are_one_line(tmp_path, change):
 
 
 def test_what_a_file_holds_out_is_trained_on_by_nobody():
-    own = Samples("small", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.from_numpy(Y), 4, (0.5,), (0.5,))
     parts = Partition(
         *([np.array(index, np.int64) for index in split] for split in (TRAIN, TEST)),
         validation=[np.array(index, np.int64) for index in HELD],
     )
-    federation = federation_of(own, parts)
+    federation = federation_of(OWN, parts)
     assert [index.tolist() for index in federation.train] == [*TRAIN]
     assert [index.tolist() for index in federation.held_out] == [*HELD]

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpfl.data import partition
+from fedpfl.data import fingerprint, partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build
 from fedpfl.data.partition import GIVEN, SCHEMES, Partition, deal
@@ -308,6 +308,29 @@ def test_any_value_of_any_option_is_dealt_or_refused_at_once(name, tmp_path, mon
             assert peak < 2**24, (key, value)
 
 
+PINNED = {
+    "dirichlet": "e111f011",
+    "dirichlet samples_per_client": "1edbf174",
+    "published": "5d00df1b",
+    "iid": "659c8f1b",
+    "shards": "db7e2a4f",
+    "shards samples_per_client": "15a99ac3",
+    "groups": "ed4d2fac",
+    "groups test_from": "05b727c0",
+    "shuffled_shards": "859eb8ac",
+    "fixed_dirichlet": "551474ff",
+}
+MORE = {"samples_per_client": 30, "test_from": TEST_FROM}
+
+
+@pytest.mark.parametrize("words", PINNED)
+def test_who_holds_what_is_as_in_every_run_so_far(words):
+    name, *keys = words.split()
+    options = USUAL[name] | {key: MORE[key] for key in keys} | ({"test_fraction": None} if "test_from" in keys else {})
+    parts = SCHEMES[name](Y, 10, 3, **options)
+    assert fingerprint(*map(torch.from_numpy, (*parts.train, *parts.test)))[:8] == PINNED[words]
+
+
 # Dealing a data set
 
 
@@ -347,6 +370,11 @@ def test_a_share_of_the_training_samples_is_held_out():
     again, other = build(own, parts, 0.2, seed=3), build(own, parts, 0.2, seed=4)
     assert all(torch.equal(a, b) for a, b in zip(held.validation, again.validation, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(held.validation, other.validation, strict=True))
+
+
+def test_what_is_held_out_is_drawn_as_in_every_run_so_far():
+    parts = Partition((np.arange(10), np.arange(10, 20)), (np.arange(20, 21),) * 2)
+    assert [own.tolist() for own in build(samples(), parts, 0.3, seed=3).validation] == [[1, 2, 4], [12, 14, 17]]
 
 
 def test_somebody_with_one_sample_keeps_it():

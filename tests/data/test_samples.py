@@ -1,5 +1,6 @@
 """Samples that are no images: token ids and signals, groups, scaling; every backend trains on them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpfl import models
-from fedpfl.data import build, partition
+from fedpfl.data import build, fingerprint, partition
 from fedpfl.data.datasets import Samples, load
+from fedpfl.data.datasets.shared.samples import moments
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models import Net
@@ -20,6 +22,8 @@ RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 30, (120, 7)).astype(np.int32)
 SIGNALS = (RNG.normal(size=(120, 3, 16)) * [[1.0], [5.0], [0.1]] + [[0.0], [3.0], [-7.0]]).astype(np.float32)
 FEATURES = RNG.normal(2, 3, size=(120, 11)).astype(np.float32)
+IMAGES = (RNG.integers(0, 256, (120, 3, 4, 4)) // [[[1]], [[5]], [[9]]]).astype(np.uint8)
+NEARLY = np.float32([[1e5], [np.nextafter(np.float32(1e5), np.float32(2e5))]] * 60)  # one value but for rounding
 Y = np.arange(120) % CLASSES
 
 
@@ -64,28 +68,42 @@ def test_float_images_with_channels_last(tmp_path):
     assert own(tmp_path, x=first).x.shape == (120, 3, 6, 6)
 
 
-@pytest.mark.parametrize("x", [SIGNALS, FEATURES])
-def test_signals_are_scaled_by_the_moments_of_all_samples(tmp_path, x):
+@pytest.mark.parametrize("x", [SIGNALS, FEATURES, IMAGES])
+def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
+    """Not of test samples, of what is held out, or of clients that never take part."""
+    split, away = partition.iid(Y, 4, 0), [1, 3]
     got = own(tmp_path, x=x)
-    federation = build(got, partition.iid(got.y.numpy(), 4, 0))
+    federation = build(got, split, validation=0.2, newcomers=away)
     assert federation.shape == x.shape[1:]
-    axes = (0, *range(2, x.ndim))
-    np.testing.assert_allclose(got.mean, x.astype(float).mean(axes), rtol=1e-6)
-    np.testing.assert_allclose(got.std, x.astype(float).std(axes), rtol=1e-6)
+    axes, trained = (0, *range(2, x.ndim)), np.concatenate([federation.train[client] for client in (0, 2)])
+    values = x[trained].astype(float) / (255 if x.dtype == np.uint8 else 1)
+    np.testing.assert_allclose(federation.mean, values.mean(axes), rtol=1e-6)
+    np.testing.assert_allclose(federation.std, values.std(axes), rtol=1e-6)
     before = federation.x.clone()
     scaled = federation.normalize(federation.x)
-    np.testing.assert_allclose(scaled.mean(axes), 0, atol=1e-5)
-    np.testing.assert_allclose(scaled.std(axes, correction=0), 1, rtol=1e-4)
+    np.testing.assert_allclose(scaled[trained].mean(axes), 0, atol=1e-5)
+    np.testing.assert_allclose(scaled[trained].std(axes, correction=0), 1, rtol=1e-4)
     assert torch.equal(federation.x, before)
     assert torch.equal(torch.func.vmap(federation.normalize)(federation.x), scaled)
     batch = federation.x.view(6, 20, *x.shape[1:])
     assert torch.equal(federation.normalize(batch), scaled.view(batch.shape))
+    other = x.copy()
+    other[np.delete(np.arange(120), trained)] = 7
+    other = build(own(tmp_path, x=other), split, validation=0.2, newcomers=away)
+    assert (other.mean, other.std) == (federation.mean, federation.std)
+    once = replace(got, **dict(zip(("mean", "std"), moments(got.x, torch.arange(120)), strict=True)))
+    assert fingerprint(got) != fingerprint(once)  # so that runs scaled by all samples are runs on other data
+    for part in federation.apart(away):
+        assert (part.mean, part.std) == (federation.mean, federation.std)
 
 
-def test_a_constant_feature_stays_finite(tmp_path):
-    x = FEATURES.copy()
-    x[:, 4] = 1e5
-    assert own(tmp_path, x=x).std[4] == 1
+@pytest.mark.parametrize(
+    ("x", "least"),
+    [(np.where(np.arange(11) == 4, NEARLY, FEATURES), 1.0), (np.full((120, 3, 4, 4), 7, np.uint8), 1 / 255)],
+)
+def test_a_constant_feature_stays_finite(tmp_path, x, least):
+    federation = build(own(tmp_path, x=x), partition.iid(Y, 4, 0))
+    assert min(federation.std) == federation.std[-1 if x.ndim == 4 else 4] == least
 
 
 def test_scaling_may_be_given_or_left_out(tmp_path):

@@ -31,14 +31,15 @@ def worlds():
     There are two of these: with other validation samples, and with other test samples for those who validate.
     """
     whole = holding(federate())
-    clean = data.apart(whole, 3, seed=0)
+    away = data.newcomers(10, 3, seed=0)
+    clean = whole.apart(away)
     assert [own.clients for own in clean] == [7, 3]
 
     def otherwise(hidden):
         secret = torch.cat([*hidden, *clean[1].train, *clean[1].test, *clean[1].validation])
         x, y = whole.x.clone(), whole.y.clone()
         x[secret], y[secret] = 255 - x[secret], (y[secret] + 1) % CLASSES
-        return data.apart(dataclasses.replace(whole, x=x, y=y), 3, seed=0)
+        return dataclasses.replace(whole, x=x, y=y).apart(away)
 
     return clean, otherwise(clean[0].validation), otherwise(clean[0].test)
 
@@ -90,18 +91,21 @@ def test_who_validates_learns_from_validation_samples_alone(net, worlds):
 
 
 def test_who_never_takes_part_is_drawn_by_the_partitions_seed():
+    """As in every run so far."""
     whole = federate()
-    seen, unseen = data.apart(whole, 3, seed=5)
-    assert sorted(seen.numbers + unseen.numbers) == list(range(10))
-    assert list(seen.numbers) == sorted(seen.numbers)
+    away = data.newcomers(10, 3, seed=5)
+    assert (away, data.newcomers(100, 5, seed=0)) == ([0, 2, 4], [27, 62, 65, 75, 88])
+    seen, unseen = whole.apart(away)
+    assert list(unseen.numbers) == away
+    assert list(seen.numbers) == [client for client in range(10) if client not in away]
+    assert seen.of([0, 2]).numbers == (1, 5)
     for federation in (seen, unseen):
         for client, number in enumerate(federation.numbers):
             assert federation.number(client) == number
             assert_same([federation.train[client], federation.test[client]], [whole.train[number], whole.test[number]])
-    assert data.apart(whole, 3, seed=5)[1].numbers == unseen.numbers
-    drawn = {data.apart(whole, 3, seed=seed)[1].numbers for seed in range(40)}
+    drawn = {tuple(data.newcomers(10, 3, seed=seed)) for seed in range(40)}
     assert {number for numbers in drawn for number in numbers} == set(range(10))
-    assert data.apart(whole, 0, seed=5) == (whole, None)
+    assert whole.apart([]) == (whole, None)
 
 
 def percent(trained, client, split):
@@ -146,6 +150,15 @@ def test_who_takes_part_has_the_same_samples_whatever_the_runs_seed():
     assert plans[0].unseen.numbers == plans[1].unseen.numbers
     assert_same(plans[0].federation.train, plans[1].federation.train)
     assert plans[0].identity == plans[1].identity
+
+
+def test_samples_are_scaled_by_what_those_who_take_part_train_on():
+    plan = build(check(composed(*SETTINGS, "dataset.mean=null", "dataset.std=null")))
+    assert plan.unseen.clients == 2
+    assert plan.federation.validation
+    pixels = plan.federation.x[torch.cat(plan.federation.train)] / 255
+    for part in (plan.federation, plan.unseen):
+        torch.testing.assert_close([*part.mean, *part.std], [float(pixels.mean()), float(pixels.std(correction=0))])
 
 
 def test_scaffold_counts_those_who_take_part():

@@ -313,7 +313,7 @@ def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(rank, mome
     assert not (run / "summary.json").exists() or summary(run)["status"] == "running"
     assert not list(run.glob(".*.tmp")) or rank == 0
     if moment == "at a checkpoint":
-        assert int(state(run)["round"]) == 1
+        assert int(state(run)["round"]) == 1 + rank  # process 0 saves what is left
     resumed = call(*RUN, cwd=tmp_path) if then == 1 else wait(torchrun(then, *RUN, cwd=tmp_path))
     assert resumed.code == 0, resumed.err
     assert ("resumed" in resumed.err) == (moment != "before round 1")
@@ -321,16 +321,19 @@ def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(rank, mome
 
 
 @pytest.mark.full
-def test_ctrl_c_ends_all_in_one_line(tmp_path):
-    process = torchrun(2, *TINY, "rounds=3000", "hydra.run.dir=run", cwd=tmp_path)
-    while not (tmp_path / "run" / "state.pt").exists():
+@pytest.mark.parametrize(("number", "told"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_signal_ends_all_in_one_line(number, told, tmp_path):
+    process = torchrun(2, *TINY, "rounds=3000", "hydra.run.dir=run", "checkpoint.seconds=1e6", cwd=tmp_path)
+    rounds = tmp_path / "run" / "rounds.csv"
+    while not (rounds.exists() and rounds.read_text().count("\n") > 2):
         assert process.poll() is None, wait(process).err
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     result = wait(process)
     assert result.code != 0
-    assert result.complaints == ["fedpfl: interrupted; the same command goes on from the last checkpoint"]
+    assert result.complaints == [f"fedpfl: {told}; the same command goes on from the last checkpoint"]
     assert summary(tmp_path / "run")["status"] == "running"
+    assert int(state(tmp_path / "run")["round"]) > 1
 
 
 BAD = """

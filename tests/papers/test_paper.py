@@ -34,7 +34,7 @@ from fedpfl.report.names import DATASETS
 from fedpfl.report.render import render
 from tests.conftest import sampled
 from tests.papers.test_experiments import composed, swept
-from tests.report.test_report import write_run
+from tests.report.test_report import amend, name_of, write_run
 
 PLANS = {name: table for name, table in TABLES.items() if isinstance(table, Layout)}
 FEDOBP = [name for name in PLANS if name.startswith("fedobp/")]
@@ -151,12 +151,32 @@ def test_table_2_counts_entries(root: Path) -> None:
 
 
 def test_table_5_tells_normalisations_apart(root: Path) -> None:
-    add(root, "layer", 90.0, OBP | {"norm": "layer"}, seed=1)
-    add(root, "cls", 91.0, OBP | {"classifier_only": True, "q": 0.9921}, seed=1)
-    own = {row: cell(root, row, "fedobp/table5").mean for row in ("none", "layer", "global", "global, CLS")}
-    assert own == {"none": None, "layer": 90.0, "global": 96.5, "global, CLS": 91.0}
+    """Of the public files' score; with CLS it shows a moving average on the smaller data sets."""
+    earlier = OBP | {"score": "obp_as_published", "q": 0.999705}
+    add(root, "layer", 90.0, earlier | {"norm": "layer"}, seed=1)
+    add(root, "ema", 91.0, earlier | {"ema": 0.5}, seed=1)
+    add(root, "cls", 92.0, earlier | {"classifier_only": True, "q": 0.9908}, seed=1)
+    add(root, "cifar", 93.0, earlier | {"classifier_only": True, "q": 0.983}, dataset={"name": "cifar10"})
+    rows = ("none", "layer", "global", "global, CLS")
+    own = {row: cell(root, row, "fedobp/table5").mean for row in rows}
+    assert own == {"none": None, "layer": 90.0, "global": None, "global, CLS": 91.0}
     assert cell(root, "layer", "fedobp/table5").published == 96.31
     assert cell(root, "global, CLS", "fedobp/table5").published == 96.81
+    assert cell(root, "global, CLS", "fedobp/table5", "cifar10").mean == 93.0
+    [note] = [note for note in fill("fedobp/table5", groups(runs(root))).notes if "differs" in note]
+    assert " q " not in note
+    add(root, "q", 94.0, earlier | {"q": 0.9999}, seed=1)
+    assert any("q 0.9999 (published 0.999705)" in note for note in fill("fedobp/table5", groups(runs(root))).notes)
+
+
+def test_fedobp_is_shown_without_momentum_and_others_with(root: Path) -> None:
+    """As the published numbers of each fit; the comparison at one momentum shows both."""
+    plain = {"epochs": 5, "batch_size": 32, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0}
+    for name, method in (("obp", OBP), ("avg", {"name": "fedavg"})):
+        add(root, name, 50.0, method, seed=1, local=plain)
+    assert (cell(root, "FedOBP").mean, cell(root, "FedAvg").mean) == (50.0, 86.0)
+    rows = [f"{name}, momentum {momentum}" for name in ("FedOBP", "FedAvg") for momentum in ("0", "0.7")]
+    assert [cell(root, row, "fedobp/one_momentum").mean for row in rows] == [50.0, 96.5, 50.0, 86.0]
 
 
 def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_path: Path) -> None:
@@ -215,19 +235,25 @@ def test_an_empty_table_is_one_command() -> None:
     assert fill("fedobp/table5", []).commands == (
         "python -m fedpfl.train experiment=fedobp/table5",
         "python -m fedpfl.train experiment=fedobp/table5_cls",
+        "python -m fedpfl.train experiment=fedobp/table5_ema",
     )
+    assert fill("fedobp/one_momentum", []).commands == ("python -m fedpfl.train experiment=fedobp/one_momentum",)
 
 
 @pytest.mark.parametrize("name", FEDOBP)
 def test_plans_are_what_the_experiments_run(name: str) -> None:
     plan = PLANS[name]
-    for i, line in enumerate(plan.lines):
-        params = swept(composed(f"experiment={line.experiment}"))
-        words = [plan.words(i, j, place.alphas[0]) for j, place in enumerate(plan.places)]
-        for key in words[0].keys() - {"experiment"}:
-            own = list(dict.fromkeys(each[key] for each in words))
-            known = params.get(key, ["0.1"])
-            assert own == known if key in ("dataset", "partition.alpha") else own[0] in known
+    for i in range(len(plan.lines)):
+        every = [plan.words(i, j, place.alphas[0]) for j, place in enumerate(plan.places)]
+        for experiment in {words["experiment"] for words in every}:
+            params, words = (
+                swept(composed(f"experiment={experiment}")),
+                [w for w in every if w["experiment"] == experiment],
+            )
+            for key in words[0].keys() - {"experiment"}:
+                own = list(dict.fromkeys(each[key] for each in words))
+                known = params.get(key, ["0.1"])
+                assert own == known if key in ("dataset", "partition.alpha") else own[0] in known
     assert {line.method for line in PLANS["fedobp/table3"].lines} == set(COMPARED)
 
 
@@ -335,7 +361,7 @@ def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
         ("select", 80.0, usual),
         ("half", 81.0, usual | {"alpha": 0.5}),
         ("least", 82.0, usual | {"personalise": "least"}),
-        ("layer", 83.0, usual | {"layer": 5}),
+        ("layer", 83.0, usual | {"personalise": 5}),
         ("avg", 30.0, {"name": "fedavg"}),
         ("babu", 40.0, {"name": "fedbabu"}),
     ):
@@ -347,9 +373,10 @@ def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
     assert both(tmp_path, "fedselect/table1", "FedBABU", *setting) == (42.0, 42.0, 75.45)
     assert both(tmp_path, "fedselect/table2", "FedSelect (alpha=0.50)", *setting) == (81.0, 64.0, 82.20)
     assert both(tmp_path, "fedselect/table3", "Personalize Least", *setting) == (82.0, 64.0, 79.87)
+    assert both(tmp_path, "fedselect/table3", "Layer B", *setting) == (83.0, 64.0, 78.36)
     table = fill("fedselect/table3", groups(runs(tmp_path)))
-    assert any(note.startswith("Without own values: Layer A, Layer B, Layer C, Layer D; ") for note in table.notes)
-    assert not any("ayer" in command for command in table.commands)
+    assert any(note.startswith("Which layers the paper calls A to D is not stated") for note in table.notes)
+    assert any("method.personalise=least,0,5,10,15,random" in command for command in table.commands)
 
 
 GROWN = "what is described there, a pruned model that grows, is another method than its authors'."
@@ -412,6 +439,7 @@ def test_where_the_last_ten_stop_at_once_the_round_after_has_fewer(tmp_path: Pat
     path = spu(tmp_path, "a", 40.0, 0.5, early=True)
     text = (path / "config.yaml").read_text()
     (path / "config.yaml").write_text(text.replace("rounds: 4", "rounds: 9"))
+    amend(path, identity=name_of(yaml.safe_load((path / "config.yaml").read_text())))
     assert both(tmp_path, "fedspu/table4", "FedSPU+ES", "CIFAR10", "Dir(0.5)") == (5.0, 5.0, 216.0)
 
 
@@ -567,7 +595,11 @@ def sweep(root: Path) -> Path:
         add(root, f"s{number}", 80.0 + number, OBP | {"score": score, "q": q})
     for number, alpha in enumerate((0.3, 0.5)):
         add(root, f"a{number}", 85.0, {"name": "fedavg"}, partition={"name": "published", "alpha": alpha})
-    add(root, "layer", 90.0, OBP | {"norm": "layer"}, seed=1)
+    earlier = OBP | {"score": "obp_as_published", "q": 0.999705}
+    add(root, "layer", 90.0, earlier | {"norm": "layer"}, seed=42)
+    add(root, "global", 91.0, earlier, seed=42)
+    for q in (0.0, 0.9):
+        add(root, f"ema{q}", 92.0, earlier | {"ema": 0.5, "q": q})
     for name in ("a", "layer"):
         rows = pd.read_csv(root / name / "rounds.csv")
         rows["personal/conv1.weight"], rows["personal/conv1.bias"] = [0, 20, 15, 10], [0, 10, 15, 10]
@@ -610,13 +642,13 @@ def drawn(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
 
 
 def test_overlap_of_masks_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FedSelect's Figure 4; the third client holds nothing with the first seed, two entries of its own with the second.
+    """By layer; the third client holds nothing with the first seed, two entries of its own with the second.
 
     Of the pairs one has 1 of 3 in common, two have nothing of 2 or of 4. By chance it would be 4 / 10 of 3.6.
     """
     for seed in (1, 2):
         masked(tmp_path, "fedselect", seed, alpha=0.3)
-    [lines] = drawn("fedselect/figure4", tmp_path, monkeypatch).values()
+    [lines] = drawn("fedselect/overlaps", tmp_path, monkeypatch).values()
     [label] = [label for label in lines if not label.startswith("_")]
     assert label.startswith("FedSelect")
     assert lines[label] == [1, pytest.approx(1 / 9)]
@@ -630,7 +662,7 @@ def test_sizes_and_frequencies_of_masks_by_hand(tmp_path: Path, monkeypatch: pyt
         masked(tmp_path, "fedpurin", seed)
     masked(tmp_path, "fedselect", alpha=0.3)
     masked(tmp_path, "fedselect", alpha=0.8)
-    [lines] = drawn("fedselect/figure3", tmp_path, monkeypatch).values()
+    [lines] = drawn("fedselect/sizes", tmp_path, monkeypatch).values()
     assert list(lines.values()) == [[0, 0.25, 0.4375, 0.4375]] * 2
     [lines] = drawn("fedpurin/masks", tmp_path, monkeypatch).values()
     assert lines == {"conv.weight": [50, 0, 0, 50], "fc.weight": [60, 30, 10, 0]}
@@ -646,7 +678,43 @@ def test_figures_of_masks_are_among_all_there_are_runs_of(tmp_path: Path, capsys
     """On data sets that FedOBP's paper lacks, too."""
     masked(tmp_path, "fedselect", alpha=0.3)
     assert main(["paper", str(tmp_path), "--only", "figures"]) == 0
-    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"fedselect_figure3", "fedselect_figure4"}
+    names = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert names == {f"fedselect_{name}" for name in ("figure4", "overlaps", "sizes")}
+
+
+def test_fedselects_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right after training; FedAvg before it and, as FedBABU, after fine-tuning."""
+    for size, name in itertools.product((20, 100), ("fedavg", "fedbabu", "fedper")):
+        dealt = {"name": "shuffled_shards", "samples_per_client": size, "alpha": None}
+        add(tmp_path, f"{name}{size}", 30.0 + size, {"name": name}, dataset={"name": "cifar10"}, partition=dealt)
+    [lines] = drawn("fedselect/figure3", tmp_path, monkeypatch).values()
+    assert lines == {"FedAvg": [50, 130], "FedAvg+FT": [52, 132], "FedBABU": [52, 132], "FedPer": [64, 64]}
+    [lines] = drawn("fedselect/figure2", tmp_path, monkeypatch).values()
+    assert lines == {"FedAvg": [135, 130], "FedAvg+FT": [137, 132], "FedBABU": [137, 132], "FedPer": [61, 62, 63, 64]}
+
+
+def test_overlap_of_clients_in_the_last_layer_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedSelect's Figure 4: the first two hold 2 entries each, 1 in common, the third none."""
+    masked(tmp_path, "fedselect", alpha=0.3)
+    shown: list[Any] = []
+    monkeypatch.setattr(
+        "matplotlib.axes.Axes.imshow", lambda ax, values, **style: shown.append(values.round(2).tolist())
+    )
+    FIGURES["fedselect/figure4"].draw("fedselect/figure4", groups(runs(tmp_path)), tmp_path, Selection())
+    assert shown == [[[1, 0.33, 0], [0.33, 1, 0], [0, 0, 0]]]
+
+
+def test_fedpurins_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = {"name": "fedpurin", "score": "gradient", "hessian": False, "include_norm": False, "tau": 0.5}
+    for alpha, (number, changes) in itertools.product(
+        (0.1, 0.5), enumerate(({}, {"include_norm": True}, {"tau": 0.2}, {"score": "delta"}))
+    ):
+        own = {"name": "fixed_dirichlet", "alpha": alpha}
+        add(tmp_path, f"{alpha}{number}", 70.0 + number + 10 * alpha, usual | changes, partition=own)
+    [lines] = drawn("fedpurin/figure3", tmp_path, monkeypatch).values()
+    assert lines == {"without BatchNorm's weights": [71, 75], "with BatchNorm's weights": [72, 76]}
+    [lines] = drawn("fedpurin/figure4", tmp_path, monkeypatch).values()
+    assert [*lines.values()] == [[73, 71], [77, 75]]
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -654,7 +722,13 @@ def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.T
     out = tmp_path_factory.mktemp("figures")
     masked(root, "fedselect", alpha=0.3)
     masked(root, "fedpurin")
+    for number, size in enumerate((20, 40)):
+        add(root, f"size{number}", 70.0, {"name": "fedper"}, partition={"name": "s", "samples_per_client": size})
+    for number, changes in enumerate(({}, {"include_norm": True}, {"tau": 0.2})):
+        usual = {"name": "fedpurin", "score": "gradient", "hessian": False, "include_norm": False, "tau": 0.5}
+        add(root, f"purin{number}", 70.0, usual | changes)
     add(root, "cifar", 70.0, {"name": "fedavg"}, dataset={"name": "cifar10"})
+    write_run(root / "log", {100: 80.0}, reached=100, method={"name": "fedavg"}, partition=FMNIST, seed=42)
     made = {"width": 1.0, "entries": 100, "values": 5, "operations": 4000}
     told = {"status": "finished", "devices": [made | {"width": 0.5, "entries": 40}, made]}
     (spu(root, "spu", 50.0, 0.1, widths=[0.5, 1.0]) / "summary.json").write_text(json.dumps(told))
@@ -668,7 +742,7 @@ def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.T
 def test_figures_take_the_runs_they_are_about(root: Path) -> None:
     every = groups(runs(sweep(root)))
     methods = {name: sorted(group.method for group in figure.of(every)) for name, figure in FIGURES.items()}
-    assert methods["fedobp/figure2"] == ["FedAvg", "FedOBP (q=0.99993, norm=global)", "FedPer"]
+    assert methods["fedobp/figure2"] == ["FedAvg", "FedOBP (q=0.99993)", "FedPer"]
     assert methods["fedobp/figure3"] == ["FedAvg"]
     assert {group.runs[0].q for group in FIGURES["fedobp/figure4"].of(every)} == {0.0, 0.9, 0.99993, 1.0}
     assert {group.runs[0].config["method"]["score"] for group in FIGURES["fedobp/q_sweep"].of(every)} == {"obp"}
@@ -676,8 +750,11 @@ def test_figures_take_the_runs_they_are_about(root: Path) -> None:
         "global",
         "layer",
     }
-    add(root, "cls", 91.0, OBP | {"classifier_only": True, "q": 0.9921}, seed=1)
+    earlier = OBP | {"score": "obp_as_published"}
+    add(root, "cls", 91.0, earlier | {"classifier_only": True, "q": 0.9908}, seed=1)
+    add(root, "own", 91.0, OBP | {"norm": "layer"}, seed=1)
     assert len(FIGURES["fedobp/figure5"].of(groups(runs(root)))) == 3
+    assert {group.runs[0].q for group in FIGURES["fedobp/figure4_as_published"].of(every)} == {0.0, 0.9}
     [longest] = FIGURES["fedobp/figure6"].of(every)
     assert longest.runs[0].q == 0.99993
     add(root, "long", 91.0, OBP | {"q": 0.99995}, seed=1, rounds=450)
@@ -714,11 +791,12 @@ def test_a_figure_without_runs_says_how_to_make_them(root: Path) -> None:
 def test_without_names_all_there_are_runs_of(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", str(sweep(root)), "--out", str(root / "out")]) == 0
     written = {path.name for path in (root / "out").iterdir()}
-    tables = ("table2", "table4", "table5", "all_methods")
+    tables = ("table2", "table4", "one_momentum", "table5", "all_methods")
     figures = (
         "figure2",
         "figure3",
         "figure4",
+        "figure4_as_published",
         "figure5",
         "figure6",
         "figure7",

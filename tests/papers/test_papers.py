@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import math
 import re
 from typing import Any
@@ -13,49 +14,68 @@ import pytest
 from fedpfl.config.plan import resolve
 from fedpfl.methods import METHODS
 from fedpfl.papers import published
+from fedpfl.papers.fedobp import logs
 from fedpfl.papers.fedobp.tables import QUANTILE, SOURCE
+from fedpfl.report.names import DATASETS
 from tests.conftest import ROOT
 from tests.papers.test_experiments import EXPERIMENTS, composed, swept
 
-FEDOBP = (
-    "fedobp/paper fedobp/table2 fedobp/table3 fedobp/table4 fedobp/table4_as_published fedobp/table5 fedobp/table5_cls "
-    "fedobp/figure2 fedobp/figure3 fedobp/figure4 fedobp/figure4_as_published fedobp/figure5 fedobp/figure6 "
-    "fedobp/figure7 fedobp/fmnist_dir01 fedobp/fmnist_as_published"
-)
-QUANTILES = "fedobp/figure4 fedobp/figure4_as_published fedobp/figure7"
-BASELINES = "fedobp/table3 fedobp/table4"
+SEVERAL = "fedobp/table3 fedobp/table4 fedobp/figure2 fedobp/figure3"
+COMPARED = f"fedobp/paper fedobp/fmnist_dir01 {SEVERAL}"
+WIDE = "fedobp/figure4 fedobp/figure7"
+NARROW = "fedobp/figure4_mnist"
+AS_MADE = "fedobp/figure4_as_published fedobp/figure4_mnist_as_published"
+QUANTILES = f"{WIDE} {NARROW} {AS_MADE}"
+TABLE_5 = "fedobp/table5 fedobp/table5_cls fedobp/table5_ema fedobp/figure5"
+PLAIN = f"{COMPARED} fedobp/table2 fedobp/figure6 {WIDE} {NARROW}"
+FILES = f"fedobp/as_published fedobp/fmnist_as_published fedobp/table4_as_published {TABLE_5} {AS_MADE}"
+FEDOBP = f"{PLAIN} {FILES} fedobp/one_momentum"
+BASELINES = "fedobp/table3 fedobp/table4 fedobp/one_momentum"
 FEDSELECT = (
-    "fedselect/cifar10 fedselect/alpha fedselect/ablation fedselect/cifar10c "
+    "fedselect/cifar10 fedselect/alpha fedselect/ablation fedselect/cifar10c fedselect/sizes "
     "fedselect/mini_imagenet fedselect/office_home"
 )
-SELECTING = "fedselect/cifar10 fedselect/alpha fedselect/ablation fedselect/cifar10c"
+SELECTING = "fedselect/cifar10 fedselect/alpha fedselect/ablation fedselect/cifar10c fedselect/sizes"
 FEDSPU = "fedspu/emnist fedspu/cifar10 fedspu/speech"
 STOPPING = "fedspu/emnist_stopping fedspu/cifar10_stopping fedspu/speech_stopping"
 PURIN_FMNIST, PURIN_CIFAR10, PURIN_CIFAR100 = (
     f"fedpurin/{name} fedpurin/{name}_ablation" for name in ("fmnist", "cifar10", "cifar100")
 )
+PURIN_CIFAR10 += " fedpurin/norm fedpurin/tau"
 SMALL = f"{PURIN_FMNIST} {PURIN_CIFAR10}"
 FEDPURIN = f"{SMALL} {PURIN_CIFAR100}"
+CHOSEN = "fedpurin/norm fedpurin/tau"
 VARIANTS = "fedpurin/fmnist_ablation fedpurin/cifar10_ablation fedpurin/cifar100_ablation"
 COMPARING = "fedpurin/fmnist fedpurin/cifar10 fedpurin/cifar100"
-LABELS = "subflot/cifar10 subflot/cifar100 subflot/tiny_imagenet subflot/ag_news subflot/ablation"
+LABELS = "subflot/cifar10 subflot/cifar100 subflot/tiny_imagenet subflot/ag_news subflot/ablation subflot/scalability"
 ABLATION = "subflot/ablation subflot/ablation_digit5"
 SUBFLOT = f"{LABELS} subflot/har subflot/digit5 subflot/pacs subflot/ablation_digit5"
-WHOLE = f"{SUBFLOT} -subflot/ablation -subflot/ablation_digit5"
+WHOLE = f"{SUBFLOT} -subflot/ablation -subflot/ablation_digit5 -subflot/scalability"
 EIGHT = "cifar10,cifar100,emnist,svhn,mnist,fmnist,organamnist,organcmnist"
+FAULTY = "organamnist_as_published,organcmnist_as_published"
 GRID = (
     "0,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,0.99,0.991,0.992,0.993,0.994,0.995,0.996,0.997,0.998,0.999,0.9991,0.9993,"
     "0.9995,0.9997,0.9999,0.99991,0.99993,0.99995,0.99997,0.99999,0.999999,1"
 )
+"""Folders of the public files in results/scores/ of CIFAR10 and CIFAR100."""
+COARSE = "0,0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,0.99,0.991,0.992,0.993,0.994,0.995,0.996,0.997,0.998,0.999,1"
+"""Those of the other four data sets."""
 
 LOGS = "published logs (github uglyghost/FedOBP_results)"
 OPTIONS = "official code, utils/options.py"
 FLING = "official code, flzoo/"
 UNSAID = "not stated; here"
 
+
+def minus(names: str) -> str:
+    """Leave these experiments out."""
+    return " ".join(f"-{name}" for name in names.split())
+
+
 TABLE: list[tuple[str, str, Any, str]] = [
     # FedOBP, arXiv:2604.16574
-    (f"{FEDOBP} -fedobp/figure6 -fedobp/fmnist_as_published", "rounds", 400, "experimental setup"),
+    (f"{FEDOBP} -fedobp/figure6 -fedobp/fmnist_as_published {minus(QUANTILES)}", "rounds", 400, "experimental setup"),
+    (QUANTILES, "rounds", 200, f"{LOGS}: scores/, common.global_epoch"),
     ("fedobp/figure6", "rounds", 450, "Figure 6: its axis"),
     ("fedobp/fmnist_as_published", "rounds", 100, "part of the published file, which has 400"),
     (FEDOBP, "clients", 100, "experimental setup"),
@@ -63,61 +83,112 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (FEDOBP, "local.epochs", 5, "experimental setup"),
     (FEDOBP, "local.batch_size", 32, "experimental setup"),
     (FEDOBP, "local.lr", 0.01, "experimental setup"),
-    (FEDOBP, "local.momentum", 0.7, f"{LOGS}; not in the paper"),
+    (PLAIN, "fedobp: local.momentum", 0.0, "local SGD, Algorithm 1; the later public code's default"),
+    (FILES, "fedobp: local.momentum", 0.7, f"{LOGS}: optimizer.momentum"),
+    *((SEVERAL, f"{name}: local.momentum", 0.7, f"{LOGS}: optimizer.momentum") for name in ("fedavg", "floco")),
+    ("fedobp/table4_as_published", "fedavg: local.momentum", 0.7, f"{LOGS}: optimizer.momentum"),
+    ("fedobp/one_momentum", "local.momentum", "0.0,0.7", "not in the paper: one for all methods"),
     (FEDOBP, "local.weight_decay", 0.0, LOGS),
     (FEDOBP, "partition.name", "published", "public code, a fork of FL-bench"),
     (FEDOBP, "partition.test_fraction", 0.25, LOGS),
     (FEDOBP, "partition.min_samples", 10, LOGS),
     (FEDOBP, "model.name", "cnn4", "experimental setup: a CNN of four layers"),
-    (f"{FEDOBP} -fedobp/fmnist_as_published", "eval.finetune_epochs", 5, LOGS),
-    (f"{FEDOBP} -fedobp/fmnist_as_published -fedobp/figure6", "eval.finetune_every", 100, f"{LOGS}: checkpoints"),
+    (
+        f"{FEDOBP} -fedobp/fmnist_as_published {minus(TABLE_5)} {minus(QUANTILES)}",
+        "eval.finetune_epochs",
+        5,
+        f"{LOGS}: accuracy/",
+    ),
+    (f"{QUANTILES} {TABLE_5}", "eval.finetune_epochs", 0, f"{LOGS}: scores/, ablation/: common.test.client"),
+    (
+        f"{FEDOBP} -fedobp/fmnist_as_published -fedobp/figure6 {minus(TABLE_5)} {minus(QUANTILES)}",
+        "eval.finetune_every",
+        100,
+        f"{LOGS}: checkpoints",
+    ),
     ("fedobp/fmnist_as_published", "eval.finetune_epochs", 0, "the published curve is before fine-tuning"),
     (
-        "fedobp/table3 fedobp/table4 fedobp/table4_as_published fedobp/figure2 fedobp/figure3",
+        f"{SEVERAL} fedobp/table4_as_published fedobp/one_momentum",
         "seed",
         "42,1,2,3",
         "Tables III and IV: means of four seeds; logs: 42",
     ),
-    ("fedobp/table3 fedobp/table4 fedobp/table4_as_published", "partition.alpha", "0.1,0.5", "Tables III and IV"),
-    ("fedobp/table2", "partition.alpha", "0.1,0.5", "Table II"),
     (
-        f"{QUANTILES} fedobp/table5 fedobp/table5_cls fedobp/figure5 fedobp/figure6",
+        f"{SEVERAL} -fedobp/figure2 -fedobp/figure3 fedobp/table4_as_published fedobp/one_momentum",
         "partition.alpha",
-        0.1,
-        f"{UNSAID} 0.1",
+        "0.1,0.5",
+        "Tables III and IV",
     ),
+    ("fedobp/table2", "partition.alpha", "0.1,0.5", "Table II"),
+    ("fedobp/as_published", "partition.alpha", "0.1,0.5", f"{LOGS}: accuracy/"),
+    (f"{QUANTILES} {TABLE_5}", "partition.alpha", 0.1, f"{LOGS}: scores/, ablation/: dataset.alpha"),
+    ("fedobp/figure6", "partition.alpha", 0.1, f"{UNSAID} 0.1"),
     ("fedobp/fmnist_dir01 fedobp/fmnist_as_published fedobp/paper", "partition.alpha", 0.1, "Table IV"),
     ("fedobp/figure2", "partition.alpha", "0.1", "Figure 2: all data sets at Dir(0.1)"),
     ("fedobp/figure3", "partition.alpha", "0.5", "Figure 3: all data sets at Dir(0.5)"),
     (
-        "fedobp/table2 fedobp/table5 fedobp/table5_cls fedobp/figure2 fedobp/figure3 fedobp/figure5 fedobp/figure6",
+        "fedobp/table2 fedobp/figure2 fedobp/figure3 fedobp/figure6 fedobp/one_momentum",
         "dataset",
         EIGHT,
-        "Tables II and V, Figures 2, 3, 5, 6",
+        "Tables II to IV, Figures 2, 3, 6",
     ),
+    (
+        "fedobp/table5 fedobp/figure5 fedobp/as_published",
+        "dataset",
+        f"cifar10,cifar100,emnist,svhn,mnist,fmnist,{FAULTY}",
+        f"Table V, Figure 5; {LOGS}: ablation/, accuracy/",
+    ),
+    ("fedobp/table5_cls", "dataset", "cifar10,cifar100,emnist,svhn", f"{LOGS}: ablation/, CLS"),
+    ("fedobp/table5_ema", "dataset", f"mnist,fmnist,{FAULTY}", f"{LOGS}: bak/mnist4datasets/"),
     ("fedobp/table3", "dataset", "cifar10,cifar100,emnist,svhn", "Table III"),
     ("fedobp/table4", "dataset", "mnist,fmnist,organamnist,organcmnist", "Table IV"),
-    ("fedobp/table4_as_published", "dataset", "organamnist_as_published,organcmnist_as_published", "Table IV"),
-    (
-        QUANTILES,
-        "dataset",
-        "emnist,cifar10,cifar100,svhn,fmnist,mnist",
-        f"Figure 4; {LOGS}",
-    ),
+    ("fedobp/table4_as_published", "dataset", FAULTY, "Table IV"),
+    (f"{WIDE} fedobp/figure4_as_published", "dataset", "cifar10,cifar100", f"section V-D; {LOGS}: scores/"),
+    (NARROW, "dataset", "mnist,fmnist,organamnist,organcmnist", f"section V-D; {LOGS}: scores/"),
+    ("fedobp/figure4_mnist_as_published", "dataset", f"mnist,fmnist,{FAULTY}", f"section V-D; {LOGS}: scores/"),
     ("fedobp/paper fedobp/fmnist_dir01 fedobp/fmnist_as_published", "dataset.name", "fmnist", "Table IV"),
-    (QUANTILES, "quantile.q", GRID, f"Figure 4; {LOGS}"),
-    ("fedobp/figure4", "score", "obp,gradient,fisher", "Figure 4"),
-    ("fedobp/figure4_as_published", "score", "gradient,fisher", "Figure 4"),
+    (f"{WIDE} fedobp/figure4_as_published", "quantile.q", GRID, f"Figure 4; {LOGS}: scores/"),
+    (f"{NARROW} fedobp/figure4_mnist_as_published", "quantile.q", COARSE, f"Figure 4; {LOGS}: scores/"),
+    ("fedobp/figure4 fedobp/figure4_mnist", "score", "obp,gradient,fisher", "Figure 4"),
     ("fedobp/figure7", "score", "obp", "Section V-G"),
-    ("fedobp/figure4_as_published", "fedobp: method.scope", "tensor", "public code, the path of FedDPA"),
-    ("fedobp/figure4_as_published", "fedobp: method.norm", "layer", "public code, the path of FedDPA"),
-    ("fedobp/table5", "norm", "none,layer,global", "Table V"),
-    ("fedobp/table5_cls", "fedobp: method.classifier_only", True, "Table V"),
+    (AS_MADE, "paper", "fedobp_obp,fedobp_gradient,fedobp_fisher", "Figure 4"),
+    (AS_MADE, "paper=fedobp_obp: method.score", "obp_as_published", f"{LOGS}: method fedfew, before eq. 19"),
+    (AS_MADE, "paper=fedobp_obp: method.ema", 0.5, f"{LOGS}: scores/, EMAscore(0.5)"),
+    (AS_MADE, "paper=fedobp_obp: method.norm", "global", f"{LOGS}: scores/, GlobalNorm"),
+    *(
+        (AS_MADE, f"paper=fedobp_{score}: method.{key}", value, "public code, the path of FedDPA")
+        for score in ("gradient", "fisher")
+        for key, value in (("score", score), ("scope", "tensor"), ("norm", "layer"), ("ema", 0.0))
+    ),
+    *(
+        (AS_MADE, f"paper=fedobp_{score}: local.momentum", 0.7, f"{LOGS}: scores/, optimizer.momentum")
+        for score in ("obp", "gradient", "fisher")
+    ),
+    ("fedobp/table5", "paper", "fedobp_none,fedobp_layer,fedobp_global", "Table V"),
+    ("fedobp/table5_cls", "paper", "fedobp_cls", "Table V"),
+    ("fedobp/table5_ema", "paper", "fedobp_ema", f"Table V; {LOGS}: bak/mnist4datasets/, EMAscore(0.5)_ALL"),
     ("fedobp/figure5", "paper", "fedobp_none,fedobp_layer,fedobp_global,fedobp_cls", "Figure 5"),
+    *(
+        (name, f"paper=fedobp_{kind}: method.{key}", value, f"{LOGS}: ablation/, the arguments of {kind}")
+        for kind, names in (
+            *((kind, "fedobp/table5 fedobp/figure5") for kind in ("none", "layer", "global")),
+            ("cls", "fedobp/table5_cls fedobp/figure5"),
+            ("ema", "fedobp/table5_ema"),
+        )
+        for name in names.split()
+        for key, value in {
+            "score": "obp_as_published",
+            "norm": kind if kind in ("none", "layer") else "global",
+            "classifier_only": kind == "cls",
+            "ema": 0.5 if kind == "ema" else 0.0,
+            "scope": "all",
+        }.items()
+    ),
     ("fedobp/figure6", "fedobp: method.q", 0.99995, "Figure 6: 44 entries on CIFAR10"),
     ("fedobp/fmnist_as_published", "method.q", 0.99992, LOGS),
     ("fedobp/fmnist_as_published", "method.ema", 0.3, LOGS),
-    ("fedobp/fmnist_as_published", "method.score", "obp_as_published", "public code before eq. 19"),
+    ("fedobp/fmnist_as_published fedobp/as_published", "method.score", "obp_as_published", "public code before eq. 19"),
+    ("fedobp/as_published", "method.norm", "global", f"{LOGS}: accuracy/, GlobalNorm"),
     (f"{BASELINES} fedobp/table2 fedobp/figure6 fedobp/figure7", "fedobp: method.score", "obp", "eq. 19"),
     (f"{BASELINES} fedobp/table2 fedobp/figure6 fedobp/figure7", "fedobp: method.norm", "global", "method section"),
     (f"{BASELINES} fedobp/table2 fedobp/figure6 fedobp/figure7", "fedobp: method.ema", 0.0, "Algorithm 1 has none"),
@@ -141,6 +212,8 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (BASELINES, "flute: method.server_lr", 0.5, LOGS),
     (BASELINES, "flute: method.rep_epochs", 1, LOGS),
     (BASELINES, "feddpa: method.threshold", 0.4, LOGS),
+    (BASELINES, "feddpa: method.lam1", 0.1, "FedDPA, NeurIPS 2023; the public code has no regularisers"),
+    (BASELINES, "feddpa: method.lam2", 0.05, "FedDPA, NeurIPS 2023; the public code has no regularisers"),
     (BASELINES, "floco: method.endpoints", 10, LOGS),
     (BASELINES, "floco: method.tau", 10, LOGS),
     (BASELINES, "floco: method.rho", 0.1, LOGS),
@@ -164,16 +237,18 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (FEDSELECT, "model.stem", "large", "experimental setup: torchvision's"),
     (FEDSELECT, "eval.finetune_epochs", 3, f"{UNSAID} as many as local epochs"),
     (FEDSELECT, "seed", 42, f"{UNSAID} one run"),
+    (f"{FEDSELECT}", "eval.finetune_every", 10, "Figure 2: its marks"),
     (f"{FEDSELECT} -fedselect/office_home", "partition.name", "shuffled_shards", "official code, utils/sampling.py"),
     ("fedselect/office_home", "partition.name", "groups", "experimental setup"),
     (SELECTING, "partition.classes_per_client", 2, "Table 1"),
-    (SELECTING, "partition.samples_per_client", 100, "experimental setup"),
+    (f"{SELECTING} -fedselect/sizes", "partition.samples_per_client", 100, "experimental setup"),
+    ("fedselect/sizes", "partition.samples_per_client", "20,40,100,200", "Figure 3: its axis"),
     ("fedselect/mini_imagenet", "partition.classes_per_client", 10, "Table 1"),
     (
         "fedselect/mini_imagenet",
         "partition.samples_per_client",
-        600,
-        "experimental setup: 20 % of the data, 20 clients",
+        480,
+        "experimental setup: 20 % of the training data (48,000), 20 clients",
     ),
     (
         "fedselect/mini_imagenet fedselect/cifar10c",
@@ -181,10 +256,18 @@ TABLE: list[tuple[str, str, Any, str]] = [
         0.2,
         f"{UNSAID} 0.2: the sets have no test part",
     ),
-    ("fedselect/office_home", "partition.test_fraction", 0.25, f"{UNSAID} 0.25"),
+    (
+        "fedselect/office_home",
+        "partition.test_fraction",
+        0.5,
+        "experimental setup: about 2,000 training samples per client, of 3,897",
+    ),
     (f"{SELECTING} -fedselect/cifar10c", "partition.test_fraction", None, "official code: CIFAR10's test part"),
     (f"{SELECTING} -fedselect/cifar10c", "dataset.name", "cifar10", "Table 1"),
     ("fedselect/cifar10c", "dataset.name", "cifar10_c", "Table 1"),
+    ("fedselect/cifar10c", "dataset.once", True, f"{UNSAID} each image under one corruption"),
+    ("fedselect/office_home", "dataset.mean", [0.485, 0.456, 0.406], "experimental setup: pretrained on ImageNet"),
+    ("fedselect/office_home", "dataset.std", [0.229, 0.224, 0.225], "experimental setup: pretrained on ImageNet"),
     ("fedselect/mini_imagenet", "dataset.name", "mini_imagenet", "Table 1"),
     ("fedselect/office_home", "dataset.name", "office_home", "Table 1"),
     (SELECTING, "dataset.mean", [0.485, 0.456, 0.406], "official code, utils/train_utils.py"),
@@ -194,7 +277,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
     ("fedselect/office_home", "model.weights", "resnet18-f37072fd.pth", "experimental setup: ImageNet's weights"),
     (f"{FEDSELECT} -fedselect/alpha", "fedselect: method.p", 0.25, f"{OPTIONS} prune_percent"),
     (
-        "fedselect/cifar10 fedselect/ablation fedselect/office_home",
+        "fedselect/cifar10 fedselect/ablation fedselect/sizes fedselect/office_home",
         "fedselect: method.alpha",
         0.3,
         "Table 2: best",
@@ -212,6 +295,15 @@ TABLE: list[tuple[str, str, Any, str]] = [
         "method.personalise",
         "least,random,0,5,10,15",
         "Table 3; which layers is not stated",
+    ),
+    ("fedselect/sizes", "method", "fedselect,fedavg,fedpac,fedrep,fedper,fedbabu,ditto,lg_fedavg", "Figure 3: legend"),
+    *(
+        (f"{FEDSELECT} {minus('fedselect/alpha fedselect/ablation')}", f"{method}: method.{key}", value, where)
+        for method, key, value, where in (
+            ("ditto", "lam", 1.0, "Ditto, arXiv:2012.04221: default"),
+            ("fedpac", "lam", 1.0, "FedPAC, arXiv:2306.11867"),
+            ("fedpac", "head_lr", 0.1, "FedPAC, arXiv:2306.11867"),
+        )
     ),
     (f"{FEDSELECT} -fedselect/alpha", "fedselect: method.delta", "round", "Algorithm GradSelect"),
     (f"{FEDSELECT} -fedselect/alpha", "fedselect: method.strict", True, "Algorithm GradSelect"),
@@ -296,6 +388,8 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (PURIN_CIFAR10, "dataset.mean", [0.0] * 3, "official code: scaled to [0, 1]"),
     (PURIN_CIFAR10, "dataset.std", [1.0] * 3, "official code: scaled to [0, 1]"),
     (SMALL, "augment.flip", False, "official code"),
+    (PURIN_CIFAR100, "dataset.mean", [0.5071, 0.4865, 0.4409], "official code: the usual constants"),
+    (PURIN_CIFAR100, "dataset.std", [0.2009, 0.1984, 0.2023], "official code: the usual constants"),
     (PURIN_CIFAR100, "augment.flip", True, "official code"),
     (PURIN_CIFAR100, "augment.rotate", 15, "official code"),
     (PURIN_CIFAR100, "augment.crop", 4, "official code"),
@@ -309,11 +403,16 @@ TABLE: list[tuple[str, str, Any, str]] = [
     ("fedpurin/fmnist fedpurin/cifar10", "fedcac: method.beta", 100, "experimental setup"),
     (PURIN_CIFAR100, "fedpurin: method.beta", 170, "experimental setup"),
     ("fedpurin/cifar100", "fedcac: method.beta", 170, "experimental setup"),
-    (FEDPURIN, "fedpurin: method.tau", 0.5, "experimental setup"),
+    (f"{FEDPURIN} -fedpurin/tau", "fedpurin: method.tau", 0.5, "experimental setup"),
+    ("fedpurin/tau", "method.tau", "0.2,0.3,0.4,0.5,0.6", "Figure 4"),
+    ("fedpurin/norm", "method.include_norm", "false,true", "Figure 3: with and without BN"),
+    (FEDPURIN, "fedpurin: method.cutoff", 1e-10, "official code: scores up to 1e-10 are as good as zero"),
+    (COMPARING, "fedcac: method.cutoff", 1e-10, "official code: as FedPURIN's"),
+    (COMPARING, "pfedsd: method.lam", 0.5, f"{FLING} pFedSD's lambda"),
     (COMPARING, "fedcac: method.tau", 0.5, "experimental setup"),
-    (COMPARING, "fedpurin: method.score", "gradient", "Table 1"),
-    (COMPARING, "fedpurin: method.hessian", False, "Table 1"),
-    (FEDPURIN, "fedpurin: method.include_norm", False, "official code, experiment_purin.sh"),
+    (f"{COMPARING} {CHOSEN}", "fedpurin: method.score", "gradient", "Table 1"),
+    (f"{COMPARING} {CHOSEN}", "fedpurin: method.hessian", False, "Table 1"),
+    (f"{FEDPURIN} -fedpurin/norm", "fedpurin: method.include_norm", False, "official code, experiment_purin.sh"),
     (FEDPURIN, "fedpurin: method.judge", "sparse", "official code"),
     (COMPARING, "fedavg: method.statistics", "local", f"{FLING} include_non_param=False"),
     (COMPARING, "fedper: method.statistics", "local", f"{FLING} include_non_param=False"),
@@ -321,7 +420,8 @@ TABLE: list[tuple[str, str, Any, str]] = [
     (VARIANTS, "method.hessian", "false,true", "Table 2"),
     # SubFLOT, arXiv:2604.06631, from public descriptions
     (SUBFLOT, "rounds", 200, "experimental setup"),
-    (f"{SUBFLOT} -subflot/har", "clients", 20, "experimental setup"),
+    ("subflot/scalability", "clients", "10,100", "scalability"),
+    (f"{SUBFLOT} -subflot/har -subflot/scalability", "clients", 20, "experimental setup"),
     ("subflot/har", "clients", 30, f"{UNSAID} a client per person"),
     (SUBFLOT, "participation", 1.0, "experimental setup: join ratio"),
     (SUBFLOT, "local.epochs", 5, "experimental setup"),
@@ -351,6 +451,7 @@ TABLE: list[tuple[str, str, Any, str]] = [
     *((f"subflot/{name}", "dataset.name", name, "tables") for name in ("cifar10", "cifar100", "tiny_imagenet")),
     *((f"subflot/{name}", "dataset.name", name, "tables") for name in ("ag_news", "har", "digit5", "pacs")),
     ("subflot/ablation", "dataset.name", "cifar10", "ablation table"),
+    ("subflot/scalability", "dataset.name", "cifar100", f"{UNSAID} CIFAR100"),
     ("subflot/ablation_digit5", "dataset.name", "digit5", "ablation table"),
     (ABLATION, "method.positions", "first", f"{UNSAID} the first neurons"),
     (WHOLE, "method", "subflot,flexfl,heterofl,fedrolex", "tables: among its baselines"),
@@ -372,9 +473,14 @@ TABLE: list[tuple[str, str, Any, str]] = [
         "subflot,subflot_without_otp,subflot_without_sar,subflot_without_ota",
         "ablation table",
     ),
+    *(
+        (ABLATION, f"paper=subflot{without and '_without_'}{without}: method.{part}", part != without, "ablation table")
+        for without in ("", "otp", "sar", "ota")
+        for part in ("otp", "sar", "ota")
+    ),
 ]
-"""Experiments (without those behind a minus), key, value, and where it stands; `floco: method.tau` is with that method.
-Values of a sweep are one text."""
+"""Experiments (without those behind a minus), key, value, and where it stands; `floco: method.tau` is with that method,
+`paper=subflot: method.ota` with that choice. Values of a sweep are one text."""
 
 OTHERS = {"fedobp/all_methods", "fedobp/alpha_sweep", "fedobp/q_sweep", "demo", "smoke"}  # are in no paper
 PAPERS = [name for name in EXPERIMENTS if name not in OTHERS]
@@ -388,7 +494,7 @@ def rows() -> list[tuple[str, str, Any, str]]:
     """One per experiment."""
     found = []
     for names, key, value, where in TABLE:
-        words = names.split()
+        words = dict.fromkeys(names.split())
         left = {word[1:] for word in words if word.startswith("-")}
         found += [(word, key, value, where) for word in words if not word.startswith("-") and word not in left]
     return found
@@ -401,9 +507,10 @@ def sweep(experiment: str) -> dict[str, list[str]]:
 
 
 @functools.cache
-def settings(experiment: str, method: str = "") -> dict[str, Any]:
-    """An experiment's first job, or that of a method."""
-    own = {key: values[0] for key, values in sweep(experiment).items()} | ({"method": method} if method else {})
+def settings(experiment: str, choice: str = "") -> dict[str, Any]:
+    """An experiment's first job, or that of a method, or of a choice such as `paper=subflot`."""
+    group, _, name = choice.rpartition("=")
+    own = {key: values[0] for key, values in sweep(experiment).items()} | ({group or "method": name} if name else {})
     return resolve(composed(f"experiment={experiment}", *(f"{key}={value}" for key, value in own.items())))
 
 
@@ -420,15 +527,16 @@ def test_an_experiment_has_the_papers_settings(experiment: str) -> None:
             found = ",".join(several[path]).lower()
         if found != wanted:
             wrong[key] = f"{found} instead of {wanted} ({where})"
-        if method and "method" in several:
-            assert method in several["method"], key
+        group, _, name = method.rpartition("=")
+        if method and (group or "method") in several:
+            assert name in several[group or "method"], key
     assert not wrong
 
 
 @pytest.mark.parametrize("experiment", PAPERS)
 def test_no_setting_of_an_experiment_is_left_out(experiment: str) -> None:
     told = {key for name, key, _, _ in rows() if name == experiment}
-    assert set(ALWAYS) <= told
+    assert set(ALWAYS) <= told | {key.rpartition(": ")[2] for key in told if key.endswith("momentum")}
     assert told & {"dataset", "dataset.name"}
     assert told >= {key for key in sweep(experiment) if key not in ("method", "seed")}
     if "alpha" in settings(experiment)["partition"]:
@@ -473,6 +581,33 @@ def test_q_is_table_2s() -> None:
     assert len(table) == 8
 
 
+@pytest.mark.parametrize(
+    ("name", "files", "kind"),
+    [
+        ("as_published", "tables", {}),
+        ("ablation", "ablation", {"classifier_only": False}),
+        ("ablation_cls", "ablation", {"classifier_only": True}),
+        ("ablation", "moving average", {"classifier_only": False, "ema": 0.5}),
+    ],
+)
+def test_q_is_that_of_the_public_files(name: str, files: str, kind: dict[str, Any]) -> None:
+    table = composed(f"quantile={name}", "dataset=mnist").quantile.table
+    fitting = [log for log in logs.logs() if log.files == files and all(getattr(log, k) == v for k, v in kind.items())]
+    known = {(log.dataset, log.setting): log.q for log in fitting if log.method == "fedobp"}
+    own = {(DATASETS[key], f"Dir({alpha:g})"): q for key, row in table.items() for alpha, q in row.items()}
+    assert {key: own[key] for key in known} == known
+    assert {dataset for dataset, _ in own} == {dataset for dataset, _ in known} | {"Digits"}
+
+
+def test_the_weight_of_past_scores_is_that_of_the_public_files() -> None:
+    """0.1 on CIFAR10, 0.3 on Fashion-MNIST at Dir(0.1), 0.5 else."""
+    for dataset, alpha in itertools.product(("cifar10", "cifar100", "fmnist"), (0.1, 0.5)):
+        job = ("experiment=fedobp/as_published", f"dataset={dataset}", f"partition.alpha={alpha}")
+        where = "tables", "fedobp", DATASETS[dataset], f"Dir({alpha})"
+        [known] = [log.ema for log in logs.logs() if log[:4] == where]
+        assert resolve(composed(*job))["method"]["ema"] == known
+
+
 def test_figure_6_has_as_many_personal_entries_as_its_code_divides_by() -> None:
     sizes = {"cifar10": 878_538, "svhn": 878_538, "cifar100": 924_708, "emnist": 608_702}
     sizes |= {"mnist": 582_026, "fmnist": 582_026, "organamnist": 582_539, "organcmnist": 582_539, "digits": 582_026}
@@ -511,11 +646,13 @@ QUOTED = {
     "subflot/har": "79.72 76.24 69.80",
     "subflot/digit5": "92.58",
     "subflot/pacs": "41.58 20.17 19.27",
+    "subflot/scalability": "39.20 32.61",
     "subflot/ablation": "83.78 83.21 82.77 81.41",
     "subflot/ablation_digit5": "92.58 90.37 89.73 78.74",
     "fedobp/table3": "87.02 70.22",  # Table III
     "fedobp/table5": "87.36 85.00 87.36",  # Table V
     "fedobp/table5_cls": "87.37",
+    "fedobp/table5_ema": "99.39",
     "fedobp/fmnist_dir01": "96.89 87.29 96.24 94.93",  # Table IV
 }
 

@@ -24,7 +24,7 @@ import fedpfl
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import loggers
 from fedpfl.record.callbacks import Callback, Callbacks, RunInfo
-from fedpfl.record.console import Console
+from fedpfl.record.console import Console, label
 from fedpfl.record.environment import describe
 from fedpfl.record.logfile import LogFile
 from fedpfl.record.picture import partition_picture
@@ -72,7 +72,7 @@ def test_new_directory_holds_config_and_identity(tmp_path):
     assert (path / "config.yaml").read_text() == "rounds: 3\nseed: 1\n"
     told = json.loads((path / "summary.json").read_text())
     assert told.pop("digest")
-    assert told == {"identity": "abc", "data": None}
+    assert told == {"identity": "abc", "data": None, "files": {}}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,8 @@ def test_summary_merges_and_stays_valid_json(tmp_path):
         best = {"accuracy": np.float32(0.5), "loss": math.nan}
         directory.write_summary(status="running", best=best, cohort=np.int64(3))
         directory.write_summary(status="failed", error="boom", identity="other")
+        directory.write_summary(cohort=3)
+        assert directory.summary["error"] == "boom"  # as long as the status is this one
         directory.write_summary(status="running", last=[math.inf, 1])
         held = directory.summary
     text = (tmp_path / "summary.json").read_text()
@@ -106,6 +108,7 @@ def test_summary_merges_and_stays_valid_json(tmp_path):
         "best": {"accuracy": 0.5, "loss": None},
         "cohort": 3,
         "last": [None, 1],
+        "files": {},
     }
 
 
@@ -128,7 +131,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         directory.checkpoint(payload(1))
     with opened(tmp_path / "other", "xyz") as directory:
         (tmp_path / "other" / "state.pt").write_bytes((tmp_path / "state.pt").read_bytes())
-        with pytest.raises(FedpflError, match="holds a different run"):
+        with pytest.raises(FedpflError, match="belongs to a different run"):
             directory.restore()
 
 
@@ -556,7 +559,7 @@ def info(path: Path, **changes) -> RunInfo:
         "group": "digits",
         "job_type": "fedobp",
         "tags": ("digits",),
-        "config": {"seed": 1, "method": {"name": "fedobp"}},
+        "config": {"seed": 1, "method": {"name": "fedobp"}, "eval": {"every": 10}},
         "path": path,
         "identity": "abc",
         "seed": 1,
@@ -580,23 +583,29 @@ def test_console_plain_lines(tmp_path):
     console.on_begin(info(tmp_path))
     for number in range(1, 21):
         clock.now += 2.0
-        console.on_round(
-            done({**row(number, 90.0 if number == 10 else None), "ft_accuracy": 91.5 if number == 10 else None})
-        )
+        judged = {}
+        if number % 10 == 0:
+            console.on_evaluation(number)
+            clock.now += 7.0
+            judged = {"eval_seconds": 7.0, "ft_accuracy": 91.5 if number == 10 else None}
+        console.on_round(done({**row(number, 90.0 if number == 10 else None), **judged}))
     console.on_note("a [bold]note[/bold]")
     console.on_end("finished", {})
     lines = stream.getvalue().splitlines()
     # First, then each 5 s or later (rounds of 2 s: every third), evaluated ones (10), and the last.
     assert [line.split("/")[0] for line in lines if line.startswith("round")] == [
-        f"round {number}" for number in (1, 4, 7, 10, 13, 16, 19, 20)
+        f"round {number}" for number in (1, 4, 7, 10, 10, 13, 16, 19, 20, 20)
+    ]
+    assert [line for line in lines if "evaluating" in line] == [
+        f"round {n}/20  evaluating all clients" for n in (10, 20)
     ]
     assert lines[0] == "data set    digits"
-    assert lines[1] == "round 1/20  cohort 16.67 -> 66.67 %  0.10 s  ETA 0:00:38"
-    tuned = "round 10/20  cohort 16.67 -> 66.67 %  all clients 90.00 % (fine-tuned 91.50 %)  1.00 s  ETA 0:00:20"
+    assert lines[1] == "round 1/20  cohort 16.67 -> 66.67 %  0.10 s  ETA 0:00:38 + evaluations"
+    tuned = "round 10/20  cohort 16.67 -> 66.67 %  all clients 90.00 % (fine-tuned 91.50 %)  1.00 s  ETA 0:00:27"
     assert tuned in lines
     assert lines[-3] == "round 20/20  cohort 16.67 -> 66.67 %  2.00 s"
     assert lines[-2] == "a [bold]note[/bold]"
-    assert lines[-1] == "finished after round 20 in 0:00:40, all clients 90.00 % (fine-tuned 91.50 %)"
+    assert lines[-1] == "finished after round 20 in 0:00:54, all clients 90.00 % (fine-tuned 91.50 %)"
 
 
 def test_console_resumed_counts_only_what_is_left(tmp_path):
@@ -606,7 +615,44 @@ def test_console_resumed_counts_only_what_is_left(tmp_path):
     clock.now += 3.0
     console.on_round(done(row(11)))
     assert "resumed     after round 10 of 20\nround 11/20" in stream.getvalue()
-    assert stream.getvalue().endswith("ETA 0:00:27\n")
+    assert stream.getvalue().endswith("ETA 0:00:27 + evaluations\n")
+
+
+def test_an_evaluation_that_is_known_to_be_short_has_no_line(tmp_path):
+    stream, clock = io.StringIO(), Clock()
+    console = Console(stream=stream, clock=clock)
+    console.on_begin(info(tmp_path, rounds=35))
+    for number in (10, 20, 30):
+        console.on_evaluation(number)
+        clock.now += 4.0
+        console.on_round(done({**row(number, 50.0), "eval_seconds": 1.0}))
+    told = stream.getvalue().splitlines()[1:]
+    assert told[0] == "round 10/35  evaluating all clients"
+    assert [line.rpartition("  ")[2] for line in told[1:]] == ["ETA 0:01:18", "ETA 0:00:47", "ETA 0:00:16"]
+
+
+def test_a_run_of_a_sweep_has_a_line_a_minute_and_warnings_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(Console, "_spoken", {})
+    stream, clock = io.StringIO(), Clock()
+    runs = {own: Console(stream=stream, clock=clock) for own in ("seed=1", "seed=2")}
+    for own, run in runs.items():
+        before = label.set(own)
+        run.on_begin(info(tmp_path, rounds=36, notes=("slow: use another",), start_round=int(own == "seed=2")))
+        label.reset(before)
+    for number in range(2, 37):
+        clock.now += 4.0
+        for run in runs.values():
+            if number % 10 == 0:
+                run.on_evaluation(number)
+            run.on_round(done(row(number, 50.0 if number % 10 == 0 else None)))
+    for run in runs.values():
+        run.on_end("finished", {})
+    assert stream.getvalue().splitlines() == [
+        "seed=1: slow: use another",
+        "seed=2: resumed     after round 1 of 36",
+        "seed=1: round 16/36  cohort 16.67 -> 66.67 %  1.60 s  ETA 0:01:20 + evaluations",
+        "seed=1: round 31/36  cohort 16.67 -> 66.67 %  3.10 s  ETA 0:00:20 + evaluations",
+    ]
 
 
 def test_console_bar_on_a_terminal(tmp_path, monkeypatch):

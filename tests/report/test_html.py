@@ -182,8 +182,7 @@ def test_overview_names_every_run(root: Path) -> None:
 
 def test_links_lead_to_the_run_directories(root: Path) -> None:
     strange = root / "a" / "fedavg" / "k:2 #%&\"'<b>" / "seed5"
-    shutil.copytree(root / "a" / "fedavg" / "k2" / "seed0", strange)
-    (strange / "config.yaml").write_text(yaml.safe_dump(config(seed=5)))
+    write_run(strange, seed=5)
     page = page_of(root)
     links = [attrs["href"] or "" for tag, attrs in page.elements if tag == "a"]
     targets = {(root / "report" / unquote(link)).resolve() for link in links if not link.startswith("#")}

@@ -197,7 +197,7 @@ def test_too_little_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
     sweep(tmp_path / "one", {"fedavg": [50, 50], "fedper": [60, None], "fedrep": [60, None]})
     for name, told in (
         ("two", "2 methods in 2 blocks"),
-        ("one", "3 methods in 1 blocks. Left out, as runs are missing"),
+        ("one", "3 methods in 1 block. Left out, as runs are missing"),
     ):
         assert main(["ranks", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
         out, err = capsys.readouterr()

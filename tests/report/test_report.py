@@ -20,6 +20,8 @@ import yaml
 from matplotlib.figure import Figure
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import identity
+from fedpfl.record import digests
 from fedpfl.report import figures, groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import read
@@ -50,6 +52,19 @@ def config(**changes: Any) -> dict[str, Any]:
     return values
 
 
+def name_of(values: dict[str, Any]) -> str:
+    """What a run of this configuration calls itself."""
+    return f"{identity(values)}-seed{values['seed']}"
+
+
+def amend(folder: Path, **fields: Any) -> Path:
+    """Change a summary as if the run had written it."""
+    path = folder / "summary.json"
+    told = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps(told | {"digest": digests.of_summary(told)}))
+    return folder
+
+
 def write_run(
     folder: Path, accuracy: dict[int, float] | None = None, status: str = "finished", reached: int = 4, **changes: Any
 ) -> Path:
@@ -59,7 +74,7 @@ def write_run(
     values = config(**changes)
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
     (folder / "summary.json").write_text(
-        json.dumps({"identity": f"0123456789-seed{values['seed']}", "status": status, "cohort": 10, "parameters": 1000})
+        json.dumps({"identity": name_of(values), "status": status, "cohort": 10, "parameters": 1000})
     )
     rows = []
     for number in range(1, reached + 1):

@@ -19,7 +19,7 @@ import yaml
 from fedpfl.report.__main__ import main
 from tests.command import call
 from tests.conftest import ROOT
-from tests.report.test_report import config, write_run
+from tests.report.test_report import amend, config, write_run
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x00\nmean‮|$x_1^{$ <b>&"
 
@@ -34,12 +34,6 @@ def shown(capsys: pytest.CaptureFixture, *words: str | Path, code: int = 0) -> t
 
 def table(capsys: pytest.CaptureFixture, root: Path, *options: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(shown(capsys, "tables", root, "--format", "csv", *options)[0])))
-
-
-def amend(folder: Path, **fields: Any) -> Path:
-    path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    return folder
 
 
 def edit(folder: Path, name: str, change: Any) -> None:
@@ -148,6 +142,18 @@ def test_runs_on_other_data_are_no_seeds_of_one_another(tmp_path: Path, capsys: 
     assert [row["seeds"] for row in table(capsys, tmp_path)] == ["1", "2", "1"]
     (tmp_path / "2/summary.json").unlink()
     assert [row["seed_list"] for row in table(capsys, tmp_path)] == ["0 1 3"]
+
+
+def test_older_runs_that_computed_their_mean_are_no_seeds_of_newer_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """They took it of all samples, test samples included."""
+    for mean, rows in ((None, 2), ([0.5], 1)):
+        for seed, recorded in enumerate(({"data": "aa11"}, {"data": "bb22", "read": "cc33"})):
+            amend(
+                write_run(tmp_path / f"{mean}/{seed}", seed=seed, dataset={"name": "fmnist", "mean": mean}), **recorded
+            )
+        assert len(table(capsys, tmp_path / f"{mean}")) == rows
 
 
 def test_a_method_that_was_changed_between_seeds_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from fedpfl.config.schema import Checkpoint
-from fedpfl.ground import tree
+from fedpfl.engine.store import Rows
+from fedpfl.ground import interrupts, tree
 from fedpfl.record import rundir
 from tests.command import TINY, call, rewrite_summary, snapshot, start, state, summary, table, wait
 from tests.conftest import assert_same
@@ -84,7 +86,7 @@ POINTS = {  # what happens, how, and the round of the checkpoint that is left
     "right after a row": ("wrap(rundir.RunDirectory, 'row', 3, after)", 2),
     "in the middle of a round": ("wrap(method, 'finish', 6, after)", 2),  # the second of two clients in round 3
     "while a checkpoint is written": ("wrap(torch, 'save', 3, torn)", 2),
-    "while a row is written": ("wrap(files, 'append', 4, half)", 3),
+    "while a row is written": ("wrap(files, 'append', 13, half)", 3),  # each is noted before
     "right before the end": ("wrap(rundir.RunDirectory, 'checkpoint', 4, after)", 4),
 }
 KILLED = [*(("fedobp", point) for point in POINTS), ("ditto", "in the middle of a round")]
@@ -178,6 +180,32 @@ def test_an_interrupted_run_ends_as_if_it_never_was(
     assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
 
 
+@pytest.mark.parametrize(("written", "left"), [(False, [2]), (True, [])], ids=["in training", "states half written"])
+def test_a_terminated_run_saves_the_last_finished_round_where_it_is_left(
+    written: bool, left: list[int], tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM in round 3, right before or after the first of its writes."""
+    command, put, calls = (*COMMON, *SETTINGS["ditto"], "checkpoint.seconds=1e6"), Rows.put_, list[object]()
+
+    def signalled(self: Rows, *given: Any) -> None:
+        calls.append(given)
+        if len(calls) < 5 or written:
+            put(self, *given)
+        if len(calls) == 5:
+            interrupts.playing(signal.SIGTERM, None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "put_", signalled)
+        result = call(*command, cwd=tmp_path)
+    assert (result.code, result.complaints) == (
+        143,
+        ["fedpfl: terminated; the same command goes on from the last checkpoint"],
+    )
+    assert [int(state(path.parent)["round"]) for path in tmp_path.glob("run/state.pt")] == left
+    finish(tmp_path, *command)
+    assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
+
+
 def rows_by_client(folder: Path) -> dict[int, Any]:
     blocks = torch.load(folder / "state.pt", weights_only=True)["rows"]
     return {int(who): tree.take(block, row) for block in blocks for row, who in enumerate(block["who"])}
@@ -254,8 +282,9 @@ def test_a_corrupt_checkpoint_is_one_line_and_kept(fault: str, tmp_path: Path, u
     assert (
         f"{run}/state.pt is damaged; restart=true removes the run's files and runs it from the beginning" in result.err
     )
-    assert {k: v for k, v in snapshot(tmp_path).items() if k != "run/summary.json"} == {
-        k: v for k, v in before.items() if k != "run/summary.json"
+    told = ("run/summary.json", "run/run.sums")
+    assert {k: v for k, v in snapshot(tmp_path).items() if k not in told} == {
+        k: v for k, v in before.items() if k not in told
     }
     assert summary(run)["status"] != "finished"
 

@@ -50,7 +50,7 @@ def load(
 ) -> Samples:
     """Load a data set by name, or with `path` from an .npz archive of `x` and `y`.
 
-    `mean` and `std` None: computed per channel from all samples. `normalize` False: images are only divided by 255,
+    `mean` and `std` None: of the training samples, per channel. `normalize` False: images are only divided by 255,
     signals left as they are. `classes` None: the largest label plus one. `options`: the data set's, which an archive
     has no use for.
 

@@ -6,6 +6,7 @@ Arguments come in one order: the server's side (`server`, or what is `received` 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -257,6 +258,12 @@ def arguments(function: Callable[..., Any]) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
+@functools.cache
+def _known() -> set[str]:
+    """Return the names of all hooks' arguments."""
+    return {name for hook in hooks() for name in arguments(getattr(Method, hook))}
+
+
 def misplaced(function: Callable[..., Any], like: Callable[..., Any] | Sequence[str]) -> str:
     """Say what to change where a function takes the contract's arguments, which `like` has, in another order.
 
@@ -267,8 +274,7 @@ def misplaced(function: Callable[..., Any], like: Callable[..., Any] | Sequence[
     given = arguments(function)
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         return ""
-    known = {name for hook in hooks() for name in arguments(getattr(Method, hook))}
-    strange = any(own != wanted and own in known for own, wanted in zip(given, right, strict=False))
+    strange = any(own != wanted and own in _known() for own, wanted in zip(given, right, strict=False))
     if not strange and len(given) == len(right):
         return ""
     return f"({', '.join(given)}) where the contract has ({', '.join(right)}); change its arguments, and calls of it"

@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedpfl.papers.drawing import Figure, line, several, value
-from fedpfl.papers.fedobp.tables import ABLATED, COMPARED, QUANTILE, of_run, one_each, own_score, setting_of
+from fedpfl.papers.drawing import Figure, alpha, line, over, several, value
+from fedpfl.papers.fedobp import logs
+from fedpfl.papers.fedobp.tables import COMPARED, QUANTILE, of_run, one_each, own_score, setting_of
 from fedpfl.papers.layout import Selection
 from fedpfl.record.columns import METRICS
 from fedpfl.report.figures import accuracy_figure, by_setting, legible, look, panels
@@ -31,7 +32,17 @@ SCORES = {"obp": "squared difference (FedOBP)", "gradient": "change in training"
 
 
 def _of_scores(run: Run) -> bool:
-    return run.method_name == "fedobp" and not run.get("method.classifier_only") and not run.get("method.ema")
+    """FedOBP by any score, over all entries."""
+    method = run.config["method"]
+    return own_score(run, score=method.get("score", "obp")) and method.get("norm", "global") in ("none", "global")
+
+
+def _of_scores_as_published(run: Run) -> bool:
+    """As in the public files: the earlier score with a moving average, others per tensor of scores by layer."""
+    kind = {"score": "obp_as_published", "norm": "global", "ema": 0.5}
+    if run.get("method.score") != "obp_as_published":
+        kind = {"score": run.get("method.score"), "norm": "layer", "scope": "tensor"}
+    return own_score(run, **kind) and run.get("local.momentum") == logs.SETUP["local.momentum"]
 
 
 def _usual(run: Run) -> bool:
@@ -41,9 +52,9 @@ def _usual(run: Run) -> bool:
 
 
 def _at_the_papers_q(run: Run) -> bool:
-    """Table II's where it has one; with CLS the table's is not meant."""
+    """Table II's where it has one."""
     known = of_run(run, QUANTILE)
-    return known is None or bool(run.get("method.classifier_only")) or run.q in (None, known.value)
+    return known is None or run.q in (None, known.value)
 
 
 def _converging(setting: str) -> Callable[[Sequence[Group]], list[Group]]:
@@ -60,15 +71,13 @@ def _over_q(fits: Callable[[Run], bool]) -> Callable[[Sequence[Group]], list[Gro
     return lambda gathered: several(gathered, fits, lambda run: run.q)
 
 
-def _alpha(run: Run) -> float | None:
-    """The Dirichlet alpha, None where the partition has none."""
-    alpha = run.get("partition.alpha")
-    return float(alpha) if isinstance(alpha, int | float) and alpha > 0 else None
-
-
 def _normed(run: Run) -> bool:
-    """Whether it is one of Table V's runs."""
-    return any(row.fits(run) for row in ABLATED) and _at_the_papers_q(run)
+    """Whether it is one of Table V's runs without a moving average, at the public files' q where they have one."""
+    kinds: list[dict[str, Any]] = [*({"norm": norm} for norm in ("none", "layer", "global"))]
+    kinds.append({"norm": "global", "classifier_only": True})
+    log = logs.of_run(run, any_q=True)
+    known = any(own_score(run, score="obp_as_published", **kind) for kind in kinds)
+    return known and (log is None or log.q == run.q)
 
 
 def _longest(gathered: Sequence[Group]) -> list[Group]:
@@ -78,7 +87,7 @@ def _longest(gathered: Sequence[Group]) -> list[Group]:
         run = group.used[0]
         if run.method_name == "fedobp" and _usual(run) and not layer_shares(run).empty:
             rival = best.setdefault(group.setting, group)
-            best[group.setting] = max(rival, group, key=lambda one: one.used[0].planned)
+            best[group.setting] = max(rival, group, key=lambda one: (one.used[0].planned, not _momentum(one.runs[0])))
     return list(best.values())
 
 
@@ -94,13 +103,27 @@ def _convergence(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
 
 def _score(run: Run) -> str:
     score = str(run.config["method"].get("score", "obp"))
-    return SCORES.get(score, score) + (", per tensor" if run.get("method.scope") == "tensor" else "")
+    return SCORES.get(score, score) + (", per tensor" if run.get("method.scope") == "tensor" else "") + _momentum(run)
+
+
+def _momentum(run: Run) -> str:
+    """What tells a run with momentum from one without, so that no line is of both."""
+    momentum = run.get("local.momentum")
+    return f", momentum {momentum:g}" if momentum else ""
 
 
 def _over_quantiles(
-    shown: list[Group], path: Path, rule: Selection, name: Callable[[Run], str], tuned: bool = False
+    shown: list[Group],
+    path: Path,
+    rule: Selection,
+    name: Callable[[Run], str],
+    tuned: bool = False,
+    files: bool = False,
 ) -> list[Path]:
-    """A panel per data set and partition, a line per name. tuned: also the accuracy after fine-tuning."""
+    """A panel per data set and partition, a line per name.
+
+    tuned: also the accuracy after fine-tuning. files: also the public files' curve of the earlier score.
+    """
     names = list(dict.fromkeys(name(group.runs[0]) for group in shown))
     columns = [("", "")] + ([(", fine-tuned", f"ft_{rule.accuracy}")] if tuned else [])
 
@@ -113,6 +136,9 @@ def _over_quantiles(
             points = [(float(quantiles.index(group.runs[0].q or 0.0)), value(group, rule, column)) for group in own]
             if any(not math.isnan(mean) for _, (mean, _) in points):
                 line(ax, points, label + told_as, at)
+        if files and (curve := logs.over_q(members[0].runs[0])):
+            known = {quantiles.index(q): accuracy for q, accuracy in curve.items() if q in quantiles}
+            ax.plot([*known], [*known.values()], "k:", label="earlier score, the authors' public files")
         ax.set_xticks(range(len(quantiles)), [f"{q:.10g}" for q in quantiles], rotation=45, ha="right")
         ax.set(xlabel="quantile q", ylabel=METRICS[rule.accuracy].label)
 
@@ -153,13 +179,15 @@ def layer_shares(run: Run) -> pd.DataFrame:
 
 def _downlink(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     """Accuracy against the share of the model's values that travel down: FedOBP's line over q, others as points."""
-    methods = [name for name in METHODS if any(group.runs[0].method_name == name for group in shown)]
+    kinds = dict.fromkeys((group.runs[0].method_name, _momentum(group.runs[0])) for group in shown)
+    methods = sorted(kinds, key=lambda kind: [*METHODS].index(kind[0]))
 
     def draw(ax: Axes, members: list[Group]) -> None:
-        for number, method in enumerate(methods):
-            own = [group for group in members if group.runs[0].method_name == method]
+        for number, (method, momentum) in enumerate(methods):
+            own = [g for g in members if (g.runs[0].method_name, _momentum(g.runs[0])) == (method, momentum)]
             if points := sorted((_ratio(group), value(group, rule)) for group in own):
-                line(ax, points, METHODS[method], number, **({} if method == "fedobp" else {"linestyle": "none"}))
+                style = {} if method == "fedobp" else {"linestyle": "none"}
+                line(ax, points, METHODS[method] + momentum, number, **style)
         ax.set(xlabel="values down / model size", ylabel=METRICS[rule.accuracy].label)
         ax.locator_params(axis="x", nbins=5)  # labels like 0.9975 are wide
 
@@ -171,34 +199,21 @@ def _ratio(group: Group) -> float:
     return over_seeds([run.per_client("values_down") / (run.fact("parameters") or math.nan) for run in group.used])[0]
 
 
-def _alphas(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """A panel per data set, a line per method over alpha, which is logarithmic."""
-    labels = list(dict.fromkeys(group.method for group in shown))
-
-    def draw(ax: Axes, dataset: str) -> None:
-        here = [(alpha, group) for group in shown if group.dataset == dataset and (alpha := _alpha(group.runs[0]))]
-        for number, label in enumerate(labels):
-            points = sorted((alpha, value(group, rule)) for alpha, group in here if group.method == label)
-            if len(points) > 1:
-                line(ax, points, label, number)
-        ax.set(xlabel="Dirichlet alpha", ylabel=METRICS[rule.accuracy].label, xscale="log")
-        ticks = sorted({alpha for alpha, _ in here})
-        ax.set_xticks(ticks, [f"{alpha:g}" for alpha in ticks])
-        ax.minorticks_off()
-
-    return panels({group.dataset: group.dataset for group in shown}, path, draw)
-
-
 FIGURES = {
     "figure2": Figure(_converging("Dir(0.1)"), _convergence),
     "figure3": Figure(_converging("Dir(0.5)"), _convergence),
     "figure4": Figure(_over_q(_of_scores), partial(_over_quantiles, name=_score)),
+    "figure4_as_published": Figure(_over_q(_of_scores_as_published), partial(_over_quantiles, name=_score, files=True)),
     "figure5": Figure(lambda every: several(every, _normed, _norm), _norms),
     "figure6": Figure(_longest, _layers),
     "figure7": Figure(_over_q(_usual), _downlink),
     "q_sweep": Figure(
         _over_q(lambda run: run.method_name == "fedobp" and _usual(run)),
-        partial(_over_quantiles, name=lambda run: "FedOBP", tuned=True),
+        partial(_over_quantiles, name=lambda run: "FedOBP" + _momentum(run), tuned=True),
     ),
-    "alpha_sweep": Figure(lambda every: several(every, _usual, _alpha, 3, lambda group: group.dataset), _alphas),
+    "public_curves": Figure(logs.logged, logs.log_figure, "fedobp/as_published"),
+    "alpha_sweep": Figure(
+        lambda every: several(every, _usual, alpha, 3, lambda group: group.dataset),
+        over(alpha, "Dirichlet alpha", lambda group: {group.method: ""}, log=True),
+    ),
 }

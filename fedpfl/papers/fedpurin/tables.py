@@ -1,9 +1,9 @@
-"""FedPURIN's tables, and its Figures 3 to 6: how many clients hold an entry (arXiv:2510.16065)."""
+"""FedPURIN's tables, its Figures 3 and 4, and how many clients hold an entry (arXiv:2510.16065)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedpfl.papers.drawing import Figure, masks, of_method
-from fedpfl.papers.layout import Layout, Line, Place, Selection, titled
+from fedpfl.papers.drawing import Figure, alpha, masks, of_method, over, several
+from fedpfl.papers.layout import Layout, Line, Place, Selection, has, titled
 from fedpfl.report.figures import legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
@@ -130,4 +130,28 @@ def _frequencies(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     return panels({f"{group.setting}\n{group.method}": group for group in shown}, path, draw)
 
 
-FIGURES = {"masks": Figure(of_method("fedpurin", masks), _frequencies, "fedpurin/cifar10")}
+def _with_norm(group: Group) -> dict[str, str]:
+    scored = group.runs[0].get("method.include_norm")
+    return {f"{'with' if scored else 'without'} BatchNorm's weights": ""}
+
+
+def _of(key: str) -> Callable[[Sequence[Group]], list[Group]]:
+    """FedPURIN as in Table 1, with several values of a key."""
+    usual = {**_variant("gradient", False), "method.include_norm": False, "method.tau": 0.5}
+    del usual[key]
+    return lambda every: several(
+        every, lambda run: run.method_name == "fedpurin" and has(run, usual), lambda run: run.get(key)
+    )
+
+
+FIGURES = {
+    "figure3": Figure(
+        _of("method.include_norm"), over(alpha, "Dirichlet alpha", _with_norm, log=True), "fedpurin/norm"
+    ),
+    "figure4": Figure(
+        _of("method.tau"),
+        over(lambda run: run.get("method.tau"), "share of critical entries, tau", lambda group: {group.partition: ""}),
+        "fedpurin/tau",
+    ),
+    "masks": Figure(of_method("fedpurin", masks), _frequencies, "fedpurin/cifar10"),
+}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpfl.papers.drawing import Figure, Points, line, masks, of_method
+from fedpfl.papers.drawing import Figure, Points, line, masks, of_method, over, several
 from fedpfl.papers.layout import Layout, Line, Place, Selection, tuned, untrained
 from fedpfl.report.figures import THIN, by_setting, draw_line, legible, look, panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
+from fedpfl.report.run import Run
 from fedpfl.report.table import over_seeds
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def _dealt(dataset: str, short: str, clients: int, classes: int, **setup: Any) -
 _PLACES = (
     _dealt("cifar10", "cifar10", 10, 2, **{"partition.samples_per_client": 100}),
     _dealt("cifar10_c", "cifar10c", 10, 2, **{"partition.samples_per_client": 100}),
-    _dealt("mini_imagenet", "mini_imagenet", 20, 10),
+    _dealt("mini_imagenet", "mini_imagenet", 20, 10, **{"partition.samples_per_client": 480}),
     Place(
         "office_home",
         "4 clients = 4 domains",
@@ -45,6 +47,7 @@ _TOGETHER = tuple(dataclasses.replace(place, words={"paper": place.experiment.re
 
 # The limits that Table 1's numbers are of.
 _BEST = {"cifar10_c": 0.5, "mini_imagenet": 0.5, "": 0.3}
+_LAYERS = {"A": 0, "B": 5, "C": 10, "D": 15}
 _MOST = {"method.personalise": "most", "method.layer": (None,)}
 
 
@@ -96,11 +99,18 @@ TABLES = {
         "FedSelect (CVPR 2024) Table 3",
         (
             Line("Personalize Least", "fedselect", "fedselect/ablation", where={"method.personalise": "least"}),
-            *(Line(f"Layer {name}", untold="which layers the paper means is not stated") for name in "ABCD"),
+            *(
+                Line(f"Layer {name}", "fedselect", "fedselect/ablation", where={"method.personalise": layer})
+                for name, layer in _LAYERS.items()
+            ),
             Line("Random", "fedselect", "fedselect/ablation", where={"method.personalise": "random"}),
             *_limits(0.3, 0.5),
         ),
         _TOGETHER,
+        note=lambda rule: (
+            "Which layers the paper calls A to D is not stated: here the stem and the first convolutions "
+            "of 128, 256 and 512 channels."
+        ),
     ),
 }
 
@@ -147,7 +157,102 @@ def _points(group: Group, tensors: list[str], chance: bool = False) -> Points:
     return points
 
 
+_JUDGED = {"fedavg": {"FedAvg": "accuracy", "FedAvg+FT": "ft_accuracy"}, "fedbabu": {"FedBABU": "ft_accuracy"}}
+"""Methods that the paper does not judge right after local training, as it does the others."""
+
+
+def _lines(group: Group) -> dict[str, str]:
+    """A group's lines as the paper judges them, by the column of each."""
+    run = group.runs[0]
+    return _JUDGED.get(run.method_name, {run.called: "cohort_after"})
+
+
+def _compared(gathered: Sequence[Group]) -> list[Group]:
+    """Table 1's methods, FedSelect at its best limit."""
+
+    def fits(run: Run) -> bool:
+        best = _BEST.get(run.dataset_name, _BEST[""])
+        own = run.method_name == "fedselect" and _grown(run) and run.get("method.alpha") == best
+        return own or run.method_name in {line.method for line in TABLES["table1"].lines} - {"fedselect"}
+
+    return [group for group in gathered if fits(group.runs[0])]
+
+
+def _grown(run: Run) -> bool:
+    """Whether what moves most becomes personal."""
+    return run.get("method.personalise") in (None, "most") and run.get("method.layer") is None
+
+
+def _of_table_1(gathered: Sequence[Group]) -> list[Group]:
+    """Its runs, which are of one size on each data set."""
+    sizes = {place.dataset: place.setup.get("partition.samples_per_client") for place in _PLACES}
+    runs = ((group, group.runs[0]) for group in _compared(gathered))
+    return [group for group, run in runs if sizes.get(run.dataset_name) in (None, _training_size(run))]
+
+
+def _convergence(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """A panel per data set and partition, a line per method over rounds."""
+    names = list(dict.fromkeys(name for group in shown for name in _lines(group)))
+
+    def draw(ax: Axes, members: list[Group]) -> None:
+        for group in members:
+            for name, column in _lines(group).items():
+                draw_line(ax, group, column, name, names.index(name))
+        ax.set(xlabel="round", ylabel="test accuracy (%)", xlim=(0, None))
+
+    return panels(by_setting(shown), path, draw)
+
+
+def _training_size(run: Run) -> int | None:
+    """Training samples that each client is given, None where it is not set."""
+    return run.get("partition.samples_per_client")
+
+
+def _last_layers(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """A panel per configuration: overlap of each two clients' masks in the last layer, with the clients' classes."""
+
+    def draw(ax: Axes, group: Group) -> None:
+        run = next(run for run in group.used if run.masks)
+        mask = [*run.masks.values()][-1]
+        sizes, count = mask.both.diagonal(), len(mask.both)
+        union = sizes[:, None] + sizes - mask.both
+        overlap = np.divide(mask.both, union, out=np.zeros_like(union), where=union > 0)
+        ax.imshow(overlap, vmin=0, vmax=1, cmap="magma")
+        for i, j in np.ndindex(count, count) if count <= MOST else ():
+            ax.text(j, i, f"{overlap[i, j]:.2f}", ha="center", va="center", fontsize=5, color="0.5")
+        ax.set_xticks(range(count), names := _classes(run, count), rotation=90, fontsize=6)
+        ax.set_yticks(range(count), names, fontsize=6)
+        ax.grid(visible=False)
+
+    titles = (f"{group.setting}\n{group.method}, {[*masks(group)[0]][-1]}" for group in shown)
+    return panels(dict(zip(titles, shown, strict=True)), path, draw, size=(3.4, 3.4))
+
+
+MOST = 20
+"""Clients up to which their overlaps are written out."""
+
+
+def _classes(run: Run, count: int) -> list[str]:
+    """The classes of each client, or its number where masks are not of all clients."""
+    labels = run.clients.filter(regex=r"^label_\d+$")
+    if len(labels) != count or labels.empty:
+        return [str(number) for number in range(count)]
+    return [" ".join(name.removeprefix("label_") for name in labels if row[name] > 0) for _, row in labels.iterrows()]
+
+
+def _one_setting(gathered: Sequence[Group]) -> list[Group]:
+    """FedSelect's runs of Table 2 with masks."""
+    return [group for group in of_method("fedselect", masks)(gathered) if _grown(group.runs[0])]
+
+
 FIGURES = {
-    "figure3": Figure(of_method("fedselect", _has_sizes), _sizes, "fedselect/alpha"),
-    "figure4": Figure(of_method("fedselect", masks), _overlaps, "fedselect/alpha"),
+    "figure2": Figure(_of_table_1, _convergence, "fedselect/cifar10"),
+    "figure3": Figure(
+        lambda every: several(_compared(every), lambda run: True, _training_size),
+        over(_training_size, "training samples of a client", _lines),
+        "fedselect/sizes",
+    ),
+    "figure4": Figure(_one_setting, _last_layers, "fedselect/alpha"),
+    "sizes": Figure(of_method("fedselect", _has_sizes), _sizes, "fedselect/alpha"),
+    "overlaps": Figure(of_method("fedselect", masks), _overlaps, "fedselect/alpha"),
 }

@@ -116,7 +116,16 @@ TABLES = {
         (_SUBFLOT,),
         (
             *(Place("", f"{count} clients", untold="the data set is not stated") for count in (10, 100)),
-            *(_place("cifar100", f"{count} clients", clients=count) for count in (10, 100)),
+            *(
+                _place(
+                    "cifar100",
+                    f"{count} clients",
+                    clients=count,
+                    experiment="subflot/scalability",
+                    words={"clients": str(count)},
+                )
+                for count in (10, 100)
+            ),
         ),
     ),
 }

@@ -25,8 +25,10 @@ class Samples:
     `[samples, channels or features, ...]`."""
     y: Tensor  # int64 [samples]
     classes: int
-    mean: tuple[float, ...]  # per channel or feature, applied to x, of images to x / 255; empty: x is taken as it is
-    std: tuple[float, ...]
+    mean: tuple[float, ...] | None
+    """Per channel or feature, applied to x, of images to x / 255; empty: x is taken as it is; None: that of the samples
+    that are trained on."""
+    std: tuple[float, ...] | None
     groups: Tensor | None = None  # int64 [samples]: the domain or the person that a sample is from
     group_names: tuple[str, ...] = ()
     test_from: int | None = None  # where the original test part begins, if there is one
@@ -66,7 +68,7 @@ def checked(
     classes: int | None,
     normalize: bool,
 ) -> Samples:
-    """Check what was read and compute what was not given. Raises FedpflError."""
+    """Check what was read. Raises FedpflError."""
     try:
         x, y = torch.from_numpy(np.ascontiguousarray(_x(raw.x))), _y(raw)
         classes, groups = _classes(y, classes), _groups(raw)
@@ -174,8 +176,8 @@ def _groups(raw: Raw) -> Tensor | None:
 
 def _scaling(
     x: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None, normalize: bool
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation to scale with: those given, else those of all samples; none for token ids."""
+) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Mean and standard deviation to scale with, None where they are to be computed; none for token ids."""
     channels = x.shape[1]
     if x.dtype == torch.int32:
         if mean or std:
@@ -183,36 +185,31 @@ def _scaling(
         return (), ()
     if not normalize:
         return ((0.0,) * channels, (1.0,) * channels) if x.dtype == torch.uint8 else ((), ())
-    if mean is None or std is None:
-        moments = (_pixel_moments if x.dtype == torch.uint8 else _signal_moments)(x)
-        mean, std = (moments[0] if mean is None else mean), (moments[1] if std is None else std)
     for key, values in (("mean", mean), ("std", std)):
-        if len(values) != channels:
+        if values is not None and len(values) != channels:
             raise FedpflError(
                 f"dataset.{key} has {len(values)} entries, but the samples have {channels} channels; give one per "
                 "channel, or null to compute it"
             )
-    return tuple(map(float, mean)), tuple(map(float, std))
+    return None if mean is None else tuple(map(float, mean)), None if std is None else tuple(map(float, std))
 
 
-def _pixel_moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of x / 255 per channel, exact from the histogram of the pixels."""
-    values = torch.arange(256, dtype=torch.float64) / 255
-    means, stds = [], []
+def moments(x: Tensor, index: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel or feature of some samples, of images those of x / 255.
+
+    Where a channel is constant, the deviation is one grey level, of signals 1. The device of x does not matter.
+    """
+    means, deviations = [], []
     for channel in x.unbind(1):
-        share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
-        mean = float((share * values).sum())
-        means.append(mean)
-        stds.append(max(float((share * (values - mean) ** 2).sum()) ** 0.5, 1 / 255))  # a constant channel stays finite
-    return tuple(means), tuple(stds)
-
-
-def _signal_moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel or feature, of all samples; 1 for a constant one."""
-    means, stds = [], []
-    for channel in x.unbind(1):
-        values = channel.double()
-        means.append(float(values.mean()))
-        spread = float(values.std(correction=0))
-        stds.append(spread if spread > 1e-6 * max(1.0, abs(means[-1])) else 1.0)
-    return tuple(means), tuple(stds)
+        values = channel[index.to(x.device)]
+        if x.dtype == torch.uint8:  # exact, from the histogram
+            counts = torch.bincount(values.flatten(), minlength=256).cpu().double()
+            levels, share = torch.arange(256, dtype=torch.float64) / 255, counts / counts.sum()
+            means.append(float((share * levels).sum()))
+            deviations.append(max(float((share * (levels - means[-1]) ** 2).sum()) ** 0.5, 1 / 255))
+        else:
+            values = values.cpu().double()
+            means.append(float(values.mean()))
+            spread = float(values.std(correction=0))
+            deviations.append(spread if spread > 1e-6 * max(1.0, abs(means[-1])) else 1.0)
+    return tuple(means), tuple(deviations)

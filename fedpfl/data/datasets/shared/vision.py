@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,17 +38,12 @@ def torchvision() -> Any:
 def cifar(source: Source, kind: Any) -> Raw:
     """Read what torchvision's class `kind` does, from the unpacked folder or the archive."""
     with unpacked(source, kind.base_folder, kind.filename, (kind.tgz_md5,), (kind.url,)) as base:
-        return _read_cifar(kind, base.parent)
-
-
-def _read_cifar(kind: Any, root: Path) -> Raw:
-    files = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
-    for name, md5 in files:  # torchvision checks too, but does not name the file
-        path = root / kind.base_folder / name
-        if not path.is_file():
-            raise corrupt(path.parent, f"{name} is missing")
-        check_md5(path, (md5,))
-    with reading(root / kind.base_folder), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the pickles are of an old numpy
-        parts = [kind(root, train=train) for train in (True, False)]
-        return merged(*((part.data.transpose(0, 3, 1, 2), np.asarray(part.targets)) for part in parts))
+        files = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
+        for name, md5 in files:  # torchvision checks too, but does not name the file
+            if not (base / name).is_file():
+                raise corrupt(base, f"{name} is missing")
+            check_md5(base / name, (md5,))
+        with reading(base), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the pickles are of an old numpy
+            parts = [kind(base.parent, train=train) for train in (True, False)]
+            return merged(*((part.data.transpose(0, 3, 1, 2), np.asarray(part.targets)) for part in parts))

@@ -1,0 +1,43 @@
+"""Mistakes that the composition tells, told before torch is loaded, which takes longer than all that comes before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+
+from fedpfl.config import overrides
+from fedpfl.config.choices import GROUPS, choices
+from fedpfl.config.messages import one_line
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.terminal import tell
+
+
+def refuse(words: Iterable[str]) -> None:
+    """End the process with status 2 and one line where the command line is refused whatever else is looked at.
+
+    What plugins add is not known yet, nor is anything said of options that ask for something else than runs.
+    """
+    with contextlib.suppress(ValueError):  # told where all is known
+        if "TORCHELASTIC_RUN_ID" not in os.environ and (fault := _fault(list(words))):
+            tell(fault)
+            sys.exit(2)
+
+
+def _fault(words: Sequence[str]) -> str:
+    try:
+        words = overrides.options_first(words)
+        keys = [word for word in words if word not in ("-m", "--multirun")]
+        if any(word.startswith("-") for word in keys) or overrides.chosen(keys, "plugins"):
+            return ""
+        swept = any(word not in keys or word.startswith(("experiment=", "hydra")) for word in words)
+        words = overrides.for_sweeps(keys, GROUPS)
+        overrides.composed([word for word in words if not (swept and overrides.sweeps(word))])
+        groups = {word: word.partition("=")[0] for word in words if overrides.sweeps(word)}
+        for word, group in groups.items():
+            unknown = {*overrides.values(word)} - {*choices(group)} if group in GROUPS else ()
+            overrides.composed([f"{group}={name}" for name in unknown][:1])
+    except (FedpflError, *overrides.REFUSED) as error:
+        return one_line(error)
+    return ""
