@@ -178,6 +178,11 @@ def _compared(gathered: Sequence[Group]) -> list[Group]:
     return [group for group in gathered if fits(group.runs[0])]
 
 
+def _of_table_1(gathered: Sequence[Group]) -> list[Group]:
+    """Its runs, one of a method on a data set and partition."""
+    return list({(group.setting, group.runs[0].method_name): group for group in _compared(_sized(gathered))}.values())
+
+
 def _grown(run: Run) -> bool:
     """Whether what moves most becomes personal."""
     return run.get("method.personalise") in (None, "most") and run.get("method.layer") is None
@@ -248,7 +253,7 @@ def _limited(gathered: Sequence[Group]) -> list[Group]:
 
 
 FIGURES = {
-    "figure2": Figure(lambda every: _compared(_sized(every)), _convergence, "fedselect/cifar10"),
+    "figure2": Figure(_of_table_1, _convergence, "fedselect/cifar10"),
     "figure3": Figure(
         lambda every: several(_compared(every), lambda run: True, _training_size),
         over(_training_size, "training samples of a client", _lines),
