@@ -26,7 +26,7 @@ import torch
 import fedpfl
 from fedpfl import export
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record import rundir
+from fedpfl.record import digests, rundir
 from fedpfl.report.__main__ import main
 from tests.command import TINY, play
 from tests.conftest import sampled
@@ -204,3 +204,39 @@ def test_no_reader_shows_what_the_run_did_not_write(
         shutil.rmtree(run.parent)
     print(f"{status}: {named} of {cases} named, the others as before")
     assert cases // 4 < named < cases
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "rounds.csv", "clients.csv"])
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_a_digit_that_is_another_is_named(status: str, name: str, ran: dict[str, Ran], tmp_path: Path) -> None:
+    run, lines = Path(shutil.copytree(ran[status].path, tmp_path / "run")), list[str]()
+    mistyped(random.Random(1), run / name, [])
+    found = told(run, lambda: fedpfl.load(run), lines)
+    if found:
+        told(run, lambda: (found.rounds, found.clients), lines)
+    (line,) = lines
+    assert line.startswith(f"{run}: {name} is not as the run wrote it; ")
+
+
+def test_a_summary_of_a_run_on_other_data_is_named(ran: dict[str, Ran], tmp_path: Path) -> None:
+    """Of the same settings and seed, and unfinished too: nothing else tells them apart."""
+    run = Path(shutil.copytree(ran["interrupted"].path, tmp_path / "run"))
+    (other,) = (path for path in ran["interrupted"].others if path.name == "other data, interrupted")
+    shutil.copy(other / "summary.json", run)
+    with pytest.raises(FedpflError, match=r"config\.yaml is not as the run wrote it"):
+        fedpfl.load(run)
+
+
+def test_what_is_written_is_noted_before(tmp_path: Path) -> None:
+    """A kill in between leaves rows that are all known."""
+    add, rows = digests.Notes.add, []
+
+    def killed(self: digests.Notes, name: str, digest: Any) -> None:
+        rows.append(name == "rounds.csv")
+        if sum(rows) == 3:
+            raise KeyboardInterrupt
+        add(self, name, digest)
+
+    with mock.patch.object(digests.Notes, "add", killed), pytest.raises(KeyboardInterrupt):
+        play(tmp_path / "run", *TINY, "rounds=3", "model=mlp", "model.hidden=[8]")
+    assert len(fedpfl.load(tmp_path / "run").rounds) == 2
