@@ -82,11 +82,13 @@ def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.Captu
     for seed in (0, 1):
         write_run(tmp_path / f"far{seed}", partition={"alpha": 0.5}, clients=10, rounds=8, seed=seed)
     out = shown(capsys, "tables", tmp_path)[0]
+    assert max(map(len, out.partition("Test accuracy")[2].splitlines())) <= 120, "prose is wrapped"
     assert "FedAvg (lr=0.1, optimizer=adam, partition.seed=7) " in out
+    out = " ".join(out.split())
     assert (
-        "\nUnless a row says otherwise: clients=100 (FMNIST, Dir(0.1)), clients=10 (FMNIST, Dir(0.5)), lr=0.01, " in out
+        " Unless a row says otherwise: clients=100 (FMNIST, Dir(0.1)), clients=10 (FMNIST, Dir(0.5)), lr=0.01, " in out
     )
-    assert "optimizer=sgd, partition.seed not set, rounds=4 (FMNIST, Dir(0.1)), rounds=8 (FMNIST, Dir(0.5)).\n" in out
+    assert "optimizer=sgd, partition.seed not set, rounds=4 (FMNIST, Dir(0.1)), rounds=8 (FMNIST, Dir(0.5))." in out
     assert "Unless a row says otherwise: clients=100 (" in shown(capsys, "ls", tmp_path)[0]
     assert "Unless" not in shown(capsys, "tables", tmp_path, "method=fedavg", "partition.alpha=0.5")[0]
     # Where they run, or how fast, is no world.
