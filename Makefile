@@ -8,8 +8,9 @@ help: ## Show this list
 setup: .venv/ready ## Make .venv with the pinned versions (once)
 
 .venv/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@echo "installing the pinned packages into .venv (1.6 GB or more, some minutes)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: setup ## FedOBP, FedAvg (+FT), FedPer and Local-Only on embedded data; prints a table (no network)
@@ -48,7 +49,7 @@ report: setup ## A page for the browser per experiment in outputs/
 	$(BIN)/python -m fedpfl.report html outputs
 
 clean: ## Remove the environment and caches; runs in outputs/ stay
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info build
 
 .PHONY: help setup demo test test-all smoke lint types bench tables figures report clean
 .DEFAULT_GOAL := help

@@ -14,7 +14,7 @@ import yaml
 from fedpfl.config import plugins
 from fedpfl.engine.contract import PROMISES, audit
 from fedpfl.ground.checks import typed
-from fedpfl.ground.errors import FedpflError, printable
+from fedpfl.ground.errors import FedpflError, brief, printable
 from fedpfl.ground.terminal import Parser, tell
 from fedpfl.methods import METHODS, Method
 
@@ -69,7 +69,7 @@ def _told(name: str, method: Method, quick: bool) -> int:
         word = "ok" if not faults else "WRONG" if promise.binding else "note"
         print(f"  {word:6}{promise.words}", flush=True)
         for fault in faults:
-            print(f"        {printable(fault)}")
+            print(f"        {printable(brief(fault))}")
         if mend:
             print(f"        {mend}")
         wrong += bool(faults) and promise.binding

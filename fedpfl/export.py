@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedpfl.config.overrides import chosen
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import Parser, tell
 from fedpfl.record.loggers import mirrors
 from fedpfl.runner.export import log, write
 from fedpfl.runner.library import load, logger
 
-USAGE = """python -m fedpfl.export [--data-dir DIR] DIRECTORY OUT
+USAGE = """python -m fedpfl.export [--data-dir DIR] DIRECTORY OUT [plugins=[FILE,...]]
        python -m fedpfl.export DIRECTORY ... logger=NAME [logger.KEY=VALUE ...]"""
 
 
@@ -22,23 +23,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         "words",
         metavar="WORD",
         nargs="+",
-        help="OUT: a new folder (client0.pt, client1.pt, ...); logger: as in training",
+        help="OUT: a new folder (client0.pt, client1.pt, ...); plugins, logger: as in training",
     )
     parser.add_argument(
         "--data-dir", metavar="DIR", default="", help="where the data are, if not where the run had them"
     )
     options = parser.parse_intermixed_args(argv)
     words = [word for word in options.words if word.startswith(("logger=", "logger."))]
-    places = [Path(word) for word in options.words if word not in words]
+    named = [word for word in options.words if word.startswith("plugins=")]
+    places = [Path(word) for word in options.words if word not in (*words, *named)]
     if len(places) != 2 if not words else not places:
         parser.error("give a DIRECTORY and OUT, or one DIRECTORY or more and logger=...")
     try:
         if not words:
-            count = write(load(places[0], "cpu", options.data_dir), places[1])
+            count = write(load(places[0], "cpu", options.data_dir, chosen(named, "plugins")), places[1])
             print(f"wrote {count} models to {places[1]}")
             return 0
-        chosen = logger(words)
-        if not mirrors(chosen):
+        loggers = logger(words)
+        if not mirrors(loggers):
             raise FedpflError(f"{' '.join(words)} logs nothing beside the run directory; choose others")
     except FedpflError as error:
         tell(error)
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = False
     for path in places:
         try:
-            print(f"logged {log(load(path), chosen)} rounds of {path}")
+            print(f"logged {log(load(path), loggers)} rounds of {path}")
         except FedpflError as error:
             tell(error)
             failed = True

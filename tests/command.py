@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 from fedpfl import train
 from fedpfl.config.plan import register
 from fedpfl.ground import interrupts
-from fedpfl.record import rundir
+from fedpfl.record import digests, rundir
 from fedpfl.record.picture import partition_picture
 from fedpfl.runner import resume, session
 from tests.conftest import ROOT
@@ -158,7 +158,7 @@ def rewrite_summary(folder: Path, without: Collection[str] = (), **changes: Any)
     """As a run would have written it: with its digest, where that is not among what is left out."""
     told = {key: value for key, value in {**summary(folder), **changes}.items() if key not in ("digest", *without)}
     if "digest" not in without:
-        told["digest"] = rundir._digest(told)
+        told["digest"] = digests.of_summary(told)
     (folder / "summary.json").write_text(json.dumps(told))
 
 

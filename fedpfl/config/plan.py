@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,6 +171,19 @@ def _source(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is to be loaded."""
     reader = chosen("dataset", config["dataset"], datasets.SETS)
     return arguments((datasets.load, reader), config["dataset"], "dataset", given=("data_dir", "options", "source"))
+
+
+def literal(config: Mapping[str, Any]) -> DictConfig:
+    """Return a configuration of these very values: what a file of somebody else's interpolates is text."""
+
+    def escaped(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: escaped(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [escaped(inner) for inner in value]
+        return re.sub(r"(\\*)\$\{", r"\1\1\${", value) if isinstance(value, str) else value
+
+    return OmegaConf.create(escaped(config))
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:

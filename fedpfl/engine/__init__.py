@@ -3,7 +3,7 @@
 from fedpfl.engine.answers import asked, unseen
 from fedpfl.engine.backend import Backend, Engine
 from fedpfl.engine.choose import choose
-from fedpfl.engine.keys import cohorts
+from fedpfl.engine.keys import cohorts, impure
 from fedpfl.engine.masks import compared
 from fedpfl.engine.round import Outcome, play
 from fedpfl.engine.select import check, make, slow
@@ -28,6 +28,7 @@ __all__ = [
     "choose",
     "cohorts",
     "compared",
+    "impure",
     "make",
     "own_steps",
     "participants",

@@ -7,6 +7,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -112,13 +113,17 @@ class Question:
             last = traceback.extract_tb(error.__traceback__)[-1]
             raise Broken(f"{self.name} {instead} ({last.filename}:{last.lineno})") from error
         unchanged(trees, before, self.name)
-        for fault in self.rule.faults(answer, self.about, *given):
+        try:
+            fault = next(self.rule.faults(answer, self.about, *given), "")
+        except RecursionError:
+            fault = "a tree that contains itself"
+        if fault:
             raise Broken(f"{self.name} returned {fault}; it must return {self.rule.must} (docs/design.md#a-method)")
         return [self._functions(own) for own in answer] if self.rule.faults is _phases else answer
 
     def _functions(self, phase: Phase) -> Phase:
         """A phase whose own functions are asked in the same way."""
-        loss = KEPT if phase.keeps else RULES["loss"]._replace(faults=_scalar)
+        loss = KEPT if phase.keeps else RULES["loss"]._replace(faults=_lone)
         new: dict[str, Any] = {}
         for name, rule in {"loss": loss, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
             if hook := getattr(phase, name):
@@ -252,15 +257,27 @@ def _turns(value: Any, about: About, played: int, cohort: list[int], clients: in
             yield f"a turn whose survey takes {told}"
         if wrong := [number for number in turn.clients if not isinstance(number, int) or not 0 <= number < clients]:
             yield f"client {wrong[0]!r} of {clients}"
+        if not turn.clients:
+            yield "a turn without clients"
+    train = sorted(number for turn in value if not turn.survey for number in turn.clients)
+    for numbers in (train, *(sorted(turn.clients) for turn in value)):
+        if twice := [number for number, after in pairwise(numbers) if number == after]:
+            yield f"client {twice[0]} twice"
+    if not train:
+        yield "no turn in which clients train"
 
 
 def _phases(value: Any, about: About, *given: Any) -> Faults:
     if not isinstance(value, list):
         yield _kind(value)
     params = next(own for own in (*given[2:3], given[0]) if isinstance(own, dict | Tensor))
+    if not value:
+        yield "an empty list"
     for phase in value:
         if not isinstance(phase, Phase):
             yield f"a list with {_kind(phase)} in it"
+        if not isinstance(phase.epochs, int) or phase.epochs < 0:
+            yield f"a phase of {phase.epochs!r} epochs"
         for name in ("loss", "step", "after_gradient"):
             if (asked := getattr(phase, name)) and (told := misplaced(asked, ORDER[name])):
                 yield f"a phase whose {name} takes {told}"
@@ -288,14 +305,25 @@ def _scalar(value: Any, *given: Any) -> Faults:
         yield _kind(value)
 
 
+def _detached(value: Tensor, params: Tree) -> Faults:
+    """What training goes by hangs on what it moves."""
+    if torch.is_grad_enabled() and not value.requires_grad and any(p.requires_grad for p in tree.leaves(params)):
+        yield "what has no gradient (is it detached, or computed under torch.no_grad?)"
+
+
+def _lone(value: Any, about: About, server: Any, client: Any, net: Any, params: Tree, batch: Any) -> Faults:
+    yield from _scalar(value)
+    yield from _detached(value, params)
+
+
 def _kept(value: Any, about: About, *given: Any) -> Faults:
     yield from _pair(value)
-    yield from _scalar(value[0])
+    yield from _lone(value[0], about, *given)
     yield from _tree(value[1], about)
 
 
 def _loss(value: Any, about: About, *given: Any) -> Faults:
-    yield from (_kept if about.keeps else _scalar)(value, about)
+    yield from (_kept if about.keeps else _lone)(value, about, *given)
 
 
 def _step(value: Any, about: About, *given: Any) -> Faults:
@@ -326,6 +354,7 @@ def _updated(value: Any, about: About, *given: Any) -> Faults:
 def _predict(value: Any, about: About, net: Any, params: Tree, x: Tensor) -> Faults:
     if about.default("predict"):
         return  # what the network answers is no matter of the method
+    yield from _detached(value, params) if isinstance(value, Tensor) else ()
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != (len(x), about.classes):
         yield f"{_kind(value)} for {len(x)} samples of {about.classes} classes"
 
@@ -347,7 +376,9 @@ def _masks(value: Any, about: About, *given: Any) -> Faults:
 
 FOUND = Rule("a dict of trees, to be laid over the client's state", _dict)
 MODEL = Rule("a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name", _judged)
-PHASES = Rule("a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes", _phases)
+PHASES = Rule(
+    "a list of Phase of 0 or more epochs, whose masks are bools or bool tensors of the trained tree's shapes", _phases
+)
 KEPT = Rule("the loss, a 0-dimensional tensor, and with Phase.keeps a tree beside it", _kept, often=True)
 STEP = Rule("two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step, often=True)
 AFTER_GRADIENT = Rule("the client's state, in the form in which it was given", _after_gradient, often=True)
@@ -356,7 +387,7 @@ RULES = {
     "init": Rule("two things: the server's tree and a client's state, a dict", _init),
     "init_clients": Rule("a dict of entries of init's client state, stacked `[clients, ...]`", _init_clients),
     "buffers": Rule("a dict of 'aggregate' or 'local' by model role", _buffers),
-    "turns": Rule("a list of Turn with numbers of clients", _turns),
+    "turns": Rule("a list of Turn, in which clients train, each once", _turns),
     "sample": FOUND,
     "before_training": FOUND,
     "prepare": Rule("the client's state, a dict of trees", _dict),

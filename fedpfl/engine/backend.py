@@ -103,6 +103,11 @@ class EvalCall(NamedTuple):
     tuning: Tuning | None = None
     before: Tuning | None = None
 
+    @property
+    def draws(self) -> Draws:
+        """Return those of `before`."""
+        return self.before.draws if self.before else Draws(0, "adapt", self.state.round)
+
 
 Call = TrainCall | EvalCall
 Answer = Participation | dict[str, Counts] | Exception
@@ -150,7 +155,11 @@ class Backend(ABC):
 
     @abstractmethod
     def run(self, calls: Sequence[Call]) -> list[Answer]:
-        """Answer calls, of one run or of several, side by side; what went wrong with one is its own answer."""
+        """Answer calls, of one run or of several, side by side; what went wrong with one is its own answer.
+
+        Where a method draws from the generators of the process, whose order is anybody's guess side by side, calls are
+        answered again and from then on one after another (`watched`).
+        """
 
     def participate(self, *about: Any, **more: Any) -> Participation:
         """Answer one TrainCall with these fields."""

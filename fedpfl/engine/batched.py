@@ -21,10 +21,12 @@ from torch.func import vjp
 
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic
 from fedpfl.engine.jobs import End, EvalJob, TrainJob, by_kind, concatenate, divide, join, part
+from fedpfl.engine.keys import seeded, watched
 from fedpfl.engine.participation import Many, evaluation, participation
 from fedpfl.engine.planning import passes
 from fedpfl.engine.program import CudaGraphs, Programs, each
 from fedpfl.ground import tree
+from fedpfl.ground.errors import contained
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch
 from fedpfl.models import Net
@@ -45,11 +47,24 @@ class Batched(Backend):
         room = torch.cuda.get_device_properties(device).total_memory / 4 if graphs else math.inf
         self._programs = Programs(net, self._autocast, graphs, room)
         self._ready = graphs.ready if graphs else nullcontext
+        self._alone = False  # whether calls are answered one after another, as hooks have drawn
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend. Calls join into programs of at most `width` clients."""
         with self._arithmetic(), self._ready():
-            return self._answers(calls)
+            if not self._alone:
+                with seeded("batched") as drawn:
+                    answers = self._answers(calls)
+                    if not drawn():
+                        return answers
+                del answers
+                self._alone = True
+            return [self._drawing(call) for call in calls]
+
+    def _drawing(self, call: Call) -> Answer:
+        """Answer one call, with random numbers of its own."""
+        with watched(call.method, *call.draws.own()):
+            return self._answers([call])[0]
 
     def _answers(self, calls: Sequence[Call], again: bool = True) -> list[Answer]:
         failed: Exception
@@ -60,8 +75,8 @@ class Batched(Backend):
             failed = error.with_traceback(None)  # whose frames hold the memory that is missed
             freed = again and self._programs.forget()
             more = freed or self._narrowed(calls)
-        except Exception as error:
-            failed = error
+        except (Exception, SystemExit) as error:
+            failed = contained(error)
         if more:
             return self._answers(calls, again=not freed)
         if len(calls) == 1:

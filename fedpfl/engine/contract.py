@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine import Engine, Tuning, begin, make, play
-from fedpfl.engine.keys import Draws
+from fedpfl.engine.keys import Draws, impure
 from fedpfl.engine.ranks import blamed
 from fedpfl.engine.shard import training_shard
 from fedpfl.engine.toy import (
@@ -35,7 +35,7 @@ from fedpfl.engine.toy import (
     tiny,
 )
 from fedpfl.ground import tree
-from fedpfl.ground.errors import Broken, reason
+from fedpfl.ground.errors import Broken, origin, reason
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method
 
@@ -67,8 +67,8 @@ def promise(words: str, mend: str, engines: tuple[str, ...] = (), binding: bool 
 
 
 STATEFUL = (
-    "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the module, or global "
-    "random numbers (torch.rand); keep it in the client's state, and draw in `sample`"
+    "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the module; keep it in "
+    "the client's state. Or something draws from a generator of its own that nobody seeds"
 )
 PADDED = (
     "perhaps `loss`, `predict` or a Phase's function mixes the samples of a batch: short batches are padded on the "
@@ -102,6 +102,19 @@ def is_frozen(trial: Trial) -> None:
     again = type(method)(**{own.name: getattr(method, own.name) for own in dataclasses.fields(method) if own.init})
     if again != method or hash(again) != hash(method):
         raise Unkept("two methods of equal hyperparameters are not equal, or not hashable; use @dataclass(frozen=True)")
+
+
+@promise(
+    "no hook draws global random numbers",
+    "draw in `sample`, or in `turns` or `init_clients`, which are given a generator too",
+    engines=BACKENDS,
+)
+def draws_from_what_is_given(trial: Trial, engine: str) -> None:
+    """Neither torch's, nor NumPy's, nor Python's."""
+    end = trial.played(engine)[0][-1]
+    make(as_engine(engine), tiny(), CPU).evaluate(trial.method, small(), end, EVERYONE)
+    if names := impure(trial.method):
+        raise Unkept(f"draws from the generators of the process, of {', '.join(names)}")
 
 
 @promise("a run is the same bit for bit again, however often it is evaluated", STATEFUL, engines=BACKENDS)
@@ -331,7 +344,7 @@ def _fault(trial: Trial, promise: Promise, engine: str) -> str:
         promise.check(trial, *([engine] if engine else []))
     except (Unkept, Broken) as fault:
         return str(fault)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         hook, place = blamed(error, type(trial.method)) or (type(trial.method).__name__, "")
-        return f"{hook} raised {reason(error, kind=True)}{place and f' ({place})'}"
+        return f"{hook} raised {reason(origin(error), kind=True)}{place and f' ({place})'}"
     return ""

@@ -8,21 +8,21 @@ from fedpfl.engine.backend import Counts
 from fedpfl.ground.decile import decile
 
 
-def pooled(counts: Counts) -> float:
-    """Percent correct over all test samples of all clients together; nan without samples."""
+def pooled(counts: Counts) -> float | None:
+    """Percent correct over all test samples of all clients together; None without samples."""
     total = int(counts.total.sum())
-    return 100 * int(counts.correct.sum()) / total if total else float("nan")
+    return 100 * int(counts.correct.sum()) / total if total else None
 
 
-def accuracies(counts: Counts) -> dict[str, float]:
+def accuracies(counts: Counts) -> dict[str, float | None]:
     """Percentages: `accuracy` (mean over clients), `accuracy_pooled`, `accuracy_std` (population, over clients),
     `accuracy_worst10` (mean of the worst tenth of the clients, at least one); `loss` is the pooled mean cross-entropy.
 
-    Clients without test samples do not count.
+    Clients without test samples do not count; None where nobody has any.
     """
     tested = counts.total > 0
     if not bool(tested.any()):
-        return dict.fromkeys(("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss"), float("nan"))
+        return dict.fromkeys(("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "loss"))
     each = 100 * counts.correct[tested].double() / counts.total[tested]
     worst = each.sort().values[: decile(len(each))]
     return {

@@ -1,23 +1,38 @@
 """Every random draw is a pure function of (seed, purpose, round, client, phase).
 
 So a resumed run needs no generator state, the order of execution cannot matter, and methods that should coincide do.
+What a method draws from the generators of the process is made one too, by `watched`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedpfl.ground.errors import contained
 
-def generator(*key: int | str) -> torch.Generator:
+Key = int | str
+
+_impure: list[tuple[Any, list[str]]] = []  # methods, and which generators of the process they have drawn from
+
+
+def generator(*key: Key) -> torch.Generator:
     """A fresh CPU generator, seeded by a hash of `key`."""
+    return torch.Generator().manual_seed(_number(key))
+
+
+def _number(key: tuple[Key, ...]) -> int:
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return int.from_bytes(digest, "little") >> 1
 
 
 def cohorts(seed: int, clients: int, participation: float, rounds: int) -> Iterator[list[int]]:
@@ -53,3 +68,61 @@ class Draws:
     def server(self, client: int) -> torch.Generator:
         """For what the server draws for a client (`Method.sample`)."""
         return generator(self.seed, self.purpose, self.round, client, "draw")
+
+    def own(self, client: int | None = None) -> tuple[Key, ...]:
+        """The key of what hooks draw from the process's generators, for a client or for all of a call."""
+        return self.seed, self.purpose, self.round, "all" if client is None else client, "process"
+
+
+# ---- the generators of the process, which no method should draw from
+
+
+@contextmanager
+def seeded(*key: Key) -> Iterator[Callable[[], list[str]]]:
+    """Seed the generators of the process by a hash of `key`, and leave them as they were.
+
+    Gives a function that names those which have been drawn from by then.
+    """
+    torches = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+
+    def states() -> dict[str, Any]:
+        return {
+            "torch": [own.get_state().numpy() for own in torches],
+            "numpy": np.random.get_state(),
+            "random": random.getstate(),
+        }
+
+    before, number = states(), _number(key)
+    for own in torches:
+        own.manual_seed(number)
+    np.random.seed(number % 2**32)
+    random.seed(number)
+    fresh = states()
+
+    try:
+        yield lambda: [name for name, now in states().items() if pickle.dumps(now) != pickle.dumps(fresh[name])]
+    finally:
+        for own, state in zip(torches, before["torch"], strict=True):
+            own.set_state(torch.from_numpy(state))
+        np.random.set_state(before["numpy"])
+        random.setstate(before["random"])
+
+
+@contextmanager
+def watched(method: Any, *key: Key) -> Iterator[None]:
+    """Make what a method's hooks draw from the generators of the process a function of `key`, and remember it.
+
+    Nor does SystemExit of theirs end the process.
+    """
+    with seeded(*key) as drawn:
+        try:
+            yield
+        except SystemExit as error:
+            raise contained(error) from error
+        if (names := drawn()) and not impure(method):
+            _impure.append((method, names))
+
+
+def impure(method: Any) -> list[str]:
+    """Return which generators of the process a method has drawn from: torch, numpy, random."""
+    return next((names for known, names in _impure if known == method), [])

@@ -23,12 +23,13 @@ from torch import Tensor
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, work
 from fedpfl.engine.jobs import End, EvalJob, TrainJob
-from fedpfl.engine.keys import Draws
+from fedpfl.engine.keys import Draws, seeded, watched
 from fedpfl.engine.participation import One, evaluation, participation
 from fedpfl.engine.ranks import cores
 from fedpfl.engine.sgd import Local, at_rest, bits, complete, idle, movement, numbered, parked, steps, update_
 from fedpfl.engine.shard import gathered
 from fedpfl.ground import tree
+from fedpfl.ground.errors import contained
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Bound, Net
@@ -49,10 +50,18 @@ class Loop(Backend):
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16")
         self._arithmetic = partial(arithmetic, device, engine.precision)
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+        self._alone: threading.Lock | None = None  # held by the one client that is computed, where one draws
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend. The clients of all calls share the pool, largest first, so that its threads end together."""
         with self._arithmetic():
+            if self._alone is None:
+                with seeded("loop") as drawn:
+                    answers = self._answers(calls)
+                    if not drawn():
+                        return answers
+                del answers
+                self._alone = threading.Lock()
             return self._answers(calls)
 
     def _answers(self, calls: Sequence[Call]) -> list[Answer]:
@@ -62,19 +71,18 @@ class Loop(Backend):
         stops, common = [threading.Event() for _ in calls], [dict[str, Any]() for _ in calls]
         futures: dict[tuple[int, int], Future] = {}
         for _, number, client in units:
-            futures[number, client] = self._pool.submit(
-                self._answer, calls[number], One(client, common[number]), stops[number]
-            )
+            row, answer = One(client, common[number]), self._answer if self._alone is None else self._drawing
+            futures[number, client] = self._pool.submit(answer, calls[number], row, stops[number])
         answers: list[Answer] = []
         try:
             for number, call in enumerate(calls):
                 try:
                     answers.append(tree.stack([futures[number, client].result() for client in call.clients]))
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     stops[number].set()  # its other clients end within a step, or are not begun
                     for client in call.clients:
                         futures[number, client].cancel()
-                    answers.append(error)
+                    answers.append(contained(error))
         except BaseException:  # Ctrl-C: all end within a step
             for stop in stops:
                 stop.set()
@@ -83,6 +91,12 @@ class Loop(Backend):
             raise
         return answers
 
+    def _drawing(self, call: Call, row: One, stop: threading.Event) -> Any:
+        """Do `_answer` for one client at a time, with random numbers of its own: no order and no cohort matters."""
+        assert self._alone
+        with self._alone, watched(call.method, *call.draws.own(row.clients[0])):
+            return self._answer(call, One(row.clients[0]), stop)
+
     def _answer(self, call: Call, row: One, stop: threading.Event) -> Any:
         """Take one client through a call, each of its jobs at once."""
         if not hasattr(self._local, "net"):
@@ -90,12 +104,12 @@ class Loop(Backend):
         net, follow = self._local.net, participation if isinstance(call, TrainCall) else evaluation
         work = follow(call, row, net, self._autocast)  # type: ignore[arg-type]
         answer = None
-        try:
-            while True:
+        while True:
+            try:
                 job = work.send(answer)
-                answer = self._evaluate(net, job) if isinstance(job, EvalJob) else self._train(net, job, stop)
-        except StopIteration as done:
-            return done.value
+            except StopIteration as done:
+                return done.value
+            answer = self._evaluate(net, job) if isinstance(job, EvalJob) else self._train(net, job, stop)
 
     def _evaluate(self, net: Net, job: EvalJob) -> Counts:
         ((federation, client),) = job.rows

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedpfl.engine import ranks
 from fedpfl.engine.answers import asked
+from fedpfl.engine.keys import watched
 from fedpfl.engine.state import State
 from fedpfl.ground import tree
 from fedpfl.methods import Method
@@ -28,10 +29,11 @@ def compared(method: Method, state: State) -> dict[str, Any] | None:
     if type(method).masks is Method.masks:
         return None
     hooks = asked(method)
-    own = [
-        {"who": torch.tensor(client), "masks": tree.to(hooks.masks(state.server, state.client(client)), "cpu")}
-        for client in state.rows.written[:MOST]
-    ]
+    with watched(method, "masks", state.round):
+        own = [
+            {"who": torch.tensor(client), "masks": tree.to(hooks.masks(state.server, state.client(client)), "cpu")}
+            for client in state.rows.written[:MOST]
+        ]
     found = {int(one["who"]): one["masks"] for one in (ranks.collect(own) if state.rows.mine else own)}
     clients = sorted(found)[:MOST]
     if not clients:

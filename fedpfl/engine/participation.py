@@ -17,7 +17,6 @@ from torch import Tensor
 from fedpfl.engine.answers import asked
 from fedpfl.engine.backend import Counts, EvalCall, Participation, TrainCall
 from fedpfl.engine.jobs import End, EvalJob, Row, TrainJob
-from fedpfl.engine.keys import Draws
 from fedpfl.engine.program import each
 from fedpfl.engine.sgd import TrainPlan, fine_tuning, training
 from fedpfl.engine.shard import training_shard
@@ -189,7 +188,7 @@ def evaluation(
     call = newly(call, net)
     method, federation, state, _, tuning, before = call
     server, places = state.server, [Row(federation, number) for number in rows.clients]
-    draws, batch_size = (before.draws, before.local.batch_size) if before else (Draws(0, "adapt", state.round), 32)
+    draws, batch_size = call.draws, before.local.batch_size if before else 32
 
     def before_evaluation(number: int, client: dict[str, Tree], buffers: dict[str, Tree]) -> dict[str, Tree]:
         shard = training_shard(federation, number, batch_size, draws)

@@ -30,7 +30,7 @@ from torch.distributed.rendezvous import rendezvous
 from fedpfl.data import fingerprint
 from fedpfl.engine.backend import Answer, Backend, Call, Engine, work
 from fedpfl.ground import interrupts, tree
-from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.errors import FedpflError, origin, reason
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 
@@ -170,7 +170,7 @@ def deal(loads: Sequence[float], ranks: int) -> list[int]:
 
 def frames(error: BaseException) -> list[tuple[str, str, int]]:
     """Return where an error has passed, outermost first: file, function, line. Also of one from another process."""
-    here = ((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__))
+    here = ((frame.f_code, line) for frame, line in traceback.walk_tb(origin(error).__traceback__))
     return getattr(error, "frames", None) or [(code.co_filename, code.co_qualname, line) for code, line in here]
 
 

@@ -12,7 +12,7 @@ from fedpfl.data.federation import Federation
 from fedpfl.engine import stopping as early
 from fedpfl.engine.answers import asked, difference
 from fedpfl.engine.backend import Backend, Counts, Participation
-from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.keys import Draws, generator, watched
 from fedpfl.engine.sgd import Local
 from fedpfl.engine.state import State
 from fedpfl.engine.stopping import Stopping
@@ -63,20 +63,24 @@ def play(
     number, cohort, device = state.round + 1, sorted(cohort), federation.x.device
     stopping = stopping if state.stopping else None
     sent, parts, order, kept = [], [], [], []
-    hooks = method if state.round else asked(method, None, state.rows.initial["client"])
-    for turn in hooks.turns(state.round, cohort, federation.clients, generator(seed, "turns", number)):
+    looked_at = asked(method, None, state.rows.initial["client"])
+    hooks = method if state.round else looked_at
+    with watched(method, seed, "turns", number, "process"):
+        turns = looked_at.turns(state.round, cohort, federation.clients, generator(seed, "turns", number))
+    for turn in turns:
         clients = turn.clients
         draws = Draws(seed, "gather" if turn.survey else "train", number)
         stops = stopping is not None and not turn.survey
         part = backend.participate(method, federation, state, clients, local, draws, stops)
         sent.append(_sent(part, state, len(clients), stops))
 
-        if turn.survey:
-            server, own = turn.survey(state.server, state.rows.take("client", clients), part.uploads)
-        else:
-            samples = federation.train_sizes[clients].double()
-            weight = tree.send((samples / samples.sum()).float(), device)
-            server, own = hooks.aggregate(state.server, part.clients, part.uploads, weight)
+        samples = federation.train_sizes[clients].double()
+        weight = tree.send((samples / samples.sum()).float(), device)
+        with watched(method, seed, "aggregate", number, "process"):
+            if turn.survey:
+                server, own = turn.survey(state.server, state.rows.take("client", clients), part.uploads)
+            else:
+                server, own = hooks.aggregate(state.server, part.clients, part.uploads, weight)
         _keep_form(method, "turns (Turn.survey)" if turn.survey else "aggregate", server, own, state)
         state.rows.put_(clients, {"client": own})
         state = replace(state, server=server)
@@ -93,7 +97,7 @@ def play(
         }
         state = replace(state, server_buffers=shared)
         if stopping:
-            state = replace(state, stopping=early.after(stopping, state, torch.tensor(clients, device=device), part))
+            state = replace(state, stopping=early.after(stopping, state, federation, clients, part))
         parts.append({**part._asdict(), "finite": _finite(part)})
         order += clients
 

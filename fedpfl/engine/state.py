@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine.answers import asked
-from fedpfl.engine.keys import cohorts, generator
+from fedpfl.engine.keys import cohorts, generator, watched
 from fedpfl.engine.store import Rows, Store
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
@@ -93,13 +93,14 @@ def begin(
     mine: as in Rows.
     """
     params, buffers = tree.to(net.params, device), tree.to(net.buffers, device)
-    server, client = asked(method).init(params, net.parts)
-    method = asked(method, net, client)
+    with watched(method, seed, "init", "process"):
+        server, client = asked(method).init(params, net.parts)
+        method = asked(method, net, client)
+        own = method.init_clients(clients, generator(seed, "endow"))
     roles = method.buffers()
     most = torch.full((clients,), torch.finfo(torch.float32).max, device=device)
     local = {role: buffers for role, place in roles.items() if place == "local"}
     facts = {name: torch.tensor(False, device=device) for name in FACTS}
-    own = method.init_clients(clients, generator(seed, "endow"))
     return State(
         round=0,
         server=server,

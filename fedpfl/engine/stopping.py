@@ -8,6 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from fedpfl.data.federation import Federation
 from fedpfl.engine.backend import Participation
 from fedpfl.engine.keys import generator
 from fedpfl.engine.state import State
@@ -21,17 +22,23 @@ class Stopping(Checked):
 
     Its last upload still counts. L_train is the mean over the samples of all epochs while training; L_test that of the
     trained model on held-out samples, in evaluation mode: the test split, as in the paper, unless the run holds samples
-    out (`validation`). The run ends when nobody is left. Each participation sends one bit more.
+    out (`validation`). A client without such samples has L_train alone. The run ends when
+    nobody is left. Each participation sends one bit more.
     """
 
     early: bool = False
     lam: Annotated[float, Between(0, 1)] = 0.7
 
 
-def after(stopping: Stopping, state: State, clients: Tensor, part: Participation) -> dict[str, Tensor]:
+def after(
+    stopping: Stopping, state: State, federation: Federation, clients: list[int], part: Participation
+) -> dict[str, Tensor]:
     """Return `State.stopping` after a turn of `clients`."""
     last, stopped = (state.stopping[name].clone() for name in ("last", "stopped"))
     loss = stopping.lam * part.sample_loss + (1 - stopping.lam) * part.held_out
+    if stopping.lam:
+        judged = torch.tensor([len(federation.held_out[client]) > 0 for client in clients], device=loss.device)
+        loss = torch.where(judged, loss, part.sample_loss)
     stopped[clients] = loss > last[clients]
     last[clients] = loss
     return {"last": last, "stopped": stopped}

@@ -6,12 +6,12 @@ import argparse
 import sys
 from typing import NoReturn
 
-from fedpfl.ground.errors import printable
+from fedpfl.ground.errors import brief, printable
 
 
 def tell(text: object) -> None:
     """Print one line for the user where it does not mix with results."""
-    print(f"fedpfl: {printable(str(text))}", file=sys.stderr, flush=True)
+    print(f"fedpfl: {printable(brief(str(text)))}", file=sys.stderr, flush=True)
 
 
 class Parser(argparse.ArgumentParser):

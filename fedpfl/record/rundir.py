@@ -16,12 +16,13 @@ import numpy as np
 from fedpfl.data.fingerprint import COVERED
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.record import checkpoint, rounds
+from fedpfl.record import checkpoint, digests, rounds
 from fedpfl.record.picture import partition_picture
 
 _BESIDE = ("rounds.csv", "clients.csv")  # what a checkpoint holds a copy of
 _KEPT = (*_BESIDE, "config.yaml", "partition.npz", "masks.json")  # by what a finished run is checked
 _REPLACED = (*_KEPT, "summary.json", "state.pt", "partition.png")
+_CLEARED = "cleared"  # in the summary of a run whose files are being removed
 
 
 class RunDirectory:
@@ -30,8 +31,8 @@ class RunDirectory:
     A method that writes raises FedpflError where the file system refuses (full, read-only), or where `run.lock` is
     gone, for then another process may write there.
 
-    A checkpoint holds the text of the files that belong to it, which are written anew from it. summary.json tells its
-    own digest and, of a finished run, those of the other files.
+    A checkpoint holds the text of the files that belong to it, which are written anew from it. `digests` has what
+    readers know the files by.
     """
 
     def __init__(self, path: Path, identity: str, held: int, code: Mapping[str, str] | None = None):
@@ -42,6 +43,8 @@ class RunDirectory:
         self._lock: int | None = held
         self._held = path.resolve()
         self._rounds: int | None = None  # open file of rounds.csv
+        self._rows: Any = None  # digest of what is in it
+        self._notes: digests.Notes | None = None
         self._columns: tuple[str, ...] | None = None
         self._restored = False
         self._summary: dict[str, Any] = {}
@@ -79,7 +82,7 @@ class RunDirectory:
             except BaseException:
                 if new:
                     with contextlib.suppress(OSError):
-                        files.remove(path, *_REPLACED, "run.lock")
+                        files.remove(path, *_REPLACED, digests.NOTES, "run.lock")
                 directory.close()
                 raise
         return directory
@@ -102,26 +105,21 @@ class RunDirectory:
 
         Raises FedpflError where state.pt is damaged, cannot be read or belongs to a different run.
         """
-        self._close_rounds()
+        self._close_files()
         self._columns, self._restored = None, True
-        state = self.path / "state.pt"
+        if (self.path / "state.pt").exists():
+            earlier = saved(self.path, self._summary)
+        if earlier is not None and "files" not in earlier:
+            raise files.damaged(self.path / "state.pt", "is of an older version")
+        payload = {key: value for key, value in (earlier or {}).items() if key not in ("identity", "data")}
+        texts = payload.pop("files", {})
+        self._guard()
         with files.writing(self.path / "rounds.csv"):
-            if mine := state.exists():
-                earlier = checkpoint.load(state)
-            else:
-                self._guard()
-                files.remove(self.path, "rounds.csv")
+            files.remove(self.path, *(name for name in _BESIDE if name not in texts))
         if earlier is None:
             return None
-        payload = {**earlier}
-        if payload.pop("identity", self._identity) != self._identity and mine:
-            raise self._other_run()
-        if "files" not in payload:
-            raise files.damaged(state, "is of an older version")
-        texts = payload.pop("files")
-        for name in _BESIDE:
-            if name in texts:
-                self._write(name, texts[name].encode())
+        for name in texts:
+            self._write(name, texts[name].encode())
         if texts.get("rounds.csv"):
             self._columns = tuple(rounds.cells(texts["rounds.csv"].partition("\n")[0] + "\n")[0])
         self._compare(payload.pop("codes", []))
@@ -144,7 +142,10 @@ class RunDirectory:
             if self._rounds is None:
                 if path.exists() and not self._restored:
                     raise RuntimeError("restore() comes before the first row()")
+                self._rows = self._noted.of(self._written.get("rounds.csv", b""))
                 self._rounds = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            self._rows.update(line)
+            self._noted.add("rounds.csv", self._rows)
             files.append(self._rounds, line)
         self._columns = columns
         self._written["rounds.csv"] = self._written.get("rounds.csv", b"") + line
@@ -158,7 +159,8 @@ class RunDirectory:
         if not isinstance(payload.get("round"), int):
             raise TypeError("a checkpoint needs its round, an int")
         texts = {name: self._written[name].decode() for name in _BESIDE if name in self._written}
-        beside = {"identity": self._identity, "files": texts, "codes": self._codes}
+        beside = {"identity": self._identity, "data": self._summary.get("data")}
+        beside |= {"files": texts, "codes": self._codes}
         plain = checkpoint.plain({**payload, **beside})
         self._check("rounds.csv")
         with files.replacing(self.path / "state.pt", self._guard) as file:
@@ -212,22 +214,30 @@ class RunDirectory:
         A new status without an error drops the old error. Raises FedpflError for `finished` where a file of the run is
         not there as it was written.
         """
-        if fields.get("status") == "finished":
+        if ends := fields.get("status") == "finished":
             self._check(*self._written)
             with files.writing(self.path / "rounds.csv"):
                 if self._rounds is not None:
                     os.fsync(self._rounds)
             fields["files"] = {name: files.digest(content) for name, content in self._written.items()}
+            if (state := self.path / "state.pt").exists():
+                fields["files"]["state.pt"] = checkpoint.digest(state)
+        elif self.status != "finished":
+            fields["files"] = {}  # they are noted
         summary = {key: value for key, value in self._summary.items() if key != "error" or "status" not in fields}
         summary |= {key: _jsonable(value) for key, value in fields.items()} | {"identity": self._identity}
         summary |= {"code": self._codes} if self._codes else {}
-        text = json.dumps({**summary, "digest": _digest(summary)}, indent=2, allow_nan=False)
+        text = json.dumps({**summary, "digest": digests.of_summary(summary)}, indent=2, allow_nan=False)
         self._write("summary.json", f"{text}\n".encode())
         self._summary = summary
+        if ends:
+            self._close_files()
+            with files.writing(self.path / digests.NOTES):
+                files.remove(self.path, digests.NOTES)
 
     def close(self) -> None:
         """Let go of the directory. Safe to repeat."""
-        self._close_rounds()
+        self._close_files()
         if self._lock is not None:
             lock.release(self._lock, self._held)
             self._lock = None
@@ -252,7 +262,9 @@ class RunDirectory:
             raise self._other_run()
         known = self._summary.get("data")
         other = None not in (data, known) and data != known
-        if restart:
+        if restart or self._summary.get(_CLEARED):
+            if not restart:
+                self.notes.append("files       of a run that an earlier command began to remove are gone: run anew")
             self._clear()
         elif not whole:
             raise files.damaged(self.path / "summary.json")
@@ -274,11 +286,14 @@ class RunDirectory:
         Raises FedpflError where state.pt cannot: it is gone (as it may be), of an older version, or damaged itself.
         """
         state, wrong = self.path / "state.pt", ""
-        for name, digest in ({"config.yaml": None, "rounds.csv": None} | self._summary.get("files", {})).items():
+        known = {"config.yaml": None, "rounds.csv": None} | self._summary.get("files", {})
+        known.pop("state.pt", None)
+        for name, digest in known.items():
             content = files.content(self.path / name)
             if content is None or digest not in (None, files.digest(content)):
                 wrong = f"{name} is {'missing' if content is None else 'damaged'}"
         if state.exists():
+            _same(state, self._summary)
             checkpoint.check(state)
         if not wrong:
             return True
@@ -295,20 +310,30 @@ class RunDirectory:
         self._codes = [*codes, *(code for code in self._codes if code not in codes)]
 
     def _clear(self) -> None:
-        """Remove what the run wrote: first its state, then its status, so that a kill leaves a run that begins anew."""
-        self._guard()
-        files.remove(self.path, "state.pt")
+        """Remove what the run wrote, and say so before, so that after a kill the next command does the same."""
         self._summary = {}
-        self.write_summary()
-        files.remove(self.path, *(name for name in _REPLACED if name != "summary.json"), "run.log")
+        self.write_summary(**{_CLEARED: True})
+        files.remove(self.path, *(name for name in _REPLACED if name != "summary.json"), digests.NOTES, "run.log")
+        self._summary = {}
 
     def _write(self, name: str, content: bytes) -> None:
         """Make a file hold this, and remember it."""
+        if name in _KEPT:
+            self._guard()
+            with files.writing(self.path / digests.NOTES):
+                self._noted.add(name, self._noted.of(content))
         if files.content(self.path / name) != content:
             with files.replacing(self.path / name, self._guard) as file:
                 file.write(content)
         if name in _KEPT:
             self._written[name] = content
+
+    @property
+    def _noted(self) -> digests.Notes:
+        """What the files are known by until the run is finished. The summary tells by now whose they are."""
+        if self._notes is None:
+            self._notes = digests.Notes(self.path, self._summary)
+        return self._notes
 
     def _check(self, *names: str) -> None:
         """Raise FedpflError where a file is not as this process wrote it."""
@@ -329,10 +354,12 @@ class RunDirectory:
                 "there; see that none does, and give the same command again"
             )
 
-    def _close_rounds(self) -> None:
+    def _close_files(self) -> None:
         if self._rounds is not None:
             os.close(self._rounds)
-            self._rounds = None
+        if self._notes is not None:
+            self._notes.close()
+        self._rounds = self._notes = None
 
     def _other_run(self) -> FedpflError:
         return FedpflError(
@@ -349,7 +376,31 @@ def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise FedpflError(f"{path} holds no finished run; give the directory of one, outputs/.../seed...")
     if not (path / "state.pt").exists():
         raise FedpflError(f"{path} has no state.pt, as of a run with checkpoint.keep=false; run it anew")
-    return summary, checkpoint.load(path / "state.pt")
+    return summary, saved(path, summary)
+
+
+def saved(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checkpoint in a run directory, as `checkpoint.load` does.
+
+    summary: of the run. Raises FedpflError where it is damaged, cannot be read, or is not this run's, on its data and
+    by its code; of older runs not all of these are known.
+    """
+    state = path / "state.pt"
+    _same(state, summary)
+    payload = checkpoint.load(state)
+    for key, whose in (("identity", "a different run"), ("data", "a run on other data")):
+        if None not in (known := summary.get(key), own := payload.get(key)) and known != own:
+            raise files.damaged(state, f"belongs to {whose}")
+    if any(code not in summary.get("code", []) for code in payload.get("codes", [])):
+        raise files.damaged(state, "belongs to a run by other code")
+    return payload
+
+
+def _same(state: Path, summary: Mapping[str, Any]) -> None:
+    """Raise FedpflError where a finished run's checkpoint is another than the one it ended with."""
+    known = summary.get("files", {}).get("state.pt")
+    if summary.get("status") == "finished" and known not in (None, checkpoint.digest(state)):
+        raise files.damaged(state, "is not the one that the run ended with")
 
 
 class Absent:
@@ -370,7 +421,7 @@ class Absent:
 
 def _is_new(path: Path) -> bool:
     """Tell whether no run has begun in the directory. Raises FedpflError where it is somebody else's."""
-    for name in (*_REPLACED, "run.log", "run.lock"):
+    for name in (*_REPLACED, digests.NOTES, "run.log", "run.lock"):
         files.regular(path / name)
         files.regular(files.temporary(path / name))
     # Hydra may have put its .hydra there, and a run that was killed at once has left its lock.
@@ -396,13 +447,7 @@ def _read_summary(path: Path) -> tuple[dict[str, Any], bool]:
             f"{path / 'summary.json'} cannot be read as a run's; choose another directory with hydra.run.dir=..., or "
             f"remove {path} if that was a run"
         )
-    digest = summary.pop("digest", None)
-    older = digest is None and not {"data", "code", "files"} & summary.keys()
-    return summary, older or digest == _digest(summary)
-
-
-def _digest(summary: Mapping[str, Any]) -> str:
-    return files.digest(json.dumps(summary, sort_keys=True).encode())
+    return {key: value for key, value in summary.items() if key != "digest"}, digests.is_whole(summary)
 
 
 def _line(row: Mapping[str, Any], columns: Sequence[str]) -> str:

@@ -22,7 +22,9 @@ USUAL = ("failed", "diverged", "broken")
 """Without `--status`: an interrupted run goes on where it stopped, so it must be named."""
 
 # In the order in which they are removed: to the end the directory says whose it was, and is held.
-_RESULTS = ("state.pt", "rounds.csv", "clients.csv", "masks.json", "partition.npz", "partition.png", "run.log")
+_RESULTS = (
+    *("state.pt", "rounds.csv", "clients.csv", "masks.json", "partition.npz", "partition.png", "run.sums", "run.log"),
+)
 FILES = (*_RESULTS, "config.yaml", "summary.json", "run.lock")
 _TEMPORARY = frozenset(f".{name}.tmp" for name in FILES)
 _FOLDERS = {

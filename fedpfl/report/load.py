@@ -146,7 +146,8 @@ def begun(path: Path, held: Callable[[Path], bool | None] = living) -> Run:
     """
     # The lock before the summary: a run that ends in between reads as finished, not as interrupted.
     known, changed = held(path), _changed(path)
-    config, summary = reading.settings(path), reading.summary(path)
+    summary = reading.summary(path)
+    config = reading.settings(path, summary)
     for key in ("dataset", "partition", "method"):
         if not isinstance(config.get(key), dict) or "name" not in config[key]:
             raise FedpflError(f"{path}: config.yaml lacks {key}.name")
@@ -176,6 +177,8 @@ def begun(path: Path, held: Callable[[Path], bool | None] = living) -> Run:
     except reading.UNUSABLE as error:
         why = f"config.yaml or summary.json holds no usable value: {reading.one_line(error)}"
         raise FedpflError(f"{path}: {why}") from None
+    if "files" not in summary and summary.get("identity") not in (None, f"{run.identity}-seed{run.seed}"):
+        raise FedpflError(f"{path}: config.yaml is not the configuration that the run began with")
     return run
 
 

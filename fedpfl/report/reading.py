@@ -1,4 +1,7 @@
-"""Files of a run directory, read so that whatever is wrong with one is told in a line."""
+"""Files of a run directory, read so that whatever is wrong with one is told in a line.
+
+summary: what summary.json holds, which knows the other files' digests.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import pandas as pd
 import yaml
 
 from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.record import rounds
+from fedpfl.record import digests, rounds
 from fedpfl.report.text import clip
 
 UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
@@ -24,9 +27,9 @@ UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError,
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def settings(folder: Path) -> dict[str, Any]:
+def settings(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Read config.yaml. Raises FedpflError, as all here."""
-    with _reading(folder / "config.yaml") as text:
+    with _reading(folder, "config.yaml", summary) as text:
         # A few aliases of aliases are billions of values; no run writes any.
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _Loader)):
             raise ValueError("it holds aliases, which no run writes")
@@ -35,37 +38,44 @@ def settings(folder: Path) -> dict[str, Any]:
 
 def summary(folder: Path) -> dict[str, Any]:
     """Read summary.json."""
-    return document(folder / "summary.json")
+    with _reading(folder, "summary.json", {}) as text:
+        found = _mapping(json.loads(text))
+        if not digests.is_whole(found):
+            raise FedpflError(f"{folder}: summary.json is not as the run wrote it; the run's command says what to do")
+        return found
 
 
-def document(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
-    with _reading(path) as text:
+def document(folder: Path, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a JSON object, {} where there is none."""
+    if not os.path.lexists(folder / name):
+        digests.check(folder, summary, name, None)
+        return {}
+    with _reading(folder, name, summary) as text:
         return _mapping(json.loads(text))
 
 
-def numbers(path: Path) -> pd.DataFrame:
+def numbers(folder: Path, name: str, summary: Mapping[str, Any]) -> pd.DataFrame:
     """Read a table of numbers, such as rounds.csv; nan where a cell is empty or not finite."""
-    with _reading(path) as text:
-        values = {name: np.array(column, dtype=float) for name, column in rounds.columns(text).items()}
-    return pd.DataFrame({name: np.where(np.isfinite(column), column, np.nan) for name, column in values.items()})
+    with _reading(folder, name, summary) as text:
+        values = {key: np.array(column, dtype=float) for key, column in rounds.columns(text).items()}
+    return pd.DataFrame({key: np.where(np.isfinite(column), column, np.nan) for key, column in values.items()})
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[str]:
+def _reading(folder: Path, name: str, summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield a regular file's text; what is wrong with it, or found to be while it is parsed, becomes one line."""
     try:
         # A pipe that nobody writes must not be waited for.
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), encoding="utf-8") as file:
+        with open(os.open(folder / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError("it is no regular file")
-            text = file.read()
-        yield text
+            content = file.read()
+        digests.check(folder, summary, name, content)
+        yield content.decode()
     except FileNotFoundError:
-        why = f"no {path.name}; the run never started or is half written"
-        raise FedpflError(f"{path.parent}: {why}") from None
+        raise FedpflError(f"{folder}: no {name}; the run never started or is half written") from None
     except (OSError, yaml.YAMLError, *UNUSABLE) as error:
-        raise FedpflError(f"{path.parent}: {path.name} cannot be read: {one_line(error)}") from None
+        raise FedpflError(f"{folder}: {name} cannot be read: {one_line(error)}") from None
 
 
 def _mapping(found: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import pandas as pd
 from fedpfl.ground import dotted
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.lock import verdict
+from fedpfl.record import digests
 from fedpfl.record.columns import PERSONAL, names
 from fedpfl.report.names import METHODS
 from fedpfl.report.reading import UNUSABLE, document, numbers, one_line
@@ -84,8 +85,9 @@ class Run:
     def rounds(self) -> pd.DataFrame:
         """One row per round, ascending; nan where a cell is empty. Raises FedpflError where the file is damaged."""
         if not os.path.lexists(self.path / "rounds.csv"):
+            digests.check(self.path, self.summary, "rounds.csv", None)
             return pd.DataFrame(columns=_NEEDED, dtype=float)
-        frame = numbers(self.path / "rounds.csv")
+        frame = numbers(self.path, "rounds.csv", self.summary)
         for name in _NEEDED:
             if name not in frame:
                 raise FedpflError(f"{self.path}: rounds.csv lacks the column {name}")
@@ -101,7 +103,7 @@ class Run:
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client. Raises FedpflError where the file cannot be read."""
-        frame = numbers(self.path / "clients.csv")
+        frame = numbers(self.path, "clients.csv", self.summary)
         if "client" not in frame or frame["client"].isna().any():
             raise FedpflError(f"{self.path}: clients.csv lacks the column client, or a client its number")
         if "unseen" in frame and not frame["unseen"].isin([0, 1]).all():
@@ -130,10 +132,9 @@ class Run:
     @cached_property
     def masks(self) -> dict[str, Mask]:
         """Clients' masks in the end, by tensor; {} where there are none. Raises FedpflError where they are damaged."""
-        path = self.path / "masks.json"
-        if not os.path.lexists(path):
+        told = document(self.path, "masks.json", self.summary)
+        if not told:
             return {}
-        told = document(path)
         try:
             count = len(told["clients"])
             found = {
@@ -193,8 +194,11 @@ class Run:
     def value(self, name: str, row: Mapping[str, Any] | pd.Series) -> float:
         """Return a metric as tables show it, nan where it is not recorded: that of the row that the run is judged by.
 
-        But traffic is a mean per client and round, seconds are a median over rounds, and hours are of the whole run.
+        But traffic is a mean per client and round, seconds are a median over rounds, hours are of the whole run, and
+        gap is what clients that take part are better by than those that never do.
         """
+        if name == "gap":
+            return self.value("accuracy", row) - self.value("unseen_accuracy", row)
         if name == "hours":
             return self.fact(name)
         if name == "seconds":

@@ -16,7 +16,7 @@ from fedpfl.runner.faults import Diverged
 class Judged(NamedTuple):
     """Hold an evaluation: columns of the row, accuracies by column and the client's number, lines for the user."""
 
-    row: dict[str, float]
+    row: dict[str, float | None]
     clients: dict[str, dict[int, float]]
     notes: list[str]
 

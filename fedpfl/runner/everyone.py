@@ -60,7 +60,12 @@ class Everyone:
                 **({"validation": len(federation.validation[client])} if federation.validation else {}),
                 "test": int(federation.test_sizes[client]),
                 **{f"label_{label}": count for label, count in enumerate(labels[number])},
-                **{name: values.get(number, math.nan) for name, values in measured.items()},
+                **{name: _known(values.get(number)) for name, values in measured.items()},
             }
             for number, (federation, client) in enumerate(self.places)
         ]
+
+
+def _known(value: float | None) -> float | None:
+    """Return None for nan: an empty cell."""
+    return None if value is None or math.isnan(value) else value

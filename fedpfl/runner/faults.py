@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +12,19 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import engine
 from fedpfl.engine import ranks
-from fedpfl.ground.errors import Broken, FedpflError, reason
+from fedpfl.ground.errors import Broken, FedpflError, origin, reason
 from fedpfl.methods import METHODS
 
 NO_ROOM = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
 """What PyTorch says where memory runs out, by several kinds of errors."""
+NO_THREAD = "can't start new thread"
+TOO_LARGE = {
+    "fedpfl/data/": ("the data set", "take a smaller one, or fewer samples of it"),
+    "fedpfl/models/": ("the network", "make the model smaller"),
+    "fedpfl/engine/store.py": ("the clients' states", "set state.device=disk"),
+    "fedpfl/engine/": ("a cohort in training", "make the model, its cohort or local.batch_size smaller"),
+}
+"""What takes the memory that is asked for in these files, and what to do."""
 
 
 class Diverged(FedpflError):
@@ -43,31 +52,47 @@ def mended(cfg: DictConfig, path: Path, whole: bool = False) -> Iterator[None]:
         raise Broken(f"method={cfg.method.name}: {error}") from error
     except FedpflError:
         raise
-    except Exception as error:
-        fault = _no_room(error) or (None if whole else _in_method(error, cfg, path / "run.log", started))
+    except (Exception, SystemExit) as error:
+        as_it_is = whole and isinstance(error, Exception)
+        fault = _no_room(error, cfg) or (None if as_it_is else _in_method(error, cfg, path / "run.log", started))
         if fault is None:
             raise
         raise fault from error
 
 
-def _no_room(error: Exception) -> FedpflError | None:
+def _no_room(error: BaseException, cfg: DictConfig) -> FedpflError | None:
+    """Say what was too large for this machine, or that it has no more threads; None of other errors."""
     said = reason(error)
+    if NO_THREAD in said:
+        return FedpflError(
+            "the system lets this process start no more threads; set engine.workers=1, or raise the limit (ulimit -u)"
+        )
     if not isinstance(error, MemoryError) and not any(sign in said for sign in NO_ROOM):
         return None
     said = said.rpartition("DefaultCPUAllocator: ")[2]
-    return FedpflError(f"not enough memory ({said}); make the model, its cohort or local.batch_size smaller")
+    hook, _ = _blamed(error, cfg)
+    places = [file.replace(os.sep, "/") for file, _, _ in reversed(ranks.frames(error))]
+    what, mend = next(
+        (told for file in places for place, told in TOO_LARGE.items() if place in file), TOO_LARGE["fedpfl/engine/"]
+    )
+    return FedpflError(f"not enough memory for {(hook and f'what {hook} makes') or what} ({said}); {mend}")
 
 
-def _in_method(error: Exception, cfg: DictConfig, log: Path, started: float) -> FedpflError | None:
-    """Say what the method's own code did; None for a bug of the program."""
+def _blamed(error: BaseException, cfg: DictConfig) -> tuple[str, str]:
+    """Return the hook that an error comes from and its place; "" of one that is not the method's."""
     name = OmegaConf.select(cfg, "method.name")
-    if name not in METHODS or not (blamed := ranks.blamed(error, METHODS[name])):
+    return (name in METHODS and ranks.blamed(error, METHODS[name])) or ("", "")
+
+
+def _in_method(error: BaseException, cfg: DictConfig, log: Path, started: float) -> FedpflError | None:
+    """Say what the method's own code did; None for a bug of the program."""
+    name, (hook, place) = OmegaConf.select(cfg, "method.name"), _blamed(error, cfg)
+    if not hook:
         return None
-    hook, place = blamed
     if instead := engine.unseen(error):
         return Broken(f"method={name}: {hook} {instead} ({place})")
     written = log.is_file() and log.stat().st_mtime >= started
     return Broken(
-        f"method={name}: {hook} raised {reason(error, kind=True)} ({place}); "
+        f"method={name}: {hook} raised {reason(origin(error), kind=True)} ({place}); "
         f"{f'its traceback is in {log}' if written else 'HYDRA_FULL_ERROR=1 shows its traceback'}"
     )

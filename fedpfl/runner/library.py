@@ -21,14 +21,14 @@ from fedpfl import engine
 from fedpfl.config import overrides, plugins, tidy
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import one_line
-from fedpfl.config.plan import Run, build, check, register, resolve
+from fedpfl.config.plan import Run, build, check, literal, register, resolve
 from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine import ranks
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import identity
-from fedpfl.record import checkpoint, console
+from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
+from fedpfl.record.rundir import saved
 from fedpfl.report.load import begun
 from fedpfl.runner import resume
 from fedpfl.runner.faults import Diverged, mended
@@ -56,7 +56,7 @@ def run(
     cfg, path, experiment = _asked(settings, keys, directory, callbacks)
     for _ in _played(cfg, path, experiment, not progress, callbacks):
         pass
-    return load(path)
+    return _loaded(path, cfg)
 
 
 def rounds(
@@ -101,7 +101,7 @@ def sweep(
             with contextlib.suppress(Diverged):  # its row says so
                 for _ in _played(cfg, path, experiment, not progress, callbacks):
                     pass
-            runs.append(found := load(path))
+            runs.append(found := _loaded(path, cfg))
             over = found.status == "finished"
             rows.append({**swept, "status": found.status, **(found._tables.judged if over else {})})
             told = console.everyone(found.summary.get("last", {})) if over else found.status
@@ -186,13 +186,24 @@ def _played(
         tidy.unmake(path, stop)
 
 
-def load(directory: str | os.PathLike[str], device: str = "auto", data_dir: str | os.PathLike[str] = "") -> Trained:
-    """Read a run directory. Raises FedpflError, in one line, where there is no run in it.
+def _loaded(path: Path, cfg: DictConfig) -> Trained:
+    """Load what was just trained, with the plugins that its user named."""
+    return load(path, plugins=[Path(file).expanduser().absolute() for file in cfg.get("plugins") or ()])
+
+
+def load(
+    directory: str | os.PathLike[str],
+    device: str = "auto",
+    data_dir: str | os.PathLike[str] = "",
+    plugins: Sequence[str | os.PathLike[str]] = (),
+) -> Trained:
+    """Read a run directory. Raises FedpflError, in one line, where there is no run in it, or a file is damaged.
 
     Models are read, and the data that they need, when they are first asked for. device: where predictions are computed.
-    data_dir: where the data are, if not where the run found them.
+    data_dir: where the data are, if not where the run found them. plugins: files of the run's method, network and data,
+    where they are none of fedpfl's; no other code is run.
     """
-    return Trained(Path(directory), device, data_dir)
+    return Trained(Path(directory), device, data_dir, plugins)
 
 
 def logger(words: Sequence[str]) -> dict[str, Any]:
@@ -209,10 +220,16 @@ class Trained(Models):
     the run read, or for a client that there is not.
     """
 
-    def __init__(self, path: Path, device: str = "auto", data_dir: str | os.PathLike[str] = ""):
+    def __init__(
+        self,
+        path: Path,
+        device: str = "auto",
+        data_dir: str | os.PathLike[str] = "",
+        plugins: Sequence[str | os.PathLike[str]] = (),
+    ):
         self.path = path
         self._tables = begun(path)
-        self._device, self._data_dir = device, data_dir
+        self._device, self._data_dir, self._plugins = device, data_dir, [os.fspath(file) for file in plugins]
 
     def __repr__(self) -> str:
         done = f"{self._tables.reached} of {self._tables.planned} rounds"
@@ -262,11 +279,14 @@ class Trained(Models):
         if where.type == "cpu" and told["engine"].get("precision") == "tf32":
             told["engine"]["precision"] = "fp32"
         told |= {"data_dir": os.fspath(self._data_dir)} if self._data_dir else {}
-        known = self.summary.get("identity")
-        if known != f"{identity(self.config)}-seed{self._tables.seed}":
-            raise FedpflError(f"{self.path / 'config.yaml'} is not the configuration that the run began with")
+        if (wanted := told.get("plugins")) and not self._plugins:
+            raise FedpflError(
+                f"{self.path} is of a run with plugins, whose code is only run for who names it: give "
+                f"plugins=[{', '.join(map(str, wanted))}], or where these files are now"
+            )
+        told["plugins"] = self._plugins
         try:
-            plan = check(OmegaConf.create(told))
+            plan = check(literal(told))
         except FedpflError as error:
             raise FedpflError(f"{self.path / 'config.yaml'} is not of this version: {error}") from None
         run = build(plan)
@@ -287,10 +307,7 @@ class Trained(Models):
                 f"{file} is not there, and the models with it: the run kept none (checkpoint.keep=false), or has not "
                 "come to its first checkpoint; run it with checkpoint.keep=true restart=true"
             )
-        past = checkpoint.load(file)
-        if past.get("identity", self.summary["identity"]) != self.summary["identity"]:
-            raise FedpflError(f"{file} belongs to a different run")
-        return resume.begin(self._run, past, self.path)
+        return resume.begin(self._run, saved(self.path, self._tables.summary), self.path)
 
 
 def _composed(settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, Any]) -> tuple[DictConfig, str | None]:
@@ -299,7 +316,8 @@ def _composed(settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, 
         (whole, *more) = settings
         if more or keys or not isinstance(whole, Mapping):
             raise FedpflError("a whole configuration stands alone; change it, or give words such as 'rounds=5'")
-        return OmegaConf.create({"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}, **whole}), None
+        own = whole if OmegaConf.is_config(whole) else literal(whole)
+        return OmegaConf.merge({"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}}, own), None  # type: ignore[return-value]
     cfg = overrides.composed_once(_words(settings, keys))
     return cfg, cfg.hydra.runtime.choices.get("experiment")
 

@@ -20,6 +20,11 @@ from fedpfl.runner.evaluate import Judged, judge
 from fedpfl.runner.faults import Diverged
 from fedpfl.runner.models import Models
 
+IMPURE = (
+    "method={method} draws global random numbers ({names}): they are seeded so that the run repeats, which takes one "
+    "client at a time; draw in `sample` instead (docs/safety.md)"
+)
+
 
 @dataclass(eq=False)
 class Round(Models):
@@ -64,7 +69,7 @@ def rounds(
     cohorts = engine.cohorts(settings.seed, federation.clients, settings.participation, settings.rounds)
     planned = islice(cohorts, state.round, None)
     unmeasured = dict.fromkeys(columns(validation=bool(federation.validation), unseen=bool(run.unseen)))
-    cohort = engine.pick(state, next(planned, []), settings.seed)
+    cohort, told = engine.pick(state, next(planned, []), settings.seed), False
     while cohort:
         # ---- train
         began = time.monotonic()
@@ -84,6 +89,9 @@ def rounds(
             row |= {**judged.row, "eval_seconds": time.monotonic() - began}
 
         # ---- hand on
+        if not told and (names := engine.impure(run.method)):
+            judged.notes.append(IMPURE.format(method=run.config["method"]["name"], names=", ".join(names)))
+            told = True
         played = Round(run, state, row, judged.clients, judged.notes, last)
         yield played
         played.over = not last

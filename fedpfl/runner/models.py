@@ -16,6 +16,7 @@ from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.engine.backend import EvalCall, arithmetic
 from fedpfl.engine.jobs import EvalJob
+from fedpfl.engine.keys import watched
 from fedpfl.engine.participation import One, evaluation
 from fedpfl.engine.shard import laid_out
 from fedpfl.ground import tree
@@ -123,7 +124,7 @@ class Models(ABC):
         """Return what the engine evaluates of a client: its personal model, and its statistics."""
         run, (federation, state, number) = self._run, self._place(client)
         call = EvalCall(run.method, federation, state, [number], before=looking(run, state))
-        with arithmetic(run.device, run.engine.precision):
+        with arithmetic(run.device, run.engine.precision), watched(run.method, *call.draws.own(number)):
             job = next(evaluation(call, One(number), run.net, self._autocast))
         assert isinstance(job, EvalJob)
         return job

@@ -118,7 +118,8 @@ class Progress:
         self.state, self._writes = round.state, round.state.rows.writes
         if round.judged:
             self.last = dict(round.row)  # callbacks may change theirs
-            self.best = self.last if self.last["accuracy"] > self.best.get("accuracy", -1) else self.best
+            if (own := self.last["accuracy"]) is not None and own > self.best.get("accuracy", -1):
+                self.best = self.last
         if used != self.used:
             self.used = used
             self.directory.write_summary(engine=used)

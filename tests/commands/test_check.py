@@ -40,8 +40,25 @@ FAULTS = {
     def personal(self, server, client):
         return {name: leaf + 0.01 * torch.rand(leaf.shape) for name, leaf in server.items()}
         """,
+        {"draws_from_what_is_given"},
+        "draws from the generators of the process, of torch",
+    ),
+    "counts evaluations": (
+        """
+    def personal(self, server, client):
+        CALLS.append(1)
+        return {name: leaf + 1e-3 * len(CALLS) for name, leaf in server.items()}
+        """,
         {"asking_changes_nothing"},
         "evaluated again: loss up to 0.",
+    ),
+    "leaves": (
+        """
+    def finish(self, server, client, start, end):
+        raise SystemExit(0)
+        """,
+        {"keeps_form"},
+        "Mine.finish raised SystemExit: 0 (",
     ),
     "averages over padding": (
         """
@@ -134,7 +151,10 @@ FAULTS = {
         "Mine.finish raised KeyError: 'own' (",
     ),
 }
-ALONE = {*FAULTS} - {"counts calls", "averages over padding", "predicts by the batch", "draws at evaluation"}
+ALONE = {*FAULTS} - {
+    *("counts calls", "counts evaluations", "draws at evaluation"),
+    *("averages over padding", "predicts by the batch"),
+}
 """Those that break nothing else."""
 
 

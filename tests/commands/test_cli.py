@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from omegaconf import OmegaConf
 
 from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS
@@ -28,6 +29,7 @@ from fedpfl.record import console, rundir
 from fedpfl.record.columns import columns
 from fedpfl.report import __main__ as report
 from fedpfl.runner import loop
+from fedpfl.runner.faults import mended
 from tests.command import FILES, TINY, call, snapshot, start, state, summary, table, wait
 from tests.conftest import sampled
 
@@ -411,6 +413,60 @@ def test_an_error_is_one_line_that_a_terminal_shows_as_it_is() -> None:
     assert str(FedpflError(shown)) == shown  # as one that comes from another process
 
 
+def test_long_values_are_cut_and_sentences_are_not() -> None:
+    """Texts, lists and names; not what stands between two apostrophes, nor a long path."""
+    for value in (repr("b " * 500), str([7] * 300), str({"a": [7] * 300}), "9" * 500, f"'{'x' * 500}'"):
+        told = str(FedpflError(f"local.lr must be a number, got {value} by --help"))
+        assert told.startswith(f"local.lr must be a number, got {value[:60]} ... ")
+        assert told.endswith(f"{value[-20:]} by --help")
+    fine = f"the server's {'long ' * 50} state is the client's, in {'/folder' * 50}, [1, 2] 'a' {{'b'}} {'c' * 100}"
+    assert str(FedpflError(fine)) == fine
+
+
+class Greedy(FedAvg):
+    def start(self, received: Tree, client: dict[str, Tree]) -> Tree:
+        raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RuntimeError("can't start new thread"), "the system lets this process start no more threads; set engine.wo"),
+        (MemoryError(), "not enough memory for what Greedy.start makes (MemoryError); make the model, its cohort or"),
+    ],
+    ids=["threads", "memory"],
+)
+def test_what_the_machine_lacks_is_one_line(
+    error: Exception, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: Any) -> None:
+        raise error
+
+    if isinstance(error, MemoryError):
+        monkeypatch.setitem(METHODS, "fedavg", Greedy)
+    else:
+        monkeypatch.setattr("threading.Thread.start", start)
+    result = call("method=fedavg", *TINY, cwd=tmp_path)
+    assert (result.code, len(result.complaints)) == (2, 1)
+    assert result.complaints[0].startswith(f"fedpfl: {says}")
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("data/datasets/digits.py", "not enough memory for the data set (MemoryError); take a smaller one"),
+        ("models/net.py", "not enough memory for the network (MemoryError); make the model smaller"),
+        ("engine/store.py", "not enough memory for the clients' states (MemoryError); set state.device=disk"),
+        ("engine/loop.py", "not enough memory for a cohort in training (MemoryError); make the model, its cohort or"),
+        ("elsewhere.py", "not enough memory for a cohort in training (MemoryError); make the model, its cohort or"),
+    ],
+)
+def test_what_was_too_large_is_told(file: str, says: str, tmp_path: Path) -> None:
+    cfg = OmegaConf.create({"method": {"name": "fedavg"}})
+    with pytest.raises(FedpflError, match=re.escape(says)), mended(cfg, tmp_path):
+        exec(compile("raise MemoryError", f"/a/fedpfl/{file}", "exec"))
+
+
 def test_options_may_stand_anywhere(tmp_path: Path) -> None:
     result = call("method=fedper", "-c", "job", "seed=3", cwd=tmp_path)
     assert (result.code, "name: fedper" in result.out, "seed: 3" in result.out) == (0, True, True), result
@@ -523,9 +579,16 @@ def test_a_finished_run_is_recognised_and_left_alone(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
-def test_a_run_without_test_samples_finishes_and_is_recognised(tmp_path: Path) -> None:
-    for _ in range(2):
-        assert call(*TINY, "partition.test_fraction=0", cwd=tmp_path).code == 0
+def test_a_run_without_test_samples_has_empty_cells_and_is_recognised(tmp_path: Path) -> None:
+    for said in ("finished after round 2", "already finished"):
+        result = call(*TINY, "partition.test_fraction=0", "hydra.run.dir=here", cwd=tmp_path)
+        assert result.code == 0
+        assert said in result.err + result.out
+        assert "nan" not in result.err + result.out
+    rows, clients = table(tmp_path / "here/rounds.csv"), table(tmp_path / "here/clients.csv")
+    assert {row[name] for row in rows for name in ("cohort_before", "cohort_after", "accuracy", "loss")} == {""}
+    assert {row["accuracy"] for row in clients} == {""}
+    assert summary(tmp_path / "here")["best"] == {}
 
 
 def test_hydra_run_dir_puts_the_run_anywhere(tmp_path: Path) -> None:
@@ -577,7 +640,7 @@ class Faulty(FedAvg):
 
     def _fail(self, hook: str) -> None:
         if hook == self.where:
-            raise KeyError("no such\nthing")
+            raise SystemExit(0) if hook in ("aggregate", "init") else KeyError("no such\nthing")
 
     def __post_init__(self) -> None:
         self._fail("__post_init__")
@@ -610,7 +673,8 @@ def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
     (line,) = result.complaints
     assert result.err.endswith(f"{line}\n")
     log = tmp_path / "here" / "run.log"
-    assert line.startswith(rf"fedpfl: method=faulty: Faulty.{hook} raised KeyError: 'no such\nthing' ({__file__}:")
+    raised = "SystemExit: 0" if hook == "aggregate" else r"KeyError: 'no such\nthing'"
+    assert line.startswith(f"fedpfl: method=faulty: Faulty.{hook} raised {raised} ({__file__}:")
     assert line.endswith(f"; its traceback is in {log}")
     assert f"in {hook}\n    self._fail(" in log.read_text()
     assert summary(tmp_path / "here")["status"] == "failed"
@@ -620,7 +684,8 @@ def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
 def test_a_fault_before_the_first_round_leaves_nothing(hook: str, faulty: tuple[str, ...], tmp_path: Path) -> None:
     result = call(*faulty, f"+method.where={hook}", cwd=tmp_path)
     assert result.code == 1, result
-    assert result.err.startswith(f"fedpfl: method=faulty: Faulty.{hook} raised KeyError: ")
+    raised = "SystemExit: 0" if hook == "init" else "KeyError: "
+    assert result.err.startswith(f"fedpfl: method=faulty: Faulty.{hook} raised {raised}")
     assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
     assert result.err.count("\n") == 1
     assert snapshot(tmp_path) == {}
@@ -818,7 +883,7 @@ def test_a_signal_saves_the_run_and_has_a_status(number: signal.Signals, code: i
 
 IMPORTING = """
 import builtins, os, runpy, sys
-name, number = sys.argv[1:]
+(name, number), sys.argv[1:] = sys.argv[1:], []
 real = builtins.__import__
 def importing(name, *rest, **more):
     if name == "torch":

@@ -1,11 +1,13 @@
 """Plugins: a user's file adds methods, models, data sets and partitions, and nothing else changes."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 import fedpfl
+from fedpfl import export
 from fedpfl.config import plugins
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
@@ -50,6 +52,24 @@ def test_from_python_the_personal_model_is_that_of_the_file(folder: Path, monkey
     for name, value in run.personal(0).items():
         assert value.equal(0.5 * outer[name] + 0.5 * own[name][0])
     assert "halfway" in fedpfl.load("run").config["method"]["name"]
+
+
+def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    """To look at a run's models is not to run the code that its config.yaml names."""
+    assert call(*ALL, *SMALL, cwd=folder).code == 0
+    plugins.load([])
+    (folder / "mine.py").write_text("raise SystemExit('ran')")
+    run = fedpfl.load(folder / "run")
+    assert len(run.rounds) == 2
+    line = f"is of a run with plugins, .* give plugins=.{folder / 'mine.py'}., or where"
+    with pytest.raises(FedpflError, match=line):
+        run.personal(0)
+    assert export.main([str(folder / "run"), str(folder / "out")]) == 2
+    assert re.search(line, capsys.readouterr().err)
+    (folder / "here").mkdir()
+    (folder / "here/mine.py").write_text(MINE)
+    assert fedpfl.load(folder / "run", plugins=[folder / "here/mine.py"]).personal(0)
+    assert export.main([str(folder / "run"), str(folder / "out"), f"plugins=[{folder / 'here/mine.py'}]"]) == 0
 
 
 def test_a_sweep_takes_plugins_methods_and_others(folder: Path) -> None:
@@ -103,24 +123,29 @@ class Mine(FedAvg):
 METHODS = {"mine": Mine}
 """
 BESIDE = {
-    "lean.py": "import json, numpy\nhalf = lambda: 0.5",
+    "lean.py": "import json, pack.leaf, tool\nhalf = lambda: 0.5",
     "kit/tools.py": "from . import parts\nfrom .parts import whole",
     "kit/parts.py": "whole = 1.0",
     "late.py": "import lean",
+    "pack/__init__.py": "",
+    "pack/leaf.py": "",
     "other.py": "whole = 1.0",
+    "site-packages/tool.py": "",
 }
 
 
 @pytest.fixture
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A folder with a file and the modules that it imports, of a package without __init__ and in a hook too."""
-    (tmp_path / "kit").mkdir()
+    for name in ("kit", "pack", "site-packages"):
+        (tmp_path / name).mkdir()
     for name, text in ({"mine.py": LEAN} | BESIDE).items():
         (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     plugins.load([])
-    for name in ("lean", "kit", "kit.tools", "kit.parts", "late"):
+    for name in ("lean", "kit", "kit.tools", "kit.parts", "late", "pack", "pack.leaf", "tool"):
         sys.modules.pop(name, None)
 
 
@@ -134,7 +159,7 @@ def test_what_a_plugin_imports_from_its_folder_is_part_of_its_code(name: str, be
     first = code(beside / "mine.py")
     text = (beside / name).read_text()
     (beside / name).write_text(f"{text.replace('0.5', '0.75').replace('whole = 1.0', 'whole = 10.0')}\n")
-    assert (code(beside / "mine.py") != first) == (name != "other.py")
+    assert (code(beside / "mine.py") != first) == (name not in ("other.py", "site-packages/tool.py"))
     assert METHODS["mine"].mu == {"lean.py": 0.75, "kit/parts.py": 5.0}.get(name, 0.5)
     (beside / name).write_text(text)
     assert code(beside / "mine.py") == first

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpfl.data import partition
+from fedpfl.data import fingerprint, partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build
 from fedpfl.data.partition import GIVEN, SCHEMES, Partition, deal
@@ -306,6 +306,29 @@ def test_any_value_of_any_option_is_dealt_or_refused_at_once(name, tmp_path, mon
             tracemalloc.stop()
             assert time.process_time() - now < 2, (key, value)
             assert peak < 2**24, (key, value)
+
+
+PINNED = {
+    "dirichlet": "e111f011",
+    "dirichlet samples_per_client": "1edbf174",
+    "published": "5d00df1b",
+    "iid": "659c8f1b",
+    "shards": "db7e2a4f",
+    "shards samples_per_client": "15a99ac3",
+    "groups": "ed4d2fac",
+    "groups test_from": "05b727c0",
+    "shuffled_shards": "859eb8ac",
+    "fixed_dirichlet": "551474ff",
+}
+MORE = {"samples_per_client": 30, "test_from": TEST_FROM}
+
+
+@pytest.mark.parametrize("words", PINNED)
+def test_who_holds_what_is_as_in_every_run_so_far(words):
+    name, *keys = words.split()
+    options = USUAL[name] | {key: MORE[key] for key in keys} | ({"test_fraction": None} if "test_from" in keys else {})
+    parts = SCHEMES[name](Y, 10, 3, **options)
+    assert fingerprint(*map(torch.from_numpy, (*parts.train, *parts.test)))[:8] == PINNED[words]
 
 
 # Dealing a data set

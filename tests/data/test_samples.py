@@ -23,6 +23,7 @@ TOKENS = RNG.integers(0, 30, (120, 7)).astype(np.int32)
 SIGNALS = (RNG.normal(size=(120, 3, 16)) * [[1.0], [5.0], [0.1]] + [[0.0], [3.0], [-7.0]]).astype(np.float32)
 FEATURES = RNG.normal(2, 3, size=(120, 11)).astype(np.float32)
 IMAGES = (RNG.integers(0, 256, (120, 3, 4, 4)) // [[[1]], [[5]], [[9]]]).astype(np.uint8)
+NEARLY = np.float32([[1e5], [np.nextafter(np.float32(1e5), np.float32(2e5))]] * 60)  # one value but for rounding
 Y = np.arange(120) % CLASSES
 
 
@@ -98,7 +99,7 @@ def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
 
 @pytest.mark.parametrize(
     ("x", "least"),
-    [(np.where(np.arange(11) == 4, np.float32(1e5), FEATURES), 1.0), (np.full((120, 3, 4, 4), 7, np.uint8), 1 / 255)],
+    [(np.where(np.arange(11) == 4, NEARLY, FEATURES), 1.0), (np.full((120, 3, 4, 4), 7, np.uint8), 1 / 255)],
 )
 def test_a_constant_feature_stays_finite(tmp_path, x, least):
     federation = build(own(tmp_path, x=x), partition.iid(Y, 4, 0))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from fedpfl.config import plugins
 from fedpfl.engine import Tuning, answers, begin, compared, make, participants, play
@@ -14,8 +15,9 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken
 from fedpfl.methods import METHODS, FedAvg, FedPAC, Phase, Turn
 from fedpfl.methods.shared.method import hooks
+from fedpfl.runner.faults import mended
 from tests.command import TINY, call
-from tests.conftest import BACKENDS, CPU, LOCAL, as_engine, federate, tiny
+from tests.conftest import BACKENDS, CPU, LOCAL, as_engine, federate, rounds, tiny
 
 COHORT = [0, 1, 2]
 FEDERATION = federate((20, 7, 12), (5, 3, 1))
@@ -36,6 +38,16 @@ def whole(method, backend):
 
 def own_phase(**functions):
     return {"phases": lambda self, server, client, params, epochs: [Phase(epochs, **functions)]}
+
+
+def circle():
+    tree = {}
+    tree["tree"] = tree
+    return tree
+
+
+def _survey(server, clients, uploads):
+    return server, clients
 
 
 def head(params):
@@ -73,6 +85,13 @@ WRONG = {
             "returned a Turn; it must return a list of Turn",
         ),
         (lambda self, played, cohort, clients, generator: [Turn([7])], "returned client 7 of 3"),
+        (lambda self, played, cohort, clients, generator: None, "returned None (is a `return` missing?)"),
+        (lambda self, played, cohort, clients, generator: [], "returned no turn in which clients train"),
+        (lambda self, played, cohort, clients, generator: [Turn(cohort, survey=_survey)], "no turn in which clients t"),
+        (lambda self, played, cohort, clients, generator: [Turn([])], "returned a turn without clients"),
+        (lambda self, played, cohort, clients, generator: [Turn([2, 0, 2])], "returned client 2 twice"),
+        (lambda self, played, cohort, clients, generator: [Turn([1]), Turn([1])], "returned client 1 twice"),
+        (lambda self, *given: [Turn([0, 0], survey=_survey), Turn([1])], "returned client 0 twice"),
         (
             lambda self, played, cohort, clients, generator: [
                 Turn([0], survey=lambda server, uploads, clients: (server, clients))
@@ -87,6 +106,7 @@ WRONG = {
     "start": [
         (lambda self, received, client: (received, client), "returned a tuple of 2; it must return a tree of tensors"),
         (lambda self, received, client: head(received), "returned a model without the network's conv.weight"),
+        (lambda self, received, client: {**received, **circle()}, "returned a tree that contains itself"),
     ],
     "phases": [
         (
@@ -94,6 +114,9 @@ WRONG = {
             "returned a Phase; it must return a list of Phase",
         ),
         (lambda self, server, client, params, epochs: [epochs], "returned a list with a int in it"),
+        (lambda self, server, client, params, epochs: [], "returned an empty list"),
+        (lambda self, server, client, params, epochs: [Phase(-1)], "returned a phase of -1 epochs"),
+        (lambda self, server, client, params, epochs: [Phase(0.5)], "returned a phase of 0.5 epochs"),
         (
             lambda self, server, client, params, epochs: [Phase(1, {"fc.bias": True})],
             "mask lacks the entry conv.weight",
@@ -116,6 +139,7 @@ WRONG = {
             "returned a tuple of 2; it must return the loss, a 0-dimensional tensor",
         ),
         (lambda self, server, client, net, params, batch: None, "returned None"),
+        (lambda self, *given: FedAvg.loss(self, *given).detach(), "returned what has no gradient (is it detached"),
     ],
     "after_training": [(lambda self, server, client, net, params, shard, kept: None, "returned None")],
     "updated_buffers": [
@@ -200,8 +224,10 @@ def _forgets(self, *given):
         ),
         ({"after_gradient": "_own"}, _forgets, "None"),
         ({"loss": "_own"}, _pair, "a tuple of 2; it must return the loss"),
+        ({"loss": "_own"}, lambda self, *given: FedAvg.loss(self, *given).detach(), "what has no gradient"),
+        ({"keeps": True}, lambda self, *given: (FedAvg.loss(self, *given).detach(), {}), "what has no gradient"),
     ],
-    ids=["keeps", "step", "step-form", "after_gradient", "loss"],
+    ids=["keeps", "step", "step-form", "after_gradient", "loss", "detached", "keeps-detached"],
 )
 def test_what_a_phases_functions_answer_is_looked_at_too(phase, function, told, backend):
     def phases(self, server, client, params, epochs):
@@ -265,8 +291,8 @@ def test_asking_changes_neither_what_a_method_is_nor_what_it_answers():
     assert copy.copy(method).aggregate.__func__ is FedPAC.aggregate
 
 
-def test_only_the_first_round_is_looked_at(monkeypatch):
-    """Later ones ask the method itself."""
+def test_later_rounds_ask_the_method_itself_but_for_who_trains(monkeypatch):
+    """Turns may be others in every round, and looking at them costs nothing."""
 
     @dataclass(frozen=True)
     class Plain(FedAvg):
@@ -281,7 +307,8 @@ def test_only_the_first_round_is_looked_at(monkeypatch):
         asked.clear()
         state, _ = play(runner, method, FEDERATION, state, COHORT, SHORT, 0)
         runner.evaluate(method, FEDERATION, state, COHORT)
-        assert bool(asked) == (number == 0)
+        assert number == 0 or asked == ["Plain.turns"]
+    assert len(asked) == 1
 
 
 def test_on_the_command_line_it_is_one_line(tmp_path: Path):
@@ -331,3 +358,47 @@ METHODS = {"mine": Mine}
     (line,) = result.complaints
     assert line.startswith("fedpfl: method=mine: Mine.finish looks at the values of a tensor (")
     assert line.endswith(f"({tmp_path / 'mine.py'}:12)")
+
+
+def test_predictions_without_a_gradient_are_told_where_they_are_trained(backend):
+    @dataclass(frozen=True)
+    class Frozen(FedAvg):
+        def loss(self, server, client, net, params, batch):
+            return batch.cross_entropy(net(params, batch.x))
+
+        def predict(self, net, params, x):
+            return net(params, x).detach()
+
+    with pytest.raises(Broken, match=r"^Frozen\.predict returned what has no gradient"):
+        whole(Frozen(), backend)
+
+
+LEAVING = """
+from fedpfl.methods import FedAvg
+PLAYED = [0]
+class Leaving(FedAvg):
+    def turns(self, played, *given):
+        PLAYED[0] = played
+        return super().turns(played, *given)
+    def {hook}(self, *given):
+        if PLAYED[0] == {first}:
+            raise {error}(0)
+        return super().{hook}(*given)
+METHODS = {{"leaving": Leaving}}
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("error", ["SystemExit", "StopIteration"])
+@pytest.mark.parametrize(("hook", "first"), [("turns", 0), ("start", 1), ("loss", 0), ("loss", 1), ("aggregate", 1)])
+def test_a_hook_ends_no_program_and_no_loop(hook, first, error, backend, tmp_path):
+    """Whatever Python has for that, in the first round and later."""
+    (tmp_path / "mine.py").write_text(LEAVING.format(hook=hook, first=first, error=error))
+    told = rf"^method=leaving: Leaving\.{hook} raised {error}: 0 \({tmp_path}/mine\.py:10\);"
+    try:
+        plugins.load([str(tmp_path / "mine.py")])
+        cfg = OmegaConf.create({"method": {"name": "leaving"}})
+        with pytest.raises(Broken, match=told), mended(cfg, tmp_path):
+            rounds(METHODS["leaving"](), tiny(), FEDERATION, [COHORT] * 2, engine=backend, local=SHORT)
+    finally:
+        plugins.load([])

@@ -98,6 +98,7 @@ def test_who_never_takes_part_is_drawn_by_the_partitions_seed():
     seen, unseen = whole.apart(away)
     assert list(unseen.numbers) == away
     assert list(seen.numbers) == [client for client in range(10) if client not in away]
+    assert seen.of([0, 2]).numbers == (1, 5)
     for federation in (seen, unseen):
         for client, number in enumerate(federation.numbers):
             assert federation.number(client) == number

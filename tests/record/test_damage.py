@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl import data
+import fedpfl
+from fedpfl import data, export
 from fedpfl.config.plan import build, check
-from fedpfl.ground import lock
+from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.record import checkpoint, environment, rundir
@@ -309,7 +310,7 @@ def test_what_is_no_regular_file_is_refused(kind: str, status: str, runs: dict[s
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
     for number, name in enumerate(
-        (*FILES, "run.log", "run.lock", "partition.png", ".state.pt.tmp", ".summary.json.tmp")
+        (*FILES, "run.log", "run.lock", "run.sums", "partition.png", ".state.pt.tmp", ".summary.json.tmp")
     ):
         run = tmp_path / str(number)
         shutil.copytree(runs[status], run) if status in runs else run.mkdir()
@@ -507,6 +508,40 @@ def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, tmp_path:
     assert "already finished" in play(run, *own)
 
 
+def test_a_state_of_other_data_is_refused(tmp_path: Path) -> None:
+    """Of the same settings: an interrupted run would go on from the other's models."""
+    path = samples(tmp_path / "own.npz")
+    own = (*RUN, "dataset=npz", f"dataset.path={path}")
+    interrupt(tmp_path / "other", *own)
+    overwritten(path)["two labels"]()
+    interrupt(tmp_path / "run", *own)
+    shutil.copy(tmp_path / "other/state.pt", tmp_path / "run")
+    line = f"{tmp_path}/run/state.pt belongs to a run on other data; restart=true"
+    assert line in refusal(tmp_path / "run", *own)
+    with pytest.raises(FedpflError, match=line):
+        fedpfl.load(tmp_path / "run").predict(0, np.zeros((1, 1, 8, 8), np.uint8))
+
+
+def test_a_state_by_other_code_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = copied(runs["interrupted"], tmp_path)
+    payload = torch.load(run / "state.pt", weights_only=True)
+    torch.save({**payload, "codes": [{"fedpfl": "0", "method": "0"}]}, run / "state.pt")
+    assert f"{run}/state.pt belongs to a run by other code; restart=true" in refusal(run, *RUN)
+
+
+def test_a_finished_run_has_no_older_state(runs: dict[str, Path], whole: Path, tmp_path: Path) -> None:
+    """Its own, of round 2: models of that round are not those of the table."""
+    run = copied(whole, tmp_path)
+    shutil.copy(runs["interrupted"] / "state.pt", run)
+    line = f"{run}/state.pt is not the one that the run ended with; restart=true"
+    with pytest.raises(FedpflError, match=line):
+        fedpfl.load(run).personal(0)
+    assert line in refusal(run, *RUN)
+    assert line in refusal(tmp_path / "longer", *RUN, "rounds=4", f"extend={run}")
+    assert line in refusal(tmp_path / "from", *RUN, f"model.weights={run}")
+    assert export.main([str(run), str(tmp_path / "models")]) == 2
+
+
 def test_other_initial_weights_are_other_data(tmp_path: Path) -> None:
     own = (*RUN, "model.weights=first.pt", f"data_dir={tmp_path}")
     net = build(check(composed(*RUN))).net
@@ -629,6 +664,7 @@ def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(
     run = tmp_path / "run"
     own_method("as it was")
     interrupt(run, *RUN)
+    (before,) = summary(run)["code"]
     own_method("edited")
     told = play(run, *RUN)
     assert CHANGED in told
@@ -636,9 +672,17 @@ def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(
     assert "code of the method changed since" in (run / "run.log").read_text()
     assert_ends_as(run, whole)
     first, second = summary(run)["code"]
+    assert first == before
     assert first["method"] != second["method"]
     assert first["fedpfl"] == second["fedpfl"] == environment.describe()["fedpfl"]
     assert CHANGED in play(run, *RUN)  # it is of two codes for good
+
+
+def test_code_that_goes_on_is_named_once(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = copied(runs["interrupted"], tmp_path)
+    (code,) = summary(run)["code"]
+    play(run, *RUN)
+    assert summary(run)["code"] == [code]
 
 
 def test_code_that_left_no_checkpoint_took_no_part(own_method: Callable[[str], None], tmp_path: Path) -> None:
@@ -714,6 +758,31 @@ def test_restart_touches_no_other_run(whole: Path, tmp_path: Path) -> None:
     with rundir.RunDirectory.open(run, "", summary(run)["identity"]):
         assert "is in use by process" in refusal(run, *RUN, "restart=true")
     assert snapshot(run) == before
+
+
+def test_a_restart_that_was_killed_is_told_and_gone_on_with(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has removed the state, and everything else says that the run is finished."""
+    run, real = copied(whole, tmp_path), files.remove
+
+    def killed(folder: Path, *names: str) -> None:
+        if "state.pt" not in names:
+            return real(folder, *names)
+        real(folder, "state.pt")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            play(run, *RUN, "restart=true")
+    assert (run / "rounds.csv").exists()
+    told = play(run, *RUN)
+    assert "files       of a run that an earlier command began to remove are gone: run anew" in told
+    assert "already finished" not in told
+    assert_ends_as(run, whole)
+    assert "cleared" not in summary(run)
+    assert "already finished" in play(run, *RUN)
 
 
 @pytest.mark.parametrize("launcher", ["basic", "lockstep"])

@@ -72,7 +72,7 @@ def test_new_directory_holds_config_and_identity(tmp_path):
     assert (path / "config.yaml").read_text() == "rounds: 3\nseed: 1\n"
     told = json.loads((path / "summary.json").read_text())
     assert told.pop("digest")
-    assert told == {"identity": "abc", "data": None}
+    assert told == {"identity": "abc", "data": None, "files": {}}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,8 @@ def test_summary_merges_and_stays_valid_json(tmp_path):
         best = {"accuracy": np.float32(0.5), "loss": math.nan}
         directory.write_summary(status="running", best=best, cohort=np.int64(3))
         directory.write_summary(status="failed", error="boom", identity="other")
+        directory.write_summary(cohort=3)
+        assert directory.summary["error"] == "boom"  # as long as the status is this one
         directory.write_summary(status="running", last=[math.inf, 1])
         held = directory.summary
     text = (tmp_path / "summary.json").read_text()
@@ -106,6 +108,7 @@ def test_summary_merges_and_stays_valid_json(tmp_path):
         "best": {"accuracy": 0.5, "loss": None},
         "cohort": 3,
         "last": [None, 1],
+        "files": {},
     }
 
 
@@ -128,7 +131,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         directory.checkpoint(payload(1))
     with opened(tmp_path / "other", "xyz") as directory:
         (tmp_path / "other" / "state.pt").write_bytes((tmp_path / "state.pt").read_bytes())
-        with pytest.raises(FedpflError, match="holds a different run"):
+        with pytest.raises(FedpflError, match="belongs to a different run"):
             directory.restore()
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from fedpfl.record import rundir
+from fedpfl.record import digests, rundir
 from fedpfl.report import cleaning, load
 from fedpfl.report.__main__ import main
 from tests.command import TINY, snapshot, start
-from tests.report.test_listing import HOUR, age, amend, hold
-from tests.report.test_report import write_run
+from tests.report.test_listing import HOUR, age, hold
+from tests.report.test_report import amend, write_run
 
 ALL = ["--status", ",".join(cleaning.REMOVABLE)]
 
@@ -277,7 +277,7 @@ def test_a_killed_clean_is_finished_by_the_next(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_runs_files_are_known() -> None:
-    assert {*rundir._REPLACED, "run.log", "run.lock"} == set(cleaning.FILES)
+    assert {*rundir._REPLACED, digests.NOTES, "run.log", "run.lock"} == set(cleaning.FILES)
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import statistics
 from pathlib import Path
@@ -19,7 +18,7 @@ from fedpfl.report.__main__ import main
 from fedpfl.report.compare import Measure, compare, paired_test, sides
 from fedpfl.report.render import render
 from fedpfl.report.table import Table
-from tests.report.test_report import PNG, write_run
+from tests.report.test_report import PNG, amend, write_run
 
 OBP = {"name": "fedobp", "q": 0.9}
 
@@ -52,12 +51,6 @@ def notes(compared: list[Table]) -> list[str]:
 
 def clients_of(compared: list[Table]) -> list[tuple[Any, ...]]:
     return [tuple(row[key] for key in ("at", "what", "a", "equal", "b")) for row in rows(compared, "clients")]
-
-
-def amend(folder: Path, **fields: Any) -> Path:
-    path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    return folder
 
 
 @pytest.fixture
@@ -140,7 +133,12 @@ def test_only_common_seeds_are_paired(tmp_path: Path) -> None:
     assert "p" not in accuracy
     assert "Only in A: seeds 0." in notes(compared)
     assert "Only in B: seeds 3." in notes(compared)
-    assert any(note.startswith("2 pairs of seeds are too few for the paired t-test") for note in notes(compared))
+    assert any(
+        note.startswith(
+            "2 pairs of seeds are too few for the paired t-test, which takes the differences as normal: from"
+        )
+        for note in notes(compared)
+    )
     lines = [line.split() for line in render(compared).splitlines()]
     assert ["A", "B", "B", "-", "A", "paired", "±", "error"] in lines
     assert ["pooled,", "%", "73.00(2.00)", "83.00(11.27)", "+10.00", "+2.50", "0.50"] in lines

@@ -26,7 +26,7 @@ from fedpfl.report.load import Directory
 from fedpfl.report.render import render
 from fedpfl.report.run import STATUSES
 from tests.conftest import ROOT
-from tests.report.test_report import BROKEN, write_run
+from tests.report.test_report import BROKEN, amend, write_run
 
 HOUR = 3600.0
 HOLD = """
@@ -53,12 +53,6 @@ def hold(folder: Path) -> subprocess.Popen[str]:
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(folder / "run.lock")], **pipes)
     assert holder.stdout.readline() == "\n"
     return holder
-
-
-def amend(folder: Path, **fields: Any) -> Path:
-    path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-    return folder
 
 
 def names(found: list[Entry]) -> list[str]:
@@ -145,7 +139,7 @@ def test_a_directory_that_is_just_begun_is_running(tmp_path: Path) -> None:
     assert load.look(tmp_path).status == "running"
     holder.communicate("")
     found = load.look(tmp_path)
-    assert (found.status, found.reason) == ("broken", "no config.yaml; the run never started or is half written")
+    assert (found.status, found.reason) == ("broken", "no summary.json; the run never started or is half written")
 
 
 @pytest.mark.parametrize("status", ["failed", "diverged"])

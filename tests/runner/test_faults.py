@@ -29,6 +29,7 @@ DRIVER = """
 import io, os, random, signal, sys, time
 from pathlib import Path
 import torch
+from fedpfl.report.load import look
 from tests.command import play
 
 place, kills, overrides = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
@@ -75,6 +76,17 @@ def kill_at(number):
     real_open = io.open
     io.open = lambda *args, **named: Counted(real_open(*args, **named)) if "wb" in args else real_open(*args, **named)
 
+def read(run):
+    "What a kill left are whole files."
+    seen = look(run, lambda _: False)
+    told = seen.reason
+    try:
+        if seen.run and (run / "clients.csv").exists():
+            seen.run.clients
+    except Exception as error:
+        told = str(error)
+    assert "not as" not in told, told
+
 done = killed = finished = 0
 while killed < kills:
     run, at, seconds = place / str(done), chance.randrange(1, 100), chance.uniform(0.02, 0.3)
@@ -82,6 +94,7 @@ while killed < kills:
     child = os.fork()
     if not child:
         try:
+            read(run)
             if by_call:
                 kill_at(at)
             play(run, *overrides)

@@ -23,7 +23,9 @@ from fedpfl import engine, export
 from fedpfl.config import overrides
 from fedpfl.methods import METHODS
 from fedpfl.record import rundir
-from tests.command import TINY, _drawn_once, call, play, rewrite_summary, state, summary, table
+from fedpfl.runner import loop, resume
+from fedpfl.runner.faults import Diverged
+from tests.command import TINY, _drawn_once, call, older, play, rewrite_summary, state, summary, table
 from tests.conftest import ROOT, assert_same
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -124,6 +126,19 @@ def test_the_mask_is_where_the_personal_model_is_not_the_global_one(folder):
             assert torch.equal(personal[name][~own], shared[name][~own])
             some += int((personal[name] != shared[name])[own].sum())
     assert some
+
+
+def test_a_newcomer_predicts_with_a_newcomers_state(tmp_path):
+    """Not with that of a client that trained, which has a head of its own; its accuracy is that of the table."""
+    play(tmp_path, *SMALL, "method=fedper", "unseen=0.5", "local.lr=0.1", "rounds=3")
+    run = fedpfl.load(tmp_path)
+    clients = run.clients
+    assert clients["unseen"].sum() == 2
+    for client, told in zip(clients["client"].astype(int), clients["accuracy"], strict=True):
+        x, y = run.samples(client)
+        assert 100 * float((run.predict(client, x).argmax(1) == y).float().mean()) == pytest.approx(told)
+    first, second = (run.personal(client) for client in clients["client"][clients["unseen"] == 1].astype(int))
+    assert_same(first, second)
 
 
 def test_a_mask_that_is_kept(tmp_path):
@@ -265,8 +280,17 @@ def test_a_sweep_goes_on_and_has_a_row_for_each_run(tmp_path, monkeypatch):
 
 def test_a_sweep_says_which_runs_diverged_and_plays_the_others_where_one_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(rundir, "partition_picture", _drawn_once)
-    swept = {"local.lr": [0.01, 1e38], "method": ["fedper", "fedavg"]}
-    _, found = fedpfl.sweep(*MANY[:-1], **swept, directory=tmp_path, progress=False)
+    judge = loop.judge
+
+    def diverging(run, backend, state, *rest):
+        if (state.round, run.local.lr) == (2, 0.5):
+            raise Diverged("in the second round")
+        return judge(run, backend, state, *rest)
+
+    monkeypatch.setattr(loop, "judge", diverging)
+    swept = {"local.lr": [0.01, 0.5], "method": ["fedper", "fedavg"]}
+    runs, found = fedpfl.sweep(*MANY[:-1], **swept, directory=tmp_path, progress=False)
+    assert all(run.rounds["accuracy"].notna().any() for run in runs)
     assert found["status"].tolist() == ["finished", "finished", "diverged", "diverged"]
     assert found["accuracy"].notna().tolist() == [True, True, False, False]
     monkeypatch.setattr("fedpfl.methods.fedobp.importance", None)
@@ -341,12 +365,8 @@ def _other_data(path):
     rewrite_summary(path, data="0123")
 
 
-def _other_settings(path):
-    text = (path / "config.yaml").read_text()
-    (path / "config.yaml").write_text(text.replace("lr: 0.01\n", "lr: 0.02\n"))
-
-
 def _older_settings(path):
+    older(path)
     text = (path / "config.yaml").read_text()
     (path / "config.yaml").write_text(text.replace("\nvalidation: 0.0\n", "\n"))
 
@@ -362,7 +382,6 @@ def _damaged(path):
     [
         (_no_checkpoint, "state.pt is not there, .* checkpoint.keep=true"),
         (_other_data, "the data are not those of run"),
-        (_other_settings, "config.yaml is not the configuration that the run began with"),
         (_older_settings, "config.yaml is not of this version: validation has no value"),
         (_damaged, "state.pt is damaged"),
     ],
@@ -376,9 +395,9 @@ def test_models_are_refused_where_they_would_not_be_the_runs(change, line, copy)
     assert "\n" not in str(told.value)
 
 
-def test_changed_code_of_the_method_is_told(copy):
+def test_changed_code_of_the_method_is_told(copy, monkeypatch):
     (code,) = summary(copy)["code"]
-    rewrite_summary(copy, code=[{**code, "method": "0"}])
+    monkeypatch.setattr(resume, "written", lambda run: {**code, "method": "0"})
     with pytest.warns(UserWarning, match="the method's code has changed since the run"):
         fedpfl.load(copy).personal(0)
 
@@ -392,7 +411,7 @@ def test_changed_code_of_the_method_is_told(copy):
         (lambda run: run.predict(0, np.zeros((2, 1, 28, 28))), r"uint8 \[samples, 1, 28, 28\] .* digits, got float64"),
         (lambda run: run.predict(0, np.zeros((1, 28, 28), np.uint8)), r"got uint8 \[1, 28, 28\]"),
         (lambda run: run.samples(0, "validation"), "split must be one of train, test, got 'validation'"),
-        (lambda run: fedpfl.load(run.path.parent), "no config.yaml"),
+        (lambda run: fedpfl.load(run.path.parent), "no summary.json"),
         (lambda run: fedpfl.load(run.path, "cuda:77").mask(0), "no such CUDA device"),
     ],
 )
@@ -411,6 +430,14 @@ def test_what_a_method_does_not_have_is_refused(tmp_path):
     empty = [client for client in range(4) if not len(run.samples(client)[0])]
     assert empty
     assert run.predict(empty[0], run.samples(empty[0])[0]).shape == (0, 10)
+
+
+def test_what_looks_like_an_interpolation_is_text(folder, tmp_path):
+    """In a configuration that somebody else wrote."""
+    text = r"${oc.env:NO_SUCH_VARIABLE} \\${seed}"
+    run = fedpfl.run({**fedpfl.load(folder).config, "data_dir": text}, directory=tmp_path / "run", progress=False)
+    assert run.config["data_dir"] == text
+    assert_same(run.personal(0), fedpfl.load(folder).personal(0))
 
 
 def test_reprs_are_one_short_line(folder):

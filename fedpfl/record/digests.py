@@ -1,0 +1,95 @@
+"""Digests of a run's files, by which every reader tells whether they are as the run wrote them.
+
+Those of a finished run stand in summary.json. Until then what a file is about to hold is noted in run.sums before it is
+written, so that neither a kill nor a copy made while the run goes on leaves anything that is not noted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedpfl.ground import files
+from fedpfl.ground.errors import FedpflError
+
+NOTES = "run.sums"
+
+
+class Notes:
+    """Note what files are about to hold. summary: of the run they belong to. Raises OSError as the file system does."""
+
+    def __init__(self, folder: Path, summary: Mapping[str, Any]):
+        self._path, self._summary, self._known = folder / NOTES, dict(summary), _noted(folder)
+        self._file: int | None = None
+
+    def of(self, content: bytes) -> Any:
+        """Return the digest of a content, to go on with `update`."""
+        return _digest(self._summary, content)
+
+    def add(self, name: str, digest: Any) -> None:
+        """Note a file's next content."""
+        if (note := _note(name, digest)) in self._known:
+            return
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            files.append(self._file, b"\n")  # a kill may have left half a line
+        files.append(self._file, note)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+
+
+def of_summary(summary: Mapping[str, Any]) -> str:
+    """Return the digest that a summary holds of the rest of itself."""
+    rest = {key: value for key, value in summary.items() if key != "digest"}
+    return files.digest(json.dumps(rest, sort_keys=True).encode())
+
+
+def is_whole(summary: Mapping[str, Any]) -> bool:
+    """Return whether a summary is as it was written; there was a time when it held no digest."""
+    if "digest" not in summary and not {"data", "code", "files"} & summary.keys():
+        return True
+    return summary.get("digest") == of_summary(summary)
+
+
+def check(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | None) -> None:
+    """Raise FedpflError where a file does not hold what the run wrote.
+
+    summary: of the same folder. content: None for no file. Of older runs, whose summary has no `files`, nothing is
+    known. An unfinished run's file may be any that it wrote, and rounds.csv may end in the middle of a row.
+    """
+    if "files" not in summary or _known(folder, summary, name, content):
+        return
+    if summary.get("status") != "finished":
+        now = json.loads(files.content(folder / "summary.json") or b"{}")
+        if now.get("status") == "finished" and is_whole(now):  # meanwhile
+            return check(folder, now, name, content)
+    raise FedpflError(f"{folder}: {name} is not as the run wrote it; give the run's command, which mends it if it can")
+
+
+def _known(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | None) -> bool:
+    if summary.get("status") == "finished":
+        return summary["files"].get(name) == (None if content is None else files.digest(content))
+    if name == "rounds.csv" and content is not None:
+        content = content[: content.rfind(b"\n") + 1] or None
+    return content is None or _note(name, _digest(summary, content)) in _noted(folder)
+
+
+def _digest(summary: Mapping[str, Any], content: bytes) -> Any:
+    """Return a digest that is of one run on one data."""
+    key = hashlib.blake2b(f"{summary.get('identity')} {summary.get('data')}".encode()).digest()
+    return hashlib.blake2b(content, digest_size=16, key=key)
+
+
+def _note(name: str, digest: Any) -> bytes:
+    return f"{digest.hexdigest()} {name}\n".encode()
+
+
+def _noted(folder: Path) -> set[bytes]:
+    return {*(files.content(folder / NOTES) or b"").splitlines(keepends=True)}

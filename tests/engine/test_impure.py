@@ -1,0 +1,175 @@
+"""A method that draws from the generators of the process repeats itself bit for bit, and is told of."""
+
+import copy
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedpfl.engine import Engine, Tuning, begin, impure, make, play
+from fedpfl.engine.backend import EvalCall, TrainCall
+from fedpfl.engine.keys import Draws, seeded
+from fedpfl.ground import tree
+from fedpfl.methods import METHODS, FedAvg
+from tests.command import TINY, call, table
+from tests.conftest import BACKENDS, CPU, LOCAL, assert_same, federate, tiny
+
+COHORTS = [[0, 1, 2, 3], [3, 0, 4, 1], [2, 4, 1, 0]]
+FEDERATION = federate((20, 7, 33, 12, 9), (5, 3, 1, 0, 4))
+SHORT = replace(LOCAL, epochs=1)
+
+
+def moved(model, by):
+    return tree.map(lambda leaf: leaf + 0.1 * by, model)
+
+
+class Starting(FedAvg):
+    def start(self, received, client):
+        return tree.map(lambda leaf: leaf + 0.1 * torch.randn(leaf.shape), received)
+
+
+class Losing(FedAvg):
+    def loss(self, server, client, net, params, batch):
+        return super().loss(server, client, net, params, batch) * (0.5 + torch.rand(()))
+
+
+class Looking(FedAvg):
+    def before_training(self, server, client, net, shard):
+        return {"shift": torch.tensor(np.random.rand(), dtype=torch.float32)}
+
+    before_evaluation = before_training
+
+    def start(self, received, client):
+        return moved(received, client["shift"])
+
+
+class Averaging(FedAvg):
+    def aggregate(self, server, clients, uploads, weight):
+        server, clients = super().aggregate(server, clients, uploads, weight)
+        return moved(server, random.random()), clients
+
+
+class Turning(FedAvg):
+    def turns(self, played, cohort, clients, generator):
+        return super().turns(played, sorted(random.sample(range(clients), 3)), clients, generator)
+
+
+class Beginning(FedAvg):
+    def init(self, params, parts):
+        return params, {"own": tree.map(torch.randn_like, params)}
+
+    def start(self, received, client):
+        return moved(received, client["own"]["fc.bias"].sum())
+
+
+class Later(Starting):
+    """Draws from the second round on."""
+
+    def turns(self, played, cohort, clients, generator):
+        _PLAYED[0] = played
+        return super().turns(played, cohort, clients, generator)
+
+    def start(self, received, client):
+        return super().start(received, client) if _PLAYED[0] else received
+
+
+_PLAYED = [0]
+DRAW = {
+    **{Starting: "torch", Losing: "torch", Looking: "numpy", Averaging: "random", Turning: "random"},
+    **{Beginning: "torch", Later: "torch"},
+}
+
+
+def rounds(method, backend, workers=2, again=False):
+    """States and evaluations; again: as a process would that goes on after each round."""
+    torch.manual_seed(workers)
+    net, found = tiny(), []
+    state, runner = begin(method, net, 5, CPU), make(Engine(backend, workers=workers), net, CPU)
+    for cohort in COHORTS:
+        random.seed(workers)
+        if again:
+            fresh = begin(method, net, 5, CPU)
+            fresh.rows.load_(state.rows.saved())
+            state, runner = replace(state, rows=fresh.rows), make(Engine(backend, workers=workers), net, CPU)
+        state, _ = play(runner, method, FEDERATION, state, cohort, SHORT, 0)
+        judged = runner.evaluate(
+            method, FEDERATION, state, range(5), None, Tuning(SHORT, Draws(0, "adapt", state.round))
+        )
+        found.append([copy.deepcopy(state), judged])
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", DRAW)
+def test_it_goes_on_bit_for_bit_with_any_number_of_workers(kind, backend):
+    method = kind()
+    whole = rounds(method, backend)
+    for (state, judged), (other, rejudged) in zip(whole, rounds(method, backend, 3, again=True), strict=True):
+        assert_same(state, other)
+        assert_same(judged, rejudged)
+    assert impure(method) == [DRAW[kind]]
+    assert not torch.equal(*(state.server["fc.bias"] for state, _ in whole[1:]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_it_draws_does_not_depend_on_the_runs_beside_it(backend):
+    """As in a lockstep sweep; nor, on the loop backend, on the other clients."""
+    net = tiny()
+    impures, pure = Losing(), FedAvg()
+    states = {method: begin(method, net, 5, CPU) for method in (impures, pure)}
+    calls = [
+        TrainCall(method, FEDERATION, states[method], [0, 1, 2], SHORT, Draws(seed, "train", 1))
+        for method in (impures, pure)
+        for seed in (0, 1)
+    ]
+    together = make(Engine(backend), net, CPU).run(calls)
+    for asked, answer in zip(calls, together, strict=True):
+        assert_same(make(Engine(backend), net, CPU).run([asked])[0], answer)
+    assert not torch.equal(together[0].loss, together[1].loss)
+    assert not impure(pure)
+    if backend == "loop":
+        alone = make(Engine("loop"), net, CPU).run([calls[0]._replace(clients=[2])])[0]
+        assert torch.equal(alone.loss[0], together[0].loss[2])
+
+
+def test_a_method_that_draws_from_what_it_is_given_is_asked_once(monkeypatch):
+    drawn = []
+    net, method = tiny(), FedAvg()
+    runner = make(Engine("loop"), net, CPU)
+    monkeypatch.setattr(runner, "_answers", lambda calls: drawn.append(calls) or [])
+    runner.run([EvalCall(method, FEDERATION, begin(method, net, 5, CPU), [0])])
+    assert len(drawn) == 1
+
+
+def test_seeds_are_of_the_key_and_end_with_it():
+    def draw():
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    known = draw()
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    with seeded(1, "a") as drawn:
+        assert drawn() == []
+        np.random.rand()
+        assert drawn() == ["numpy"]
+        draw()
+        assert drawn() == ["torch", "numpy", "random"]
+    assert draw() == known
+    found = set()
+    for key in ((1, "a"), (1, "a"), (2, "a"), (1, "b")):
+        with seeded(*key):
+            found.add(draw())
+    assert len(found) == 3
+
+
+def test_a_run_tells_once_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "fedavg", Looking)
+    result = call("method=fedavg", *TINY, cwd=tmp_path)
+    assert result.code == 0
+    (line,) = [line for line in result.err.splitlines() if "random" in line]
+    assert line.startswith("method=fedavg draws global random numbers (numpy): they are seeded")
+    (path,) = tmp_path.glob("outputs/digits/fedavg/*/seed42")
+    assert (path / "run.log").read_text().count("global random numbers") == 1
+    assert len(table(path / "rounds.csv")) == 2

@@ -1,0 +1,242 @@
+"""Whatever happens to a file of a run directory, no reader shows a number that is not the run's.
+
+One file is damaged at a time: a bit flips, a digit changes, it is cut, it goes, or another run's or an earlier one of
+the same run takes its place. Then every command of the report, `fedpfl.load` and the export either shows what the run
+wrote or names the directory in one line.
+"""
+
+import csv
+import json
+import random
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pandas as pd
+import pytest
+import torch
+
+import fedpfl
+from fedpfl import export
+from fedpfl.ground.errors import FedpflError
+from fedpfl.record import digests, rundir
+from fedpfl.report.__main__ import main
+from tests.command import TINY, play
+from tests.conftest import sampled
+from tests.record.test_damage import interrupt, overwritten, samples
+
+CASES = (24, 200)  # damaged files of a finished and of an interrupted run each
+RUN = (*TINY, "rounds=3", "method=fedcac", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1", "dataset=npz")
+SHARE = 8  # of the cases one that draws figures and pages, which takes the longest
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run directory; what its files may be exchanged for; what it held at any time, and what its models say."""
+
+    path: Path
+    others: list[Path]
+    tables: list[pd.DataFrame]
+    clients: list[pd.DataFrame]
+    config: dict[str, Any]
+    logits: dict[int, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """A run as it was after its last row, before that was saved, and when it had finished."""
+    place = tmp_path_factory.mktemp("readers")
+    path = samples(place / "own.npz")
+    own, row = (*RUN, f"dataset.path={path}"), rundir.RunDirectory.row
+
+    def copied(self: rundir.RunDirectory, values: dict[str, int]) -> None:
+        row(self, values)
+        shutil.copytree(self.path, place / f"after {values['round']}")
+
+    with mock.patch.object(rundir.RunDirectory, "row", copied):
+        play(place / "finished", *own)
+    play(place / "again", *own)
+    play(place / "other seed", *own, "seed=3")
+    content = path.read_bytes()
+    overwritten(path)["two labels"]()
+    play(place / "other data", *own)
+    interrupt(place / "other data, interrupted", *own)
+    path.write_bytes(content)
+    times = [fedpfl.load(place / name) for name in ("finished", "after 3", "after 2", "after 1")]
+    logits = {one.round: one.predict(0, one.samples(0)[0]) for one in times[:3]}
+    assert logits.keys() == {1, 2, 3}
+
+    def held(run: fedpfl.Trained, tables: list[pd.DataFrame], clients: list[pd.DataFrame]) -> Ran:
+        others = sorted(path for path in place.iterdir() if path.is_dir() and path != run.path)
+        return Ran(run.path, others, tables, clients, run.config, logits)
+
+    finished, interrupted, *_ = times
+    rows = finished.rounds
+    return {
+        "finished": held(finished, [rows], [finished.clients]),
+        "interrupted": held(interrupted, [rows.head(n) for n in range(4)], [one.clients for one in times]),
+    }
+
+
+def flipped(chance: random.Random, path: Path, others: list[Path]) -> None:
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
+
+
+def mistyped(chance: random.Random, path: Path, others: list[Path]) -> None:
+    """Another digit somewhere: the file reads as well as before."""
+    content = path.read_bytes()
+    at = chance.choice([match.start() for match in re.finditer(rb"\d", content)])
+    digit = chance.choice([digit for digit in b"0123456789" if digit != content[at]])
+    path.write_bytes(content[:at] + bytes([digit]) + content[at + 1 :])
+
+
+def cut(chance: random.Random, path: Path, others: list[Path]) -> None:
+    """Anywhere, or where a line ends."""
+    content = path.read_bytes()
+    ends = [at + 1 for at, byte in enumerate(content) if byte == ord("\n")]
+    path.write_bytes(content[: chance.choice([chance.randrange(len(content)), chance.choice([0, *ends])])])
+
+
+def gone(chance: random.Random, path: Path, others: list[Path]) -> None:
+    path.unlink()
+
+
+def exchanged(chance: random.Random, path: Path, others: list[Path]) -> None:
+    shutil.copy(chance.choice([folder / path.name for folder in others if (folder / path.name).exists()]), path)
+
+
+DAMAGE: tuple[Callable[[random.Random, Path, list[Path]], None], ...] = (flipped, mistyped, cut, gone, exchanged)
+
+
+def told(path: Path, ask: Callable[[], Any], lines: list[str]) -> Any:
+    """What a question is answered with; None where it is one line that names the directory, one more of `lines`."""
+    try:
+        return ask()
+    except FedpflError as error:
+        line = str(error)
+    assert str(path) in line
+    assert "\n" not in line
+    lines.append(line)
+    return None
+
+
+def printed(*words: str | Path) -> tuple[str, list[str]]:
+    """What a command prints, and the lines on stderr; every other ending is a traceback."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        assert main([*map(str, words)]) in (0, 2)
+    return out.getvalue(), err.getvalue().splitlines()
+
+
+def judge(run: Path, truth: Ran, lines: list[str]) -> bool:
+    """Ask what reads a damaged directory. Returns whether there is a run to show; lines: what was said of it."""
+    found = told(run, lambda: fedpfl.load(run), lines)
+    table = told(run, lambda: found.rounds, lines) if found else None
+    if found:
+        assert found.config == truth.config
+        clients = told(run, lambda: found.clients, lines)
+        assert clients is None or any(clients.equals(own) for own in truth.clients)
+        logits = told(run, lambda: found.predict(0, found.samples(0)[0]), lines)
+        assert logits is None or logits.equal(truth.logits[found.round])
+        assert logits is None or found.status != "finished" or found.round == len(truth.tables[-1])
+    listed, _ = printed("ls", run, "--format", "json")
+    shown, skipped = printed("tables", run, "--format", "csv")
+    if table is None or not len(table):
+        assert [one["accuracy"] for one in json.loads(listed or "[]")] in ([], [None])
+        assert not shown
+        assert any(str(run) in line for line in skipped)
+        return False
+    assert any(table.equals(own) for own in truth.tables)
+    assert json.loads(listed)[0]["accuracy"] == table["accuracy"].iloc[-1]
+    (row,) = csv.DictReader(StringIO(shown))
+    assert (float(row["accuracy"]), row["method"]) == (table["accuracy"].iloc[-1], "FedCAC")
+    return True
+
+
+def draw(run: Path, truth: Ran, place: Path, shown: bool) -> None:
+    """Ask what draws and what writes files. shown: whether there is a run to show."""
+    for words in (["figures", run, "--out", place / "figures"], ["html", run, "--out", place / "report"]):
+        _, lines = printed(*words)
+        assert shown or any(str(run) in line for line in lines)
+    printed("compare", run, truth.path)
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as err:
+        code = export.main([str(run), str(place / "models")])
+    assert (place / "models").exists() == (code == 0)
+    assert code == 0 or str(run) in err.getvalue()
+    if code == 0:
+        found = fedpfl.load(truth.path).personal(0)
+        own = torch.load(place / "models/client0.pt", weights_only=True)
+        assert truth.path.name != "finished" or all(own[name].equal(found[name]) for name in found)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("cases", sampled(CASES, 2))
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_no_reader_shows_what_the_run_did_not_write(
+    status: str, cases: int, ran: dict[str, Ran], tmp_path: Path
+) -> None:
+    truth, named = ran[status], 0
+    names = sorted(path.name for path in truth.path.iterdir())
+    for number in range(cases):
+        chance, lines = random.Random(f"{status} {number}"), list[str]()
+        run, name = tmp_path / str(number) / "run", names[number % len(names)]
+        shutil.copytree(truth.path, run)
+        DAMAGE[(number // len(names) + number) % len(DAMAGE)](chance, run / name, truth.others)
+        shown = judge(run, truth, lines)
+        if number % SHARE == 0 or cases == CASES[1]:
+            draw(run, truth, tmp_path / str(number), shown)
+        named += bool(lines)
+        shutil.rmtree(run.parent)
+    print(f"{status}: {named} of {cases} named, the others as before")
+    assert cases // 4 < named < cases
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "rounds.csv", "clients.csv"])
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_a_digit_that_is_another_is_named(status: str, name: str, ran: dict[str, Ran], tmp_path: Path) -> None:
+    run, lines = Path(shutil.copytree(ran[status].path, tmp_path / "run")), list[str]()
+    mistyped(random.Random(1), run / name, [])
+    found = told(run, lambda: fedpfl.load(run), lines)
+    if found:
+        told(run, lambda: (found.rounds, found.clients), lines)
+    (line,) = lines
+    assert line.startswith(f"{run}: {name} is not as the run wrote it; ")
+
+
+def test_a_summary_of_a_run_on_other_data_is_named(ran: dict[str, Ran], tmp_path: Path) -> None:
+    """Of the same settings and seed, and unfinished too: nothing else tells them apart."""
+    run = Path(shutil.copytree(ran["interrupted"].path, tmp_path / "run"))
+    (other,) = (path for path in ran["interrupted"].others if path.name == "other data, interrupted")
+    shutil.copy(other / "summary.json", run)
+    with pytest.raises(FedpflError, match=r"config\.yaml is not as the run wrote it"):
+        fedpfl.load(run)
+
+
+def test_what_is_written_is_noted_before(tmp_path: Path) -> None:
+    """A kill in between leaves rows that are all known."""
+    add, rows = digests.Notes.add, []
+
+    def killed(self: digests.Notes, name: str, digest: Any) -> None:
+        rows.append(name == "rounds.csv")
+        if sum(rows) == 3:
+            raise KeyboardInterrupt
+        add(self, name, digest)
+
+    with mock.patch.object(digests.Notes, "add", killed), pytest.raises(KeyboardInterrupt):
+        play(tmp_path / "run", *TINY, "rounds=3", "model=mlp", "model.hidden=[8]")
+    assert len(fedpfl.load(tmp_path / "run").rounds) == 2
