@@ -12,6 +12,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from fedpfl.config import tidy
+from fedpfl.ground.errors import many
 from fedpfl.ground.terminal import tell
 from hydra_plugins.fedpfl_sweeper import Sweeper, plain, tell_failures
 
@@ -123,7 +124,7 @@ class OptunaSweeper(Sweeper):
         asked = self._trials, self._batch, self._startup, settings.rounds // 3, settings.seed
         here = [f"hydra.sweeper.study={name}", *overrides.words("hydra.sweeper.folder", str(folder))]
         search = trials.Search(folder, name, space, first, *asked)
-        tell(f"method={plan.config['method']['name']}: {self._trials} trials of {', '.join(space)}")
+        tell(f"method={plan.config['method']['name']}: {many(self._trials, 'trial')} of {', '.join(space)}")
         return search, [*fixed, *here]
 
 

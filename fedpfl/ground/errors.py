@@ -60,3 +60,8 @@ def one_of(known: Collection[str], got: object) -> str:
     meant = near(str(got), known)
     listed = ", ".join(known) if len(known) <= SHORT or not meant else f"{len(known)} names"
     return f"one of {listed}, got {got!r}{meant}"
+
+
+def many(count: int, what: str) -> str:
+    """Return `1 trial` or `2 trials`."""
+    return f"{count} {what}{'s' * (count != 1)}"

@@ -61,13 +61,12 @@ class Console(Callback):
         )
         self._label = label.get()
         self._begun = self._before = self._clock()
-        if self._label:
-            lines = [note for note in run.notes if note not in self._spoken]
-            self._spoken.update(dict.fromkeys(lines, self._begun))
-        else:
-            lines = [*run.lines, *run.notes]
-        for line in (*lines, *resumed(run)):
-            self.on_note(line)
+        for line in () if self._label else run.lines:
+            self._say(line)
+        for note in run.notes:
+            self.on_note(note)
+        for line in resumed(run):
+            self._say(line)
         stream = self._stream or sys.stderr
         plain = self._plain
         if plain is None:
@@ -94,10 +93,10 @@ class Console(Callback):
         elif self._label:
             if left and now - max(self._begun, self._spoken.get("", self._begun)) >= self.MINUTE:
                 self._spoken[""] = now
-                self.on_note(f"{describe_row(row, self._run.rounds)}  {eta}")
+                self._say(f"{describe_row(row, self._run.rounds)}  {eta}")
         elif judged or not left or now - self._told >= self._every:
             self._told = now
-            self.on_note("  ".join(filter(None, (describe_row(row, self._run.rounds), eta))))
+            self._say("  ".join(filter(None, (describe_row(row, self._run.rounds), eta))))
 
     def on_evaluation(self, round: int) -> None:
         """Say that all clients are evaluated, on lines only where that takes long or nobody knows how long."""
@@ -105,7 +104,7 @@ class Console(Callback):
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], text="evaluating all clients")
         elif not self._label and (not self._evaluated or self._evaluated[-1] >= self._every):
-            self.on_note(f"round {round}/{self._run.rounds}  evaluating all clients")
+            self._say(f"round {round}/{self._run.rounds}  evaluating all clients")
 
     def _eta(self, left: int) -> str:
         """Return the rest of the run by the last rounds and evaluations; what was never measured is named."""
@@ -118,6 +117,13 @@ class Console(Callback):
 
     def on_note(self, text: str) -> None:
         """Print a line above the bar."""
+        if self._label and not self._quiet:
+            if text in self._spoken:
+                return
+            self._spoken[text] = self._clock()
+        self._say(text)
+
+    def _say(self, text: str) -> None:
         if self._quiet:
             return
         line = ": ".join(filter(None, (self._label, text)))
@@ -134,7 +140,7 @@ class Console(Callback):
         if self._label:
             return
         spent = duration(self._clock() - self._begun)
-        self.on_note(", ".join(filter(None, (f"{status} after round {self._round} in {spent}", self._last))))
+        self._say(", ".join(filter(None, (f"{status} after round {self._round} in {spent}", self._last))))
 
     def _start_bar(self, stream: TextIO, run: RunInfo) -> None:
         from rich.console import Console as Terminal

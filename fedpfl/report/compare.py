@@ -361,7 +361,7 @@ def _about_seeds(a: Group, b: Group, test: str, final: Iterable[Measure]) -> lis
         why = f"from {LEAST[test]} pairs on one is made"
         if test == "wilcoxon":
             why = f"with {both} its p cannot fall below {2 / 2**both:.3g}, from {LEAST[test]} on it can fall below 0.05"
-        told.append(f"{both} pairs of seeds are too few for {_TOLD[test]}: {why}.")
+        told.append(f"{both} pairs of seeds are too few for {_TOLD[test].rstrip(',')}: {why}.")
     elif test:
         told.append(f"p: {_TOLD[test]} of the {both} pairs of seeds, two-sided, not corrected for the number of rows.")
         if test == "wilcoxon" and any(one.tested and len(changes(one.pairs)) < LEAST[test] for one in final):

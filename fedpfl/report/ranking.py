@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, many
 from fedpfl.record.columns import METRICS
 from fedpfl.report import figures
 from fedpfl.report.compare import LEAST, changes, paired_test
@@ -54,7 +54,7 @@ def ranked(accuracy: pd.DataFrame) -> Ranks:
     if methods < 3 or blocks < 2:
         raise FedpflError(
             f"ranks need at least three methods that all have runs in the same two or more blocks (data set and "
-            f"partition); these are {methods} methods in {blocks} blocks"
+            f"partition); these are {many(methods, 'method')} in {many(blocks, 'block')}"
         )
     from scipy import stats  # slow to load
 
@@ -120,7 +120,7 @@ def rank_tables(
     over = over_which({name: seeds for name, (_, seeds) in used.items()})
     caption = (
         f"{METRICS[metric].label.capitalize()} at {which}, and below it the rank in its block: data set and partition; "
-        f"{over.replace('(sample standard deviation)', '')}. Ties share their mean rank. "
+        f"{over.replace(' and sample standard deviation', '')}. Ties share their mean rank. "
     )
     if not metric.startswith("ft_") and any(label.startswith("FedAvg+FT") for label in kept):
         caption += "FedAvg is judged after fine-tuning. "

@@ -40,7 +40,7 @@ class Found:
     """Hold a search's outcome.
 
     words: the overrides that were chosen. value: their validation accuracy in percent. trials: by what became of them.
-    rounds: played by all of them. study: Optuna's, for figures.
+    rounds: played by all of them. study: Optuna's, for figures. space: its distributions by key.
     """
 
     words: tuple[str, ...]
@@ -48,6 +48,7 @@ class Found:
     trials: Mapping[str, int]
     rounds: int
     study: optuna.Study = field(repr=False)
+    space: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _optuna() -> Any:
@@ -193,7 +194,7 @@ class Search:
         counts = {"finished": len(whole), "given up": len(trials) - len(whole)}
         # Equal ones are one run.
         rounds = {trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials}
-        return Found(tuple(self.words(best.params)), best.value, counts, sum(rounds.values()), self.study)
+        return Found(tuple(self.words(best.params)), best.value, counts, sum(rounds.values()), self.study, self._space)
 
 
 @dataclass(frozen=True)

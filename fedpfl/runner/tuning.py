@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import yaml
 
 from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS
 from fedpfl.ground import drawing
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, many
 from fedpfl.ground.terminal import tell
 from fedpfl.report import load
 from fedpfl.report.names import METHODS
@@ -21,8 +20,8 @@ from fedpfl.report.table import Column, Table, over_seeds
 from fedpfl.report.tables import chosen_round
 from fedpfl.runner import trials
 from fedpfl.runner.faults import STATUS, Diverged
+from fedpfl.runner.spaces import ends, space, within
 
-SPACES = Path(overrides.CONF) / "tune"
 JUDGED = {
     "accuracy": Column("mean", "percent", "test accuracy"),
     "accuracy_pooled": Column("pooled", "percent", "test accuracy"),
@@ -52,32 +51,6 @@ class Order(NamedTuple):
     words: list[str]
 
 
-def space(method: str, words: Sequence[str]) -> list[str]:
-    """Return the words of a method's search space, without keys that the user has set. Raises FedpflError.
-
-    A group that the user chose (`quantile=paper`) sets its keys, but for those that it leaves open (as `tuned`).
-    """
-    given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
-    known: dict[str, str] = {}
-    for name in ("all", method):
-        path = SPACES / f"{name}.yaml"
-        if path.is_file():
-            known |= yaml.safe_load(path.read_text()) or {}
-    searched = [f"{key}={text}" for key, text in known.items() if key not in given and _open(key, given)]
-    if not searched and not any(map(overrides.sweeps, words)):
-        return [f"local.lr=choice({given['local.lr']})"]  # every trial is the same run
-    return searched
-
-
-def _open(key: str, given: Mapping[str, str]) -> bool:
-    """Tell whether the group of a key was not chosen, or leaves it without a value."""
-    group, _, name = key.partition(".")
-    if group not in given:
-        return True
-    path = SPACES.parent / group / f"{given[group]}.yaml"
-    return path.is_file() and yaml.safe_load(path.read_text()).get(name) == "???"
-
-
 def tune(asked: Order, play: Callable[..., None]) -> Table:
     """Search for each method's values, run them with fresh seeds, and return a table of what came of it.
 
@@ -97,16 +70,23 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
         for record in records
         if (count := asked.seeds - record["seeds"])
     ]
+    edges = [
+        f"{record['method']}: {record['at_end']}: at the end of what was searched; better values may lie beyond."
+        for record in records
+        if record["at_end"]
+    ]
     return Table.of(
         [{**record, "method": METHODS.get(record["method"], record["method"])} for record in records],
         COLUMNS,
         title="Tuned on equal terms",
         frame=pd.DataFrame(records),
-        caption=f"{asked.trials} trials per method, chosen by validation accuracy; then {asked.seeds} other seeds, "
+        caption=f"{many(asked.trials, 'trial')} per method, chosen by validation accuracy; then "
+        f"{many(asked.seeds, 'other seed')}, "
         "each at its round of the best validation accuracy: mean (standard deviation over seeds), in percent.",
         notes=(
             "Rounds: played by all trials together. A trial below the others' median validation accuracy is given up.",
             *lost,
+            *edges,
         ),
     )
 
@@ -114,7 +94,7 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
 def _tuned(asked: Order, method: str, words: Sequence[str], play: Callable[..., None]) -> dict[str, Any]:
     """Search for one method's values, run them with fresh seeds, and return what came of it."""
     # Fine-tuned columns choose nothing.
-    searched = [f"method={method}", *words, *space(method, words), "eval.finetune_epochs=0"]
+    searched = within(method, [f"method={method}", *words, *space(method, words), "eval.finetune_epochs=0"])
     options = ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}"]
     play([*options, *_below(asked.folder / "trials")], searched)
     found = trials.found[-1]
@@ -125,10 +105,11 @@ def _tuned(asked: Order, method: str, words: Sequence[str], play: Callable[..., 
     first = int(overrides.composed_once(fixed).seed) + 1
     seeds = [first + number for number in range(asked.seeds)]
     final = [*fixed, f"seed=choice({','.join(map(str, seeds))})", "hydra.sweeper.table=false"]
-    tell(f"method={method}: {asked.seeds} fresh seeds of {' '.join(found.words)}")
+    tell(f"method={method}: {many(asked.seeds, 'fresh seed')} of {' '.join(found.words)}")
     play(["-m", *_below(asked.folder / "final")], final, bears=STATUS[Diverged])
     record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
-    return record | {"validation": found.value} | _tested(asked.folder / "final", fixed, seeds)
+    record |= {"validation": found.value, "at_end": " ".join(ends(method, found.words, found.space))}
+    return record | _tested(asked.folder / "final", fixed, seeds)
 
 
 def _below(folder: Path) -> Iterator[str]:

@@ -69,7 +69,7 @@ def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder: Path, capsys: 
     (folder / "here").mkdir()
     (folder / "here/mine.py").write_text(MINE)
     assert fedpfl.load(folder / "run", plugins=[folder / "here/mine.py"]).personal(0)
-    assert export.main([str(folder / "run"), str(folder / "out"), f"plugins=[{folder / 'here.py'}]"]) == 0
+    assert export.main([str(folder / "run"), str(folder / "out"), f"plugins=[{folder / 'here/mine.py'}]"]) == 0
 
 
 def test_a_sweep_takes_plugins_methods_and_others(folder: Path) -> None:

@@ -197,7 +197,7 @@ def test_too_little_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
     sweep(tmp_path / "one", {"fedavg": [50, 50], "fedper": [60, None], "fedrep": [60, None]})
     for name, told in (
         ("two", "2 methods in 2 blocks"),
-        ("one", "3 methods in 1 blocks. Left out, as runs are missing"),
+        ("one", "3 methods in 1 block. Left out, as runs are missing"),
     ):
         assert main(["ranks", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
         out, err = capsys.readouterr()
@@ -214,7 +214,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     root = sweep(tmp_path / "outputs", values)
     assert main(["ranks", str(root), "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
-    lines = [line.split() for line in out.splitlines()]
+    lines, out = [line.split() for line in out.splitlines()], " ".join(out.split())
     assert ["average", "rank", "1.00", "2.00", "3.00", "4.00"] in lines
     # chi-square 12 * 7 / (4 * 5) * (2.25 + 0.25 + 0.25 + 2.25)
     assert "Friedman's test, corrected for ties: chi-square 21.00 with 3 degrees of freedom, p <0.001." in out

@@ -18,7 +18,7 @@ from fedpfl.config.plan import check
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.report.tables import chosen_round
-from fedpfl.runner import trials, tuning
+from fedpfl.runner import spaces, trials, tuning
 from tests.command import TINY, composed, start, wait
 from tests.command import call as command
 from tests.conftest import ROOT, sampled
@@ -247,7 +247,15 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
         for method in ("fedprox", "local_only"):
             assert (worlds / name / "tuned" / f"{method}_history.png").stat().st_size
         assert mpl.rcParams["axes.facecolor"] == style, "later figures of this process would look otherwise"
-        assert "Tuned on equal terms" in text
+        told = text.partition("Tuned on equal terms\n")[0].splitlines()
+        told = [line for line in told if "newcomers are judged after fine-tuning alone" not in line]  # once
+        for method, lines in {"fedprox": told[:8], "local_only": told[8:]}.items():
+            words = "local.lr, method.mu" if method == "fedprox" else "local.lr"
+            assert lines[0] == f"fedpfl: method={method}: 3 trials of {words}"
+            assert [line[:17] for line in lines[1:4]] == [f"fedpfl: trial {trial}/3" for trial in (1, 2, 3)]
+            assert lines[4].startswith("fedpfl: best of ")
+            assert lines[5].startswith(f"fedpfl: method={method}: 2 fresh seeds of local.lr=")
+            assert [line[:15] for line in lines[6:]] == ["sweep: 1/2 done", "sweep: 2/2 done"]
         assert len(list((worlds / name / "tuned" / "final").rglob("rounds.csv"))) == 4
     chosen = ["method", "chosen", "finished", "given up", "rounds", "validation", "seeds"]
     pd.testing.assert_frame_equal(tables[0][chosen], tables[1][chosen])
@@ -268,6 +276,9 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
     assert (row["chosen"], row["finished"] + row["given up"], row["given up"] > 0) == ("local.lr=0.05", 4, True)
     assert row["seeds"] == 2
     assert row["accuracy"] > 0
+    assert "fedpfl: trial 2/4" in text
+    assert text.count("  local.lr=1e+30: diverged\n") == 4 - row["finished"]
+    assert "fedavg: local.lr=0.05: at the end of what was searched; better values may lie beyond." in text
     bad = trials.Found(("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12, mock.Mock())
     with mock.patch.object(trials.Search, "_found", return_value=bad), mock.patch.object(tuning, "draw"):
         code, text = tuned(worlds, "right", *words)
@@ -315,8 +326,8 @@ def test_words_are_read_as_hydra_reads_them():
         ["method=halfway", f"plugins=[{ROOT / 'docs' / 'mine.py'}]", "hydra.sweep.dir='a b/${dataset.name}'"]
     )
     assert (asked.methods, asked.folder) == (["halfway"], Path("a b/digits"))
-    assert tuning.space("fedavg", ["local.lr=0.1"]) == ["local.lr=choice(0.1)"]
-    assert tuning.space("fedavg", ["local.lr=0.1,0.2"]) == []
+    assert spaces.space("fedavg", ["local.lr=0.1"]) == ["local.lr=choice(0.1)"]
+    assert spaces.space("fedavg", ["local.lr=0.1,0.2"]) == []
 
 
 def test_searches_may_begin_at_once_in_one_folder(tmp_path):
@@ -356,19 +367,73 @@ def test_bad_input_is_one_line(words, message, tmp_path):
     assert len(out.getvalue().splitlines()) == 1
 
 
-SPACES = sorted(path.stem for path in tuning.SPACES.glob("*.yaml"))
+SPACES = sorted(path.stem for path in spaces.FILES.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", sampled([name for name in SPACES if name != "all"], 3))
 def test_every_space_is_of_its_method(name):
     assert name in METHODS
-    space = distributions(*tuning.space(name, ()))
+    space = distributions(*spaces.space(name, ()))
     assert "local.lr" in space
     for end in (0, -1):
         ends = {key: (getattr(own, "choices", None) or (own.low, own.high))[end] for key, own in space.items()}
         check(composed(f"method={name}", *(f"{key}={value}" for key, value in ends.items())))
-    left = [word for word in tuning.space(name, ()) if not word.startswith(("local.lr=", "quantile.q="))]
-    assert tuning.space(name, ("local.lr=0.1", "quantile.q=0.5")) == (left or ["local.lr=choice(0.1)"])
+    assert {*spaces._read(name).get("limits", {})} <= {*space}
+    left = [word for word in spaces.space(name, ()) if not word.startswith(("local.lr=", "quantile.q="))]
+    assert spaces.space(name, ("local.lr=0.1", "quantile.q=0.5")) == (left or ["local.lr=choice(0.1)"])
+
+
+MLP, DEEP = "model=mlp", "model=cnn4"  # of three and of four layers
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "left"),
+    [
+        (
+            "fedper",
+            (MLP, "method.layers=choice(0,1,2,3,4)"),
+            "method.layers=choice(1,2)",
+        ),  # the others: FedAvg, Local-Only
+        ("fedper", (DEEP, "method.layers=choice(1,2,3)"), "method.layers=choice(1,2,3)"),
+        ("fedper", ("model=cnn4,mlp", "method.layers=range(1,4)"), "method.layers=choice(1,2)"),
+        ("fedper", (MLP, "method.layers=3"), "method.layers=3"),  # as asked for, it is no proposal
+        ("lg_fedavg", (MLP, "method.layers=1,2,3"), "method.layers=choice(1,2)"),
+        ("fedala", (MLP, "method.layers=choice(0,1,2,3,4)"), "method.layers=choice(1,2,3)"),
+        ("fedrep", (MLP, "local.epochs=4", "method.body_epochs=choice(0,2,4)"), "method.body_epochs=choice(2)"),
+        ("fedrep", ("local.epochs=3,9", "method.body_epochs=choice(2,4)"), "method.body_epochs=choice(2)"),
+    ],
+)
+def test_what_makes_the_method_another_one_is_not_searched(method, words, left, capsys):
+    searched = [f"method={method}", "clients=4", *words]
+    assert spaces.within(method, searched) == [*searched[:-1], left]
+    told = capsys.readouterr().err
+    if "(0,1,2,3,4)" in words[-1]:
+        lost, rule = {"fedper": ("0, 3, 4", "below 3"), "fedala": ("0, 4", "at most 3")}[method]
+        why = f"here it is itself only with method.layers above 0 and {rule}"
+        assert told == f"fedpfl: method={method}: method.layers={lost} is not searched; {why}\n"
+    assert bool(told) == (left != words[-1])
+
+
+def test_where_nothing_leaves_the_method_itself_it_says_so():
+    with pytest.raises(FedpflError, match=r"=3,4: method=fedper is itself only with method\.layers above 0 and"):
+        spaces.within("fedper", ["method=fedper", MLP, "clients=4", "method.layers=3,4"])
+
+
+def test_a_value_at_the_end_of_what_was_searched_is_told():
+    kinds = distributions(
+        *("local.lr=tag(log,interval(0.001,0.1))", "method.layers=choice(1,2)", "local.momentum=interval(0,0.9)"),
+        *("participation=range(1,9,2)", "method.head_init=initial,server_average", "validation=interval(0.1,1)"),
+    )
+    for word, told in {
+        **{"local.lr=0.0901": True, "local.lr=0.00104": True, "local.lr=0.05": False},
+        **{"method.layers=1": False, "method.layers=2": True},  # none personal is FedAvg
+        **{"local.momentum=0.89": True, "local.momentum=0.5": False, "local.momentum=0.0": False},  # it is 0 or more
+        **{"method.head_init=initial": False, "seed=3": False},
+    }.items():
+        assert spaces.ends("fedper", [word], kinds) == [word] * told, word
+    alike = distributions("method.share=choice(0.2,1)", "method.layers=choice(3)")
+    for word, told in {"method.share=1": False, "method.share=0.2": True, "method.layers=3": False}.items():
+        assert spaces.ends("fedala", [word], alike) == [word] * told, word
 
 
 @pytest.mark.parametrize(
@@ -376,8 +441,8 @@ def test_every_space_is_of_its_method(name):
     [("quantile=paper", False), ("quantile=auto", False), ("quantile=tuned", True)],
 )
 def test_a_chosen_group_is_not_searched_but_where_it_is_open(word, searched):
-    assert any(own.startswith("quantile.q=") for own in tuning.space("fedobp", (word,))) is searched
-    assert any(own.startswith("method.lam=") for own in tuning.space("ditto", (word,)))
+    assert any(own.startswith("quantile.q=") for own in spaces.space("fedobp", (word,))) is searched
+    assert any(own.startswith("method.lam=") for own in spaces.space("ditto", (word,)))
 
 
 SEARCH = (

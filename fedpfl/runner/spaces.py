@@ -1,0 +1,128 @@
+"""The search spaces of `tune`: conf/tune/, without what the user has set and what would be another method."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedpfl.config import overrides
+from fedpfl.config.plan import build, check
+from fedpfl.config.schema import SCHEMAS
+from fedpfl.ground.casting import cast, hints
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import HOLDS
+from fedpfl.ground.terminal import tell
+from fedpfl.methods import METHODS
+
+FILES = Path(overrides.CONF) / "tune"
+LIMITS = "limits"
+"""The key of a file for what values must be, `above 0, below layers`: others make the method another one."""
+MARGIN = 0.05  # of an interval, that count as its end
+
+
+def space(method: str, words: Sequence[str]) -> list[str]:
+    """Return the words of a method's search space, without keys that the user has set. Raises FedpflError.
+
+    A group that the user chose (`quantile=paper`) sets its keys, but for those that it leaves open (as `tuned`).
+    """
+    given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
+    known = {**_read("all"), **_read(method)}
+    known.pop(LIMITS, None)
+    searched = [f"{key}={text}" for key, text in known.items() if key not in given and _open(key, given)]
+    if not searched and not any(map(overrides.sweeps, words)):
+        return [f"local.lr=choice({given['local.lr']})"]  # every trial is the same run
+    return searched
+
+
+def within(method: str, words: Sequence[str]) -> list[str]:
+    """Return words of a search without values that make the method another one, and say which. Raises FedpflError."""
+    limits = _read(method).get(LIMITS, {})
+    bounded = [word for word in words if word.partition("=")[0] in limits and overrides.values(word)]
+    swept, left = [word for word in bounded if overrides.sweeps(word)], list(words)
+    facts = _facts(words, " ".join(limits.values())) if swept else {}
+    for word in swept:
+        key, values = word.partition("=")[0], overrides.values(word)
+        kept = [value for value in values if _holds(limits[key], float(value), facts)]
+        if kept != values:
+            rule = " and ".join(f"{kind} {bound:g}" for kind, bound in _bounds(limits[key], facts))
+            if not kept:
+                raise FedpflError(f"{word}: method={method} is itself only with {key} {rule}; give it other values")
+            lost = ", ".join(value for value in values if value not in kept)
+            tell(f"method={method}: {key}={lost} is not searched; here it is itself only with {key} {rule}")
+            left[left.index(word)] = f"{key}=choice({','.join(kept)})"
+    return left
+
+
+def ends(method: str, chosen: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
+    """Return the chosen words whose value is at an end of what was searched, and could lie beyond.
+
+    kinds: Optuna's distributions by key.
+    """
+    return [word for word in chosen if (key := word.partition("=")[0]) in kinds and _at_end(method, word, kinds[key])]
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = FILES / f"{name}.yaml"
+    return (yaml.safe_load(path.read_text()) or {}) if path.is_file() else {}
+
+
+def _open(key: str, given: Mapping[str, str]) -> bool:
+    """Tell whether the group of a key was not chosen, or leaves it without a value."""
+    group, _, name = key.partition(".")
+    if group not in given:
+        return True
+    path = FILES.parent / group / f"{given[group]}.yaml"
+    return path.is_file() and yaml.safe_load(path.read_text()).get(name) == "???"
+
+
+def _facts(words: Sequence[str], limits: str) -> dict[str, float]:
+    """Return what limits name: the least number of `layers` and of local `epochs` of the runs of these words."""
+    plain = [word for word in words if not (overrides.sweeps(word) or word.startswith("hydra."))]
+    swept = {word.partition("=")[0]: overrides.values(word) for word in words if overrides.sweeps(word)}
+    plans = [check(overrides.composed([*plain, f"model={name}"])) for name in swept.get("model", [])]
+    plans = plans or [check(overrides.composed(plain))]
+    epochs = [*map(float, swept.get("local.epochs", [])), *(plan.local.epochs or math.inf for plan in plans)]
+    layers = [len(build(plan).net.parts.layers) for plan in plans] if "layers" in limits else [0]
+    return {"layers": min(layers), "epochs": min(epochs)}
+
+
+def _bounds(limit: str, facts: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return `above 0, below layers` as `("above", 0), ("below", 4)`; without facts, those that need none."""
+    found = [part.rpartition(" ") for part in limit.split(", ")]
+    return [(kind, facts.get(name) or float(name)) for kind, _, name in found if name in facts or name.isdecimal()]
+
+
+def _holds(limit: str, value: float, facts: Mapping[str, float]) -> bool:
+    return all(HOLDS[kind](value, bound) for kind, bound in _bounds(limit, facts))
+
+
+def _at_end(method: str, word: str, kind: Any) -> bool:
+    key, _, text = word.partition("=")
+    choices = getattr(kind, "choices", None)
+    try:
+        numbers = sorted(map(float, choices or (kind.low, kind.high)))
+    except ValueError:  # names have no end
+        return False
+    scale: Callable[[float], float] = math.log if getattr(kind, "log", False) else float
+    low, value, high = (scale(number) for number in (numbers[0], float(text), numbers[-1]))
+    margin = 0 if choices or getattr(kind, "step", None) else MARGIN * (high - low)
+    beyond = [way for way, at in ((-1, value <= low + margin), (1, value >= high - margin)) if at and low < high]
+    return any(_allowed(method, key, float(text), way) for way in beyond)
+
+
+def _allowed(method: str, key: str, value: float, way: int) -> bool:
+    """Tell whether there is a value beyond this one that the key takes, and with which the method stays itself."""
+    group, _, name = key.partition(".")
+    hint, limit = hints(SCHEMAS.get(group, METHODS[method])).get(name), _read(method).get(LIMITS, {}).get(key, "")
+
+    def fits(further: float) -> bool:
+        with contextlib.suppress(ValueError):
+            return _holds(limit, further, {}) and (hint is None or cast(further, hint, key) is not None)
+        return False
+
+    return any(map(fits, (math.nextafter(value, way * math.inf), int(value) + way)))
