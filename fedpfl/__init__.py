@@ -1,5 +1,7 @@
 """fedpfl: an experiment runner for personalized federated learning; docs/library.md shows it from Python."""
 
+import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fedpfl.ground.errors import FedpflError
@@ -10,6 +12,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Callback", "FedpflError", "Round", "Trained", "load", "rounds", "run", "sweep"]
 __version__ = "0.1.0"
+
+if find_spec("hydra") is None:  # the first command in a clone, given to another Python than its environment's
+    raise ModuleNotFoundError(
+        f"{sys.executable} lacks packages that fedpfl needs; in a clone give `make setup`, then use .venv/bin/python",
+        name=__name__,  # by which `python -m` makes one line of it
+    )
 
 
 if not TYPE_CHECKING:  # for which there would be no unknown name

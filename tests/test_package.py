@@ -124,6 +124,13 @@ def test_the_command(words, code, text, monkeypatch, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("module", ["fedpfl", "fedpfl.train", "fedpfl.report"])
+def test_a_python_without_the_packages_is_told_in_one_line(module):
+    told = subprocess.run([sys.executable, "-S", "-m", module], cwd=ROOT, capture_output=True, text=True)
+    assert (told.returncode, told.stdout, told.stderr.count("\n")) == (1, "", 1), told.stderr
+    assert "give `make setup`, then use .venv/bin/python" in told.stderr
+
+
 def run(*words: object, cwd: Path) -> str:
     """What a program prints that sees neither this tree nor variables that would lead there."""
     kept = {

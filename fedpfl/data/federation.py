@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 
 import numpy as np
 import torch
@@ -155,8 +154,7 @@ def build(
     A mean or standard deviation that is not given is that of the training samples, as often as clients hold them, but
     for what is held out and what the newcomers have, who never take part.
 
-    Raises: FedpflError if the partition was made for another data set or holds samples out itself, or what is to be
-    augmented are no images.
+    Raises: FedpflError if the partition holds samples out itself, or what is to be augmented are no images.
     """
     if validation and partition.validation:
         raise FedpflError(
@@ -164,13 +162,6 @@ def build(
         )
     if augment and samples.x.dtype != torch.uint8:
         raise FedpflError(f"augment is for images, but data set {samples.name} has none; set augment=none")
-    count = len(samples.y)
-    for index in chain(partition.train, partition.test, partition.validation):
-        if len(index) and (index.min() < 0 or index.max() >= count):
-            raise FedpflError(
-                f"the partition holds sample index {max(index.max(), -index.min())}, but data set {samples.name} has "
-                f"{count} samples; it was made for another data set, make it again"
-            )
     kept, held = _held_out(partition.train, validation, seed)
     train, mean, std = _tensors(kept), samples.mean, samples.std
     if mean is None or std is None:

@@ -884,7 +884,7 @@ def test_a_signal_saves_the_run_and_has_a_status(number: signal.Signals, code: i
 
 IMPORTING = """
 import builtins, os, runpy, sys
-name, number = sys.argv[1:]
+(name, number), sys.argv[1:] = sys.argv[1:], []
 real = builtins.__import__
 def importing(name, *rest, **more):
     if name == "torch":

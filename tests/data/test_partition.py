@@ -393,6 +393,33 @@ def test_to_moves_images_and_labels_and_leaves_the_indices():
     assert federation.train_sizes.tolist() == [3, 3, 3]
 
 
-def test_a_partition_of_another_data_set_is_refused():
-    with pytest.raises(FedpflError, match=r"sample index \d+, but data set small has 12 samples"):
-        build(small_images(), partition.iid(Y, 3, 0))
+ONE = np.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "partition=own must answer with a fedpfl.data.partition.Partition, got NoneType"),
+        (Partition((ONE,), (ONE + 4,)), "clients must be 1, as partition=own deals to so many, got 2"),
+        (Partition((ONE, ONE), (ONE + 4,)), "clients must be 1, as partition=own deals to so many, got 2"),
+        (Partition((ONE, ONE), (ONE + 4,) * 2, validation=(ONE + 4,) * 3), "clients must be 3, as partition=own deals"),
+        (Partition((ONE, ONE), (ONE[:0], ONE + 9)), "partition=own: client 1 has sample 12, and the data set has 12"),
+        (Partition((ONE, ONE - 1), (ONE + 4,) * 2), "partition=own: client 1 has sample -1, and the data set has 12"),
+        (Partition((ONE, ONE[:0]), (ONE + 4,) * 2), "partition=own: client 1 has no training samples; leave it out"),
+        (Partition((ONE, [1]), (ONE + 4,) * 2), "partition=own: client 1 has train samples that are no array of whole"),
+        (Partition((ONE, ONE), (ONE + 4, ONE > 4)), "partition=own: client 1 has test samples that are no array of"),
+        (Partition((ONE, ONE // 2), (ONE + 4,) * 2), "partition=own: client 1 has a train sample twice; mend its code"),
+        (Partition((ONE, ONE + 4), (ONE + 7,) * 2), "partition=own: sample 7 is for training and for testing or valid"),
+    ],
+)
+def test_what_a_scheme_of_ones_own_must_not_deal_is_one_line(answer, message, monkeypatch):
+    monkeypatch.setitem(SCHEMES, "own", lambda y, clients, seed: answer)
+    with pytest.raises(FedpflError) as error:
+        deal(SCHEMES["own"], small_images(), 2, 0)
+    assert str(error.value).startswith(message)
+
+
+def test_clients_of_a_scheme_of_ones_own_may_share_and_lack_test_samples(monkeypatch):
+    shared = Partition((ONE, ONE + 1), (ONE + 5, np.array([])))
+    monkeypatch.setitem(SCHEMES, "own", lambda y, clients, seed: shared)
+    assert deal(SCHEMES["own"], small_images(), 2, 0) is shared

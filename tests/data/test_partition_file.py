@@ -29,8 +29,11 @@ def flat(parts, file, **more):
     np.savez_compressed(file, **arrays, **more)
 
 
+OWN = Samples("small", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.from_numpy(Y), 4, (0.5,), (0.5,))
+
+
 def read(path, clients=3, seed=0, **options):
-    return partition.file(Y, clients, seed, path=path, **options)
+    return partition.deal(partition.file, OWN, clients, seed, path=path, **options)
 
 
 def listed(parts: Partition):
@@ -200,11 +203,10 @@ def test_arrays_that_do_not_add_up_are_one_line(tmp_path, change):
 
 
 def test_what_a_file_holds_out_is_trained_on_by_nobody():
-    own = Samples("small", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.from_numpy(Y), 4, (0.5,), (0.5,))
     parts = Partition(
         *([np.array(index, np.int64) for index in split] for split in (TRAIN, TEST)),
         validation=[np.array(index, np.int64) for index in HELD],
     )
-    federation = federation_of(own, parts)
+    federation = federation_of(OWN, parts)
     assert [index.tolist() for index in federation.train] == [*TRAIN]
     assert [index.tolist() for index in federation.held_out] == [*HELD]

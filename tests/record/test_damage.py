@@ -310,7 +310,7 @@ def test_what_is_no_regular_file_is_refused(kind: str, status: str, runs: dict[s
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
     for number, name in enumerate(
-        (*FILES, "run.log", "run.lock", "partition.png", ".state.pt.tmp", ".summary.json.tmp")
+        (*FILES, "run.log", "run.lock", "run.sums", "partition.png", ".state.pt.tmp", ".summary.json.tmp")
     ):
         run = tmp_path / str(number)
         shutil.copytree(runs[status], run) if status in runs else run.mkdir()

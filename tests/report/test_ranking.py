@@ -214,7 +214,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     root = sweep(tmp_path / "outputs", values)
     assert main(["ranks", str(root), "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
-    lines = [line.split() for line in out.splitlines()]
+    lines, out = [line.split() for line in out.splitlines()], " ".join(out.split())
     assert ["average", "rank", "1.00", "2.00", "3.00", "4.00"] in lines
     # chi-square 12 * 7 / (4 * 5) * (2.25 + 0.25 + 0.25 + 2.25)
     assert "Friedman's test, corrected for ties: chi-square 21.00 with 3 degrees of freedom, p <0.001." in out

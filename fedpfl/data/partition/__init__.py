@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedpfl.data.datasets import Samples
-from fedpfl.data.partition.common import Index, Partition
+from fedpfl.data.partition.common import Index, Partition, check
 from fedpfl.data.partition.file import file
 from fedpfl.data.partition.parts import fixed_dirichlet, groups, shuffled_shards
 from fedpfl.data.partition.skew import dirichlet, iid, published, shards
@@ -29,7 +29,10 @@ GIVEN = ("y", "clients", "seed", "groups", "group_names", "test_from")
 
 
 def deal(scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any) -> Partition:
-    """Deal a data set's samples by a scheme, which is given what it asks for beside the labels."""
+    """Deal a data set's samples by a scheme, which is given what it asks for beside the labels.
+
+    Raises: FedpflError if there are too few samples, or clients are dealt what cannot be.
+    """
     y = samples.y.numpy()
     if clients > len(y):
         raise FedpflError(f"clients must be at most the number of samples, {len(y)}, got {clients}")
@@ -39,4 +42,7 @@ def deal(scheme: Callable[..., Partition], samples: Samples, clients: int, seed:
         "test_from": samples.test_from,
     }
     asked = inspect.signature(scheme).parameters
-    return scheme(y, clients, seed, **{key: facts[key] for key in facts if key in asked}, **options)
+    parts = scheme(y, clients, seed, **{key: facts[key] for key in facts if key in asked}, **options)
+    name = next((name for name, known in SCHEMES.items() if known is scheme), "...")
+    check(parts, clients, len(y), "partition.path" if scheme is file else f"partition={name}", options.get("path"))
+    return parts

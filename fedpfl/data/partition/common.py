@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below
 
+SPLITS = ("train", "test", "validation")
 Index = np.ndarray  # int64 [samples of one client]
 Generator = np.random.Generator | np.random.RandomState
 Alpha = Annotated[float, Above(0), AtMost(10**6)]  # iid is the limit of large alpha
@@ -79,4 +80,39 @@ def check_enough(samples: int, clients: int, key: str, each: int) -> None:
         raise FedpflError(
             f"clients={clients} with partition.{key}={each} need {clients * each} samples, the data set has {samples}; "
             "lower one of them"
+        )
+
+
+def check(parts: Partition, clients: int, samples: int, where: str, path: object = None) -> None:
+    """Raise FedpflError for what does not fit, or would be tested on what somebody trains on.
+
+    where: what the user chose. path: of the file that it is from, if any.
+    """
+    of, mend = (f" of {path}", "the file") if path else ("", "its code")
+    splits: dict[str, Any] = {name: getattr(parts, name, None) for name in SPLITS}
+    if not all(isinstance(own, tuple | list) for own in splits.values()):
+        raise FedpflError(f"{where} must answer with a fedpfl.data.partition.Partition, got {type(parts).__name__}")
+    if dealt := {len(own) for name, own in splits.items() if own or name != "validation"} - {clients}:
+        raise FedpflError(f"clients must be {min(dealt)}, as {path or where} deals to so many, got {clients}")
+    role = np.zeros(samples, np.int8)  # which splits have a sample, as bits
+    for bit, name in enumerate(SPLITS):
+        for client, index in enumerate(splits[name]):
+            holder = f"{where}: client {client}{of}"
+            if not isinstance(index, np.ndarray) or index.ndim != 1 or (index.size and index.dtype.kind not in "iu"):
+                raise FedpflError(f"{holder} has {name} samples that are no array of whole numbers; mend {mend}")
+            if not index.size:
+                if name == "train":
+                    raise FedpflError(f"{holder} has no training samples; leave it out")
+                continue
+            if not 0 <= index.min() <= index.max() < samples:
+                wrong = index[(index < 0) | (index >= samples)][0]
+                raise FedpflError(
+                    f"{holder} has sample {wrong}, and the data set has {samples}; it was made for another one"
+                )
+            if len(np.unique(index)) < len(index):
+                raise FedpflError(f"{holder} has a {name} sample twice; mend {mend}")
+            role[index] |= 1 << bit
+    if (shared := (role & 1 > 0) & (role > 1)).any():
+        raise FedpflError(
+            f"{where}: sample {shared.argmax()}{of} is for training and for testing or validation too; mend {mend}"
         )

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedpfl.data import npz
-from fedpfl.data.partition.common import Fraction, Index, Partition, split
+from fedpfl.data.partition.common import SPLITS, Fraction, Index, Partition, split
 from fedpfl.ground.errors import FedpflError, reason
 
-SPLITS = ("train", "test", "validation")
 AMBIGUOUS = {*SPLITS, "val", "valid", "training", "testing"}  # a client's splits, or clients of such names
 Owned = list[Index] | dict[str, list[Index]]
 """Indices per client, of all its samples or by split."""
@@ -25,17 +24,13 @@ def file(y: np.ndarray, clients: int, seed: int, *, path: Path | str, test_fract
     `val` (or `validation`) samples, or a list of all its samples, which `test_fraction` and the seed split. FL-bench's
     partition has such a list under `data_indices`.
 
-    Raises: FedpflError if the file is absent, is no such file, or does not fit the data set or the number of clients.
+    Raises: FedpflError if the file is absent or is no such file.
     """
-    path = Path(path).expanduser()
-    owned = _read(path)
+    owned = _read(Path(path).expanduser())
     if isinstance(owned, list):
-        parts = split(owned, test_fraction, np.random.default_rng(seed))
-    else:
-        train, test, held = (tuple(owned.get(name, ())) for name in SPLITS)
-        parts = Partition(train, test, validation=held if any(map(len, held)) else ())
-    _check(parts, clients, len(y), path)
-    return parts
+        return split(owned, test_fraction, np.random.default_rng(seed))
+    train, test, held = (tuple(owned.get(name, ())) for name in SPLITS)
+    return Partition(train, test, validation=held if any(map(len, held)) else ())
 
 
 def _read(path: Path) -> Owned:
@@ -106,28 +101,3 @@ def _indices(values: Any, client: int) -> Index:
     if not isinstance(values, list) or array.ndim != 1 or (values and array.dtype.kind != "i"):
         raise ValueError(f"the samples of client {client} are no list of whole numbers")
     return array.astype(np.int64)
-
-
-def _check(parts: Partition, clients: int, samples: int, path: Path) -> None:
-    """Raise FedpflError for what does not fit, or would be tested on what somebody trains on."""
-    if len(parts.train) != clients:
-        raise FedpflError(f"clients must be {len(parts.train)}, as {path} deals to so many, got {clients}")
-    role = np.zeros(samples, np.int8)  # which splits have a sample, as bits
-    for bit, name in enumerate(SPLITS):
-        for client, index in enumerate(getattr(parts, name)):
-            if len(index) and not 0 <= index.min() <= index.max() < samples:
-                wrong = index[(index < 0) | (index >= samples)][0]
-                raise FedpflError(
-                    f"partition.path: client {client} of {path} has sample {wrong}, and the data set has {samples}; it "
-                    "was made for another one"
-                )
-            if len(np.unique(index)) < len(index):
-                raise FedpflError(f"partition.path: client {client} of {path} has a {name} sample twice; mend the file")
-            role[index] |= 1 << bit
-        if name == "train" and (empty := [client for client, index in enumerate(parts.train) if not len(index)]):
-            raise FedpflError(f"partition.path: client {empty[0]} of {path} has no training samples; leave it out")
-    if (shared := (role & 1 > 0) & (role > 1)).any():
-        raise FedpflError(
-            f"partition.path: sample {shared.argmax()} of {path} is for training and for testing or validation too; "
-            "mend the file"
-        )

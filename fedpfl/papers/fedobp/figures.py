@@ -32,9 +32,9 @@ SCORES = {"obp": "squared difference (FedOBP)", "gradient": "change in training"
 
 
 def _of_scores(run: Run) -> bool:
-    """FedOBP by any score, over all entries."""
-    method = run.config["method"]
-    return own_score(run, score=method.get("score", "obp")) and method.get("norm", "global") in ("none", "global")
+    """FedOBP by one of the three scores, over all entries."""
+    score, norm = (run.config["method"].get(key, usual) for key, usual in (("score", "obp"), ("norm", "global")))
+    return score in SCORES and own_score(run, score=score) and norm in ("none", "global")
 
 
 def _of_scores_as_published(run: Run) -> bool:
@@ -103,7 +103,11 @@ def _convergence(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
 
 def _score(run: Run) -> str:
     score = str(run.config["method"].get("score", "obp"))
-    return SCORES.get(score, score) + (", per tensor" if run.get("method.scope") == "tensor" else "") + _momentum(run)
+    return (
+        {"obp_as_published": "earlier score", **SCORES}.get(score, score)
+        + (", per tensor" if run.get("method.scope") == "tensor" else "")
+        + _momentum(run)
+    )
 
 
 def _momentum(run: Run) -> str:

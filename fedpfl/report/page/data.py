@@ -16,6 +16,12 @@ from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group
 from fedpfl.report.run import Run
 
+OVER = {
+    "round": "round",
+    "down": "GB down, all clients",
+    "both": "GB down and up, all clients",
+    "hours": "hours of training",
+}
 POINTS = 200  # of a curve, at most
 BOX = ("least", "lower quartile", "median", "upper quartile", "greatest", "mean", "worst decile")
 CURVES = sorted((metric for metric in METRICS.values() if metric.best), key=lambda metric: not metric.evaluated)
