@@ -285,6 +285,17 @@ def test_a_broken_run_is_one_line_and_stops_nothing(tmp_path: Path) -> None:
         assert told == ([] if command == "ls" else sorted(damage.replace(" ", "_") for damage in HOSTILE))
 
 
+def test_an_edited_configuration_is_told_of_runs_without_digests_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """It would be a row of another name."""
+    path = write_run(tmp_path / "a", method={"name": "fedobp", "q": 0.5}) / "config.yaml"
+    assert "q=0.5" in shown(capsys, "tables", tmp_path)[0]
+    path.write_text(path.read_text().replace("q: 0.5", "q: 0.9"))
+    out, err = shown(capsys, "tables", tmp_path, code=2)
+    assert (out, "config.yaml is not the configuration that the run began with" in err) == ("", True)
+
+
 def test_a_clients_table_that_is_a_pipe_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     fifo(write_run(tmp_path / "a"), "clients.csv")
     write_run(tmp_path / "b", method={"name": "fedper"})
