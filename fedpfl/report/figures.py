@@ -15,7 +15,7 @@ from fedpfl.ground.files import output
 from fedpfl.record.columns import METRICS
 from fedpfl.report.compare import labelled
 from fedpfl.report.grouping import Group, by, groups
-from fedpfl.report.page.data import OVER, reached, totals
+from fedpfl.report.page.data import OVER, by_round, reached, totals
 from fedpfl.report.run import Run
 from fedpfl.report.text import clip, wrapped
 
@@ -107,17 +107,6 @@ def comparison(a: Group, b: Group, metric: str, path: Path) -> list[Path]:
 def by_setting(gathered: Iterable[Group]) -> dict[str, list[Group]]:
     """Return groups by data set and partition."""
     return by(gathered, lambda group: group.setting)
-
-
-def by_round(group: Group, column: str) -> pd.DataFrame:
-    """Return mean, sample standard deviation and number of seeds by round, where the column was recorded."""
-    parts = [run.rounds[["round", column]] for run in group.used if column in run.rounds]
-    if not parts:
-        return pd.DataFrame({"mean": [], "std": [], "count": []})
-    # A seed whose model was not finite has no number: a mean of the others would flatter.
-    own = pd.concat(parts).groupby("round")[column]
-    over = pd.DataFrame({"mean": own.mean(skipna=False), "std": own.std(skipna=False), "count": own.count()})
-    return over[over["mean"].notna()]
 
 
 def draw_line(ax: Axes, group: Group, metric: str, label: str, place: int, along: str = "round") -> None:
