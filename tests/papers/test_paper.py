@@ -610,7 +610,7 @@ def sweep(root: Path) -> Path:
 
 def masked(root: Path, name: str, seed: int = 1, **method: Any) -> None:
     """A run of three clients that recorded masks: a tensor in which all hold the same half, one with a single pair."""
-    clients = {"dataset": {"name": "mini_imagenet"}, "clients": 3}
+    clients = {"dataset": {"name": "mini_imagenet"}, "clients": 3, "partition": FMNIST | {"samples_per_client": 480}}
     path = add(root, f"{name}{seed}{method}", 70.0, {"name": name, **method}, seed=seed, **clients)
     change(path, personal_share=[0, 0.25, 0.4375, 0.4375])
     one = {"entries": 8, "held": [4, 0, 0, 4], "both": [[4, 4, 4]] * 3}

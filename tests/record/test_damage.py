@@ -804,11 +804,11 @@ def test_restart_in_a_sweep(launcher: str, tmp_path: Path) -> None:
     first = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("state.pt")}
     assert len(first) == 2
     result = call(*sweep, "restart=true", cwd=tmp_path)
-    assert (result.code, result.out.count("already finished")) == (0, 0)
+    assert (result.code, result.err.count("already finished")) == (0, 0)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("state.pt")}.keys() == first.keys()
     assert all(path.stat().st_mtime_ns > then for path, then in first.items())
     again = call(*sweep, cwd=tmp_path)
-    assert (again.code, again.out.count("already finished")) == (0, 2)
+    assert (again.code, again.err.count("already finished")) == (0, 2)
 
 
 def test_restart_is_no_part_of_what_a_run_is() -> None:
