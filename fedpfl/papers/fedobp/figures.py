@@ -48,7 +48,9 @@ def _of_scores_as_published(run: Run) -> bool:
 def _usual(run: Run) -> bool:
     """FedOBP as the paper writes it, at any q, or another method."""
     whole = run.config["method"].get("norm", "global") in ("none", "global")
-    return run.method_name != "fedobp" or (whole and own_score(run, cold_start=run.get("method.cold_start")))
+    return run.method_name != "fedobp" or (
+        whole and own_score(run, cold_start=run.config["method"].get("cold_start", "paper"))
+    )
 
 
 def _at_the_papers_q(run: Run) -> bool:

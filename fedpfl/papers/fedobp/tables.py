@@ -96,9 +96,9 @@ def _personal(run: Run, row: pd.Series, rule: Selection) -> float:
 
 def own_score(run: Run, **wanted: Any) -> bool:
     """Return whether a run is FedOBP as the paper writes it, but for what is wanted otherwise."""
-    usual = {"score": "obp", "scope": "all", "classifier_only": False, "ema": 0.0, "cold_start": "paper"} | wanted
-    method = run.config["method"]
-    known = all(method.get(key, value) == value for key, value in usual.items())
+    usual = {"score": "obp", "scope": "all", "classifier_only": False, "ema": 0.0, "cold_start": "paper"}
+    method = usual | run.config["method"]  # an older run may lack some
+    known = all(method.get(key, value) == value for key, value in (usual | wanted).items())
     return run.method_name == "fedobp" and known
 
 
