@@ -54,22 +54,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     for names, settings in options:
         parser.add_argument(*names.split(), **settings)
     try:
-        chosen = parser.parse_intermixed_args(words)
-        chosen.where = [word for word in chosen.words if is_filter(word)]
-        chosen.words = [word for word in chosen.words if not is_filter(word)]
-        chosen.roots = [*map(Path, chosen.words)] or [Path("outputs")]
-        status = act(chosen) or 0
+        status = _status(act, parser.parse_intermixed_args(words))
         sys.stdout.flush()
-        return status
-    except FedpflError as error:
-        tell(error)
     except BrokenPipeError:
         _mute()  # `| head` has seen enough
         return 0
     except OSError as error:
         _mute()
         tell(f"{error.filename or 'cannot write standard output'}: {reason(error)}")
-    return 2
+        return 2
+    return status
+
+
+def _status(act: Callable[[Namespace], int | None], chosen: Namespace) -> int:
+    chosen.where = [word for word in chosen.words if is_filter(word)]
+    chosen.words = [word for word in chosen.words if not is_filter(word)]
+    chosen.roots = [*map(Path, chosen.words)] or [Path("outputs")]
+    try:
+        return act(chosen) or 0
+    except FedpflError as error:
+        tell(error)
+        return 2
 
 
 def _mute() -> None:

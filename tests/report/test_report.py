@@ -511,18 +511,21 @@ def test_no_runs_is_one_line_and_exit_code_2(
         assert shown.err.count("\n") == 1
 
 
-def test_what_cannot_be_printed_is_one_line(root: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_printed_is_one_line(root: Path) -> None:
     code = (
         "import os, sys; from fedpfl.report.__main__ import main; root = sys.argv[1]\n"
-        "for words in (['tables'], ['ls'], ['ls', '--format', 'json'], ['paper', 'fedobp/table4'], ['figures']):\n"
+        "for words in (['figures'], ['ls', '--format', 'json'], ['ls'], ['paper', 'fedobp/table4'], ['tables'],\n"
+        "              ['tables', '--fairness', 'seed=0', 'method=fedobp']):\n"
         "    os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
         "    print(main([*words, root]), file=sys.stderr)\n"
     )
     env = os.environ | {"MPLBACKEND": "nope"}
-    shown = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, check=True, env=env)
-    full = ["fedpfl: cannot write standard output: No space left on device", "2"]
-    nope = ["fedpfl: MPLBACKEND=nope: matplotlib has no such backend; unset it, or set it to agg", "2"]
-    assert shown.stderr.splitlines() == full * 4 + nope
+    for unbuffered in ("", "1"):
+        env["PYTHONUNBUFFERED"] = unbuffered
+        shown = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, check=True, env=env)
+        full = ["fedpfl: cannot write standard output: No space left on device", "2"]
+        nope = ["fedpfl: MPLBACKEND=nope: matplotlib has no such backend; unset it, or set it to agg", "2"]
+        assert [line for line in shown.stderr.splitlines() if "FedAvg" not in line] == nope + full * 5
 
 
 def test_who_has_read_enough_is_told_nothing(root: Path) -> None:
