@@ -293,6 +293,18 @@ def test_an_interrupted_run_of_an_older_version_is_refused(runs: dict[str, Path]
     assert f"{run}/state.pt is of an older version; restart=true" in refusal(run, *RUN)
 
 
+def test_an_interrupted_run_from_before_digests_were_noted_goes_on(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = copied(runs["interrupted"], tmp_path)
+    rewrite_summary(run, without=("files",))
+    (run / "run.sums").unlink()
+    payload = torch.load(run / "state.pt", weights_only=True)
+    torch.save({key: value for key, value in payload.items() if key != "data"}, run / "state.pt")
+    assert len(fedpfl.load(run).rounds) == 3
+    assert fedpfl.load(run).personal(0)
+    play(run, *RUN)
+    assert_ends_as(run, runs["finished"])
+
+
 IRREGULAR: dict[str, Callable[[Path, Path], Any]] = {
     "pipe": lambda path, victim: os.mkfifo(path),
     "folder": lambda path, victim: path.mkdir(),

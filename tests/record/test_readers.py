@@ -32,7 +32,7 @@ from tests.command import TINY, play
 from tests.conftest import sampled
 from tests.record.test_damage import interrupt, overwritten, samples
 
-CASES = (24, 200)  # damaged files of a finished and of an interrupted run each
+CASES = (16, 200)  # damaged files of a finished and of an interrupted run each
 RUN = (*TINY, "rounds=3", "method=fedcac", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1", "dataset=npz")
 SHARE = 8  # of the cases one that draws figures and pages, which takes the longest
 

@@ -239,4 +239,11 @@ def _listed(gathered: Sequence[Group], rule: Selection) -> Table:
     return accuracy_table(members, rule.select, rule.every, partial(beside, everywhere=True))
 
 
-TABLES |= {"all_methods": Listing(_at_one_momentum, _listed), "public_logs": Listing(logs.logged, logs.log_table)}
+def _held_against_files(gathered: Sequence[Group], rule: Selection) -> Table:
+    """The runs beside the public files, with what is known of the code behind these."""
+    known = [(group, of_run(group.runs[0])) for group in gathered]
+    notes = departures((group, {}, one.note) for group, one in known if one)
+    return replace(logs.log_table(gathered), notes=notes)
+
+
+TABLES |= {"all_methods": Listing(_at_one_momentum, _listed), "public_logs": Listing(logs.logged, _held_against_files)}
