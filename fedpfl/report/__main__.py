@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _mute()  # `| head` has seen enough
         return 0
     except OSError as error:
-        _mute()
+        if error.filename is None:
+            _mute()
         tell(f"{error.filename or 'cannot write standard output'}: {reason(error)}")
         return 2
     return status
