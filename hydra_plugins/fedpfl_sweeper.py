@@ -123,15 +123,16 @@ class Counted:
             try:
                 result = self._task(cfg)
             except Exception as error:  # an interrupted job has not ended
-                self._ended(self._events, hydra.job.num, began, path, f"failed: {reason(error)}")
+                self._ended(self._events, hydra.job.num, began, path, f"failed: {reason(error)}", "")
                 raise
             last = json.loads((path / "summary.json").read_text(encoding="utf-8")).get("last", {})
-            self._ended(self._events, hydra.job.num, began, path, console.everyone(last))
+            self._ended(self._events, hydra.job.num, began, path, console.everyone(last), ", already finished")
             return result
         finally:
             console.label.reset(before)
 
-    def _ended(self, events: Path, job: int, began: float, path: Path, how: str) -> None:
+    def _ended(self, events: Path, job: int, began: float, path: Path, how: str, idle: str) -> None:
+        """Tell of a job. idle: said instead of its time if it had nothing to do."""
         rows = path / "rounds.csv"
         played = rows.is_file() and rows.stat().st_mtime >= began  # else it was finished before, or failed at once
         took = time.time() - began
@@ -139,7 +140,7 @@ class Counted:
         from fedpfl.record.console import duration, label, progress
 
         far = progress(events.read_text(), self._jobs, began + took)
-        told = ": ".join(filter(None, (label.get(), how))) + (f" in {duration(took)}" if played else "")
+        told = ": ".join(filter(None, (label.get(), how))) + (f" in {duration(took)}" if played else idle)
         print(printable(f"sweep: {far}  {told}"), file=sys.stderr, flush=True)
 
 

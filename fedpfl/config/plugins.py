@@ -139,7 +139,7 @@ def _imported(file: Path, name: str, text: bytes) -> ModuleType:
     module.__file__ = str(file)
     try:
         exec(compile(text, file, "exec", dont_inherit=True), vars(module))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _forget([name, *beside(file, text)])
         said = reason(error, kind=not isinstance(error, FedpflError)) + _moved(error)
         raise FedpflError(f"plugins: {file}{_line(error, file)}: {said}") from error
@@ -156,7 +156,7 @@ def _forget(names: Iterable[str]) -> None:
     importlib.invalidate_caches()
 
 
-def _moved(error: Exception) -> str:
+def _moved(error: BaseException) -> str:
     """Say where what a file imports from fedpfl stands now, if it has moved."""
     asked = re.match(
         r"No module named '(fedpfl[\w.]*)\.(\w+)'|cannot import name '(\w+)' from '(fedpfl[\w.]*)'", str(error)

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -276,8 +277,9 @@ def _phases(value: Any, about: About, *given: Any) -> Faults:
     for phase in value:
         if not isinstance(phase, Phase):
             yield f"a list with {_kind(phase)} in it"
-        if not isinstance(phase.epochs, int) or phase.epochs < 0:
-            yield f"a phase of {phase.epochs!r} epochs"
+        for name, least in (("epochs", 0), ("batches", 1), ("randoms", 0)):
+            if not isinstance(count := getattr(phase, name), Integral) or count < least:
+                yield f"a phase of {count!r} {name}"
         for name in ("loss", "step", "after_gradient"):
             if (asked := getattr(phase, name)) and (told := misplaced(asked, ORDER[name])):
                 yield f"a phase whose {name} takes {told}"
@@ -377,7 +379,8 @@ def _masks(value: Any, about: About, *given: Any) -> Faults:
 FOUND = Rule("a dict of trees, to be laid over the client's state", _dict)
 MODEL = Rule("a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name", _judged)
 PHASES = Rule(
-    "a list of Phase of 0 or more epochs, whose masks are bools or bool tensors of the trained tree's shapes", _phases
+    "a list of Phase, one at least, whose masks are bools or bool tensors of the trained tree's shapes",
+    _phases,
 )
 KEPT = Rule("the loss, a 0-dimensional tensor, and with Phase.keeps a tree beside it", _kept, often=True)
 STEP = Rule("two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step, often=True)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report.figures import by_round, by_setting, legible, look, panels, smooth
+from fedpfl.report.figures import by_setting, legible, look, panels, smooth
 from fedpfl.report.grouping import Group, groups
+from fedpfl.report.page.data import by_round
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table
 from fedpfl.report.tables import ROW, row_of

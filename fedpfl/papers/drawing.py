@@ -100,7 +100,9 @@ def over(
                 own = [(at, value(group, rule, lines(group)[name])) for at, group in placed if name in lines(group)]
                 if len(points := sorted(point for point in own if not math.isnan(point[1][0]))) > 1:
                     line(ax, points, name, number)
-            ax.set(xlabel=label, ylabel=METRICS[rule.accuracy].label, xscale="log" if log else "linear")
+            own_columns = any(column for group in members for column in lines(group).values())
+            told = "test accuracy (%)" if own_columns else METRICS[rule.accuracy].label
+            ax.set(xlabel=label, ylabel=told, xscale="log" if log else "linear")
             ticks = sorted({at for at, _ in placed})
             ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             ax.minorticks_off()

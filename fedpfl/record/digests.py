@@ -23,12 +23,12 @@ class Notes:
     """Note what files are about to hold. summary: of the run they belong to. Raises OSError as the file system does."""
 
     def __init__(self, folder: Path, summary: Mapping[str, Any]):
-        self._path, self._key, self._known = folder / NOTES, _key(summary), _noted(folder)
+        self._path, self._summary, self._known = folder / NOTES, dict(summary), _noted(folder)
         self._file: int | None = None
 
-    def of(self, content: bytes = b"") -> Any:
+    def of(self, content: bytes) -> Any:
         """Return the digest of a content, to go on with `update`."""
-        return hashlib.blake2b(content, digest_size=16, key=self._key)
+        return _digest(self._summary, content)
 
     def add(self, name: str, digest: Any) -> None:
         """Note a file's next content."""
@@ -64,28 +64,27 @@ def check(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | 
     summary: of the same folder. content: None for no file. Of older runs, whose summary has no `files`, nothing is
     known. An unfinished run's file may be any that it wrote, and rounds.csv may end in the middle of a row.
     """
-    if "files" not in summary:
+    if "files" not in summary or _known(folder, summary, name, content):
         return
+    if summary.get("status") != "finished":
+        now = json.loads(files.content(folder / "summary.json") or b"{}")
+        if now.get("status") == "finished" and is_whole(now):  # meanwhile
+            return check(folder, now, name, content)
+    raise FedpflError(f"{folder}: {name} is not as the run wrote it; give the run's command, which mends it if it can")
+
+
+def _known(folder: Path, summary: Mapping[str, Any], name: str, content: bytes | None) -> bool:
     if summary.get("status") == "finished":
-        known = content is not None and summary["files"].get(name) == files.digest(content)
-        if known or (content is None and name not in summary["files"]):
-            return
-        raise FedpflError(
-            f"{folder}: {name} is not as the run wrote it; give the run's command, which mends it if it can"
-        )
-    if name == "rounds.csv":
-        content = (content or b"")[: (content or b"").rfind(b"\n") + 1] or None
-    if content is None or _note(name, hashlib.blake2b(content, digest_size=16, key=_key(summary))) in _noted(folder):
-        return
-    now = json.loads(files.content(folder / "summary.json") or b"{}")  # it may have finished meanwhile
-    if now.get("status") != "finished" or not is_whole(now):
-        raise FedpflError(f"{folder}: {name} is not as the run wrote it; give the run's command, which writes it anew")
-    check(folder, now, name, content)
+        return summary["files"].get(name) == (None if content is None else files.digest(content))
+    if name == "rounds.csv" and content is not None:
+        content = content[: content.rfind(b"\n") + 1] or None
+    return content is None or _note(name, _digest(summary, content)) in _noted(folder)
 
 
-def _key(summary: Mapping[str, Any]) -> bytes:
-    """Return what makes the digests those of one run on one data."""
-    return hashlib.blake2b(f"{summary.get('identity')} {summary.get('data')}".encode()).digest()
+def _digest(summary: Mapping[str, Any], content: bytes) -> Any:
+    """Return a digest that is of one run on one data."""
+    key = hashlib.blake2b(f"{summary.get('identity')} {summary.get('data')}".encode()).digest()
+    return hashlib.blake2b(content, digest_size=16, key=key)
 
 
 def _note(name: str, digest: Any) -> bytes:

@@ -10,6 +10,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fedpfl.papers.fedobp.tables import beside
 from fedpfl.papers.layout import Selection
 from fedpfl.papers.registry import full
 from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, device, show
+from fedpfl.record.columns import METRICS
 from fedpfl.report import cleaning, listing
 from fedpfl.report.compare import LEAST, compare, sides
 from fedpfl.report.fairness import fairness_table
@@ -29,11 +31,12 @@ from fedpfl.report.figures import accuracy_figure, comparison
 from fedpfl.report.filters import is_filter
 from fedpfl.report.grouping import by, groups
 from fedpfl.report.load import nothing_below, runs, survey, to_stderr
+from fedpfl.report.page.data import OVER
 from fedpfl.report.ranking import diagram, rank_tables
 from fedpfl.report.render import FORMATS, render, screen
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.table import Table
-from fedpfl.report.tables import ACCURACIES, CURVES, SELECTIONS, accuracy_table
+from fedpfl.report.tables import ACCURACIES, COLUMNS, CURVES, SELECTIONS, accuracy_table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,22 +54,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     for names, settings in options:
         parser.add_argument(*names.split(), **settings)
     try:
-        chosen = parser.parse_intermixed_args(words)
-        chosen.where = [word for word in chosen.words if is_filter(word)]
-        chosen.words = [word for word in chosen.words if not is_filter(word)]
-        chosen.roots = [*map(Path, chosen.words)] or [Path("outputs")]
-        status = act(chosen) or 0
+        status = _status(act, parser.parse_intermixed_args(words))
         sys.stdout.flush()
-        return status
-    except FedpflError as error:
-        tell(error)
     except BrokenPipeError:
         _mute()  # `| head` has seen enough
         return 0
     except OSError as error:
-        _mute()
+        if error.filename is None:
+            _mute()
         tell(f"{error.filename or 'cannot write standard output'}: {reason(error)}")
-    return 2
+        return 2
+    return status
+
+
+def _status(act: Callable[[Namespace], int | None], chosen: Namespace) -> int:
+    chosen.where = [word for word in chosen.words if is_filter(word)]
+    chosen.words = [word for word in chosen.words if not is_filter(word)]
+    chosen.roots = [*map(Path, chosen.words)] or [Path("outputs")]
+    try:
+        return act(chosen) or 0
+    except FedpflError as error:
+        tell(error)
+        return 2
 
 
 def _mute() -> None:
@@ -81,7 +90,10 @@ def _show(options: Namespace, only: str = "") -> None:
     if fairness and options.select != "last":
         raise FedpflError("--fairness is of the last evaluation, which clients.csv holds; leave out --select")
     if only != "figures":
-        _write("accuracy", accuracy_table(members, options.select, options.every or 1, beside=beside), options)
+        _of_one_table(options, bool(options.fairness or options.reference or options.paper))
+        known = partial(beside, everywhere=options.published)
+        made = accuracy_table(members, options.select, options.every or 1, known, options.columns)
+        _write("accuracy", made, options)
         if options.reference:
             _write("curves", curve_table(members, options.reference), options)
     if fairness:
@@ -95,7 +107,10 @@ def _show(options: Namespace, only: str = "") -> None:
 def _figures(options: Namespace, found: list[Run]) -> None:
     folder = _folder(options, "figures")
     for name, members in by(found, lambda run: _slug(f"{run.dataset}_{run.partition}")).items():
-        written = accuracy_figure(members, folder / f"accuracy_{name}")
+        over = "" if options.over == "round" else f"_over_{options.over}"
+        written = accuracy_figure(
+            members, folder / f"{options.metric}{over}_{name}", options.metric, along=options.over
+        )
         if options.reference:
             written += curves(members, options.reference, folder / f"curves_{name}")
         _wrote(written)
@@ -114,8 +129,14 @@ def _paper(options: Namespace) -> None:
             )
         rule = None
     members, asked = runs(*options.roots, where=options.where), [*names.values()]
+    _of_one_table(options, len(asked) != 1)
     wishes = {"datasets": options.dataset, "test": options.test or "", "device": options.device}
     _papers(members, options, rule, names=asked, only=options.only or "", **wishes)
+
+
+def _of_one_table(options: Namespace, several: bool) -> None:
+    if options.caption and several:
+        raise FedpflError("--caption is of one table; ask for one alone")
 
 
 def _papers(members: Sequence[Run], options: Namespace, rule: Selection | None, **wishes: Any) -> None:
@@ -150,7 +171,7 @@ def _list(options: Namespace) -> None:
     if options.format == "json":
         text = json.dumps([entry.record for entry in listed], indent=2) + "\n"
     else:
-        text = _text(listing.table(listed), options.format)
+        text = render(listing.table(listed), options.format, screen() or 1 << 30)  # a pipe gets whole lines
     print(text, end="")
 
 
@@ -195,6 +216,7 @@ def _text(tables: Table | Sequence[Table], form: str | None) -> str:
 
 def _write(name: str, table: Table, options: Namespace) -> None:
     """Print a table, or write it below `options.out` in `options.format`, by default in all but the terminal's."""
+    table = replace(table, pm=options.pm, caption=options.caption or table.caption)
     if options.format in (None, "terminal") or not options.out:
         print(_text(table, options.format), end="")
     if not options.out:
@@ -237,11 +259,23 @@ JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY
 OUT = _option("--out", "write there; default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR")
 ACCURACY = _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy")
 DEVICE = "of fedspu/table3's hours: operations and bits a second of a client; default: 1e9,1e7, which are ours"
-CURVE = "published curves (method,round,accuracy_before,accuracy_after)"
-REFERENCE = _option("--reference", CURVE, type=Path, metavar="CSV")
+REFERENCE = _option(
+    "--reference", "published curves (method,round,accuracy_before,accuracy_after)", type=Path, metavar="CSV"
+)
 PAPER = _option("--paper", "also the paper's, as far as there are runs", action="store_true")
-USUAL = (ROOTS, FORMAT, *JUDGED, REFERENCE, PAPER, OUT)
+FIELDS = ", ".join(key for key in COLUMNS if key not in METRICS)
+CHOSEN = f"only these, such as accuracy,ft_accuracy,bits_up: columns of rounds.csv, {FIELDS}"
+PM = _option("--pm", "deviations as mean ± std", action="store_true")
+CAPTION = _option("--caption", "of the table, instead of what it says", metavar="TEXT")
+PUBLISHED = _option("--published", "published values beside any set-up", action="store_true")
+LOOK = (FORMAT, PM, CAPTION)
+SUCH = "of the curves, such as accuracy_pooled, accuracy_worst10, ft_accuracy; default: accuracy"
+METRIC = _option("--metric", SUCH, choices=CURVES, default="accuracy", metavar="COLUMN")
+ALONG = _option("--over", "along the axis: rounds, gigabytes or hours of training", choices=[*OVER], default="round")
 FAIRNESS = _option("--fairness", "also which clients FedAvg+FT and Local-Only serve better", action="store_true")
+TABLE = (ROOTS, _option("--columns", CHOSEN, **LIST), *LOOK, *JUDGED, PUBLISHED, FAIRNESS)
+DRAWN = (METRIC, ALONG)
+ALSO = (REFERENCE, PAPER, OUT)
 SIDES = "A and B: run directories, or folders that hold the seeds of one; or one that holds both"
 TEST = "mark what differs from the last line, paired over seeds"
 STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)}"
@@ -254,19 +288,19 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         _show,
         "Print the table of all runs and draw their figures.",
         "Example: python -m fedpfl.report outputs/demo method=fedobp,fedavg",
-        (*USUAL, FAIRNESS),
+        (*TABLE, *DRAWN, *ALSO),
     ),
     "tables": (
         partial(_show, only="tables"),
         "Print the table of all runs.",
         "Example: python -m fedpfl.report tables dataset=digits partition.alpha=0.1 --format markdown",
-        (*USUAL, FAIRNESS),
+        (*TABLE, *ALSO),
     ),
     "figures": (
         partial(_show, only="figures"),
         "Draw accuracy over rounds.",
         "Example: python -m fedpfl.report figures outputs/demo method=fedobp,fedavg --out figures",
-        USUAL,
+        (ROOTS, *DRAWN, *JUDGED, *ALSO),
     ),
     "paper": (
         _paper,
@@ -281,7 +315,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
             _option("--device", DEVICE, type=device, default=OURS, metavar="SPEED,BANDWIDTH"),
             EVERY_N,
             _option("--test", TEST, choices=[*LEAST]),
-            FORMAT,
+            *LOOK,
             OUT,
         ),
     ),
@@ -311,7 +345,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
             _option("words", SIDES, nargs="*", metavar="A|B|KEY=VALUE"),
             _option("--test", "paired over seeds, two-sided; default: t", choices=[*LEAST, "none"], default="t"),
             _option("--select", "validation: at the best accuracy on held-out samples", choices=FAIR, default="last"),
-            _option("--metric", "of the curves; default: accuracy", choices=CURVES, default="accuracy"),
+            METRIC,
             _option("--format", "default: terminal", choices=[*FORMATS], default="terminal"),
             _option("--out", "curves: .png or .pdf", type=Path, metavar="FILE"),
         ),

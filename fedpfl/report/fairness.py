@@ -17,33 +17,33 @@ from fedpfl.ground.identity import essence
 from fedpfl.report.grouping import Group, canonical, groups
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, summed_up
-from fedpfl.report.tables import over_which
+from fedpfl.report.tables import ROW, over_which, row_of
 from fedpfl.report.text import few, span
 
 BASELINES = {"fedavg": "FedAvg+FT", "local_only": "Local-Only"}
 """What a client could have without a personalised method, by the method's name in the configuration."""
+_AGAINST = (
+    ("harmed", "harmed %", 0, "vs: against the same client of the same split and seed; harmed %: who is worse there"),
+    ("loss", "their loss", 0, "their loss: its mean over them, in points, over the seeds that have any"),
+    ("change", "worst 10%", 3, "worst 10% vs: mean change, in points, of the tenth that gains least"),
+)
 COLUMNS = {
-    "dataset": Column("data set"),
-    "partition": Column("partition"),
-    "method": Column("method"),
+    **ROW,
     "accuracy": Column("mean", "percent", "clients"),
-    "accuracy_worst10": Column("worst 10%", "percent", "clients", spare=2),
-    "accuracy_std": Column("std", "percent", "clients", spare=1),
+    "accuracy_worst10": Column("worst 10%", "percent", "clients", 2),
+    "accuracy_std": Column("std", "percent", "clients", 1, "std: population standard deviation over clients"),
     **{
-        f"{key}_{name}": Column(heading, "percent", f"vs {told}", spare)
+        f"{key}_{name}": Column(heading, "percent", f"vs {told}", spare, meaning)
         for name, told in BASELINES.items()
-        for key, heading, spare in (("harmed", "harmed %", 0), ("loss", "their loss", 0), ("change", "worst 10%", 3))
+        for key, heading, spare, meaning in _AGAINST
     },
     "round": Column("round", "whole", spare=4),
     "seeds": Column("seeds", "whole"),
     "status": Column("status", spare=5),
 }
 CAPTION = (
-    "Clients that take part and have test samples, at the last evaluation; {}. A method is judged by its personal "
-    "models as they stand (accuracy in clients.csv), FedAvg after fine-tuning (ft_accuracy), which is FedAvg+FT. std: "
-    "population standard deviation over clients. Against the same client of a baseline with the same data, split and "
-    "seed: harmed: clients, in percent, whose accuracy is lower; their loss: its mean over them, in points, over the "
-    "seeds that have any; worst 10%: mean change, in points, of the tenth that gains least."
+    "Clients that take part and have test samples, at the last evaluation, by their personal models as they stand, "
+    "FedAvg's after fine-tuning (FedAvg+FT); {}."
 )
 
 
@@ -68,7 +68,6 @@ class Fair:
     """
 
     group: Group
-    method: str
     own: dict[Run, pd.Series]
     pairs: dict[str, dict[Run, pd.DataFrame]]
 
@@ -153,7 +152,7 @@ def compared(gathered: Sequence[Group]) -> tuple[list[Fair], tuple[str, ...]]:
                 pairs[name] = matched
                 if other := keys[id(offers[0][0])]:
                     apart[told, ", ".join(other)].append(group.title)
-        found.append(Fair(group, judged_as(group)[0], own, pairs))
+        found.append(Fair(group, own, pairs))
     notes = [
         *(f"No {told} of the same data, split and seed: {few(where)}." for told, where in lacking.items()),
         *(f"Several {told} fit, choose one by filters: {few(where)}." for told, where in several.items()),
@@ -179,7 +178,7 @@ def fairness_table(runs: Iterable[Run]) -> Table:
 def as_table(found: Sequence[Fair], notes: tuple[str, ...]) -> Table:
     """Make the table of what `compared` returns."""
     records = [_record(fair) for fair in found if fair.own]
-    seeds = {f"{fair.method} on {fair.group.setting}": [run.seed for run in fair.own] for fair in found if fair.own}
+    seeds = {fair.group.title: [run.seed for run in fair.own] for fair in found if fair.own}
     caption = CAPTION.format(over_which(seeds))
     return Table.of(records, COLUMNS, caption=caption, notes=notes, by=2)
 
@@ -229,7 +228,7 @@ def _rounds(members: Iterable[Run]) -> set[int]:
 
 def _record(fair: Fair) -> dict[str, Any]:
     group, every = fair.group, [*fair.own.values()]
-    record: dict[str, Any] = {"dataset": group.dataset, "partition": group.partition, "method": fair.method}
+    record = row_of(group)
     record |= summed_up("accuracy", [float(own.mean()) for own in every])
     record |= summed_up("accuracy_worst10", [float(worst_decile(own).mean()) for own in every])
     record |= summed_up("accuracy_std", [float(own.std(ddof=0)) for own in every])

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pandas as pd
 
 from fedpfl.ground import drawing
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import output
 from fedpfl.record.columns import METRICS
 from fedpfl.report.compare import labelled
 from fedpfl.report.grouping import Group, by, groups
+from fedpfl.report.page.data import OVER, by_round, reached, totals
 from fedpfl.report.run import Run
-from fedpfl.report.text import clip
+from fedpfl.report.text import clip, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,29 +58,33 @@ def accuracy_figure(
     path: Path,
     metric: str = "accuracy",
     label: Callable[[Group], str] = lambda group: group.method,
+    along: str = "round",
 ) -> list[Path]:
     """Draw the accuracy of all clients over rounds, a panel per data set and partition; returns the files written.
 
     One line per configuration: the mean over seeds, a band of one sample standard deviation. Thin lines: the running
     mean of the cohort's pooled accuracy before local training, which is known in every round.
-    path: without suffix. label: what a line is called.
+    path: without suffix. metric: of CURVES. label: what a line is called. along: of OVER. Raises FedpflError where no
+    run has the metric.
     """
     gathered = groups(runs)
+    if all(by_round(group, metric).empty for group in gathered):
+        raise FedpflError(f"no run here has {metric}: {METRICS[metric].label}; choose another --metric")
     methods = list(dict.fromkeys(map(label, gathered)))
     windows = {id(group): max(1, group.used[0].planned // 20) for group in gathered}
     cohort = metric in ("accuracy", "accuracy_pooled")
 
     def draw(ax: Axes, members: list[Group]) -> None:
         for group in members:
-            draw_line(ax, group, metric, label(group), methods.index(label(group)))
+            draw_line(ax, group, metric, label(group), methods.index(label(group)), along)
         if max(len(run.evaluations) for group in members for run in group.used) > 2:
             # Limits from the evaluations alone: the first rounds of a cohort would squeeze the rest.
             ax.set_ylim(ax.get_ylim())
         for group in members if cohort else ():
             thin = smooth(by_round(group, "cohort_before")["mean"], windows[id(group)])
             color = look(methods.index(label(group)))["color"]
-            ax.plot(thin.index, thin, color=color, linewidth=THIN, alpha=0.45, zorder=1)
-        ax.set(xlabel="round", ylabel=METRICS[metric].label, xlim=(0, None))
+            ax.plot(_at(group, thin, along), thin, color=color, linewidth=THIN, alpha=0.45, zorder=1)
+        ax.set(xlabel=OVER[along], ylabel=_title(metric), xlim=(0, None))
 
     note = f"thin: cohort before training, mean of {max(windows.values())} rounds" if cohort else ""
     return panels(by_setting(gathered), path, draw, note)
@@ -93,7 +99,7 @@ def comparison(a: Group, b: Group, metric: str, path: Path) -> list[Path]:
         for place, (letter, group) in enumerate(zip(letters, (a, b), strict=True)):
             name = group.method if len(tasks) == 1 else group.title
             draw_line(ax, group, metric, f"{letter}: {name}", place)
-        ax.set(xlabel="round", ylabel=METRICS[metric].label, xlim=(0, None))
+        ax.set(xlabel="round", ylabel=_title(metric), xlim=(0, None))
 
     return panels({next(iter(tasks)) if len(tasks) == 1 else "": "AB"}, path, draw)
 
@@ -103,25 +109,24 @@ def by_setting(gathered: Iterable[Group]) -> dict[str, list[Group]]:
     return by(gathered, lambda group: group.setting)
 
 
-def by_round(group: Group, column: str) -> pd.DataFrame:
-    """Return mean, sample standard deviation and number of seeds by round, where the column was recorded."""
-    parts = [run.rounds[["round", column]] for run in group.used if column in run.rounds]
-    if not parts:
-        return pd.DataFrame({"mean": [], "std": [], "count": []})
-    # A seed whose model was not finite has no number: a mean of the others would flatter.
-    own = pd.concat(parts).groupby("round")[column]
-    over = pd.DataFrame({"mean": own.mean(skipna=False), "std": own.std(skipna=False), "count": own.count()})
-    return over[over["mean"].notna()]
-
-
-def draw_line(ax: Axes, group: Group, metric: str, label: str, place: int) -> None:
-    """Draw a metric's mean over seeds with a band of one sample standard deviation."""
+def draw_line(ax: Axes, group: Group, metric: str, label: str, place: int, along: str = "round") -> None:
+    """Draw a metric's mean over seeds with a band of one sample standard deviation. along: of OVER."""
     over, own = by_round(group, metric), look(place)
+    over.index = _at(group, over, along)
     ax.plot(over.index, over["mean"], label=legible(label), **own, markevery=max(1, len(over) // 10), zorder=3)
     band = over[over["count"] > 1]
     if len(band):
         low, high = band["mean"] - band["std"], band["mean"] + band["std"]
         ax.fill_between(band.index, low, high, color=own["color"], alpha=0.15, linewidth=0, zorder=2)
+
+
+def _at(group: Group, over: pd.DataFrame | pd.Series, along: str) -> pd.Index:
+    """What was spent up to each round of an index, as the page counts it."""
+    return pd.Index(reached(totals(group), along, over.index.to_numpy(float)))
+
+
+def _title(metric: str) -> str:
+    return "\n".join(wrapped(METRICS[metric].label, 40))
 
 
 def legible(text: str) -> str:

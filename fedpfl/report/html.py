@@ -24,11 +24,12 @@ from fedpfl.ground.files import output
 from fedpfl.report.fairness import as_table, compared
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.load import chosen, directories, nothing_below, runs, to_stderr
-from fedpfl.report.page.drawing import DOTS, OVER, Drawing
+from fedpfl.report.page.data import OVER
+from fedpfl.report.page.drawing import DOTS, Drawing
 from fedpfl.report.render import as_html
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.table import Cell, Column, Table, over_seeds
-from fedpfl.report.tables import ACCURACY_COLUMNS, ROW, accuracy_table, chosen_on
+from fedpfl.report.tables import COLUMNS, ROW, accuracy_table, chosen_on
 from fedpfl.report.text import clip, plain
 
 SETUP = (
@@ -48,7 +49,7 @@ SPENT = {key: Column(title, "number", "whole run so far") for key, title in OVER
 COST = {
     **ROW,
     "accuracy": Column("accuracy", "percent"),
-    **{key: ACCURACY_COLUMNS[key] for key in ("values_down", "values_up", "bits_down", "bits_up", "seconds")},
+    **{key: COLUMNS[key] for key in ("values_down", "values_up", "bits_down", "bits_up", "seconds")},
     **SPENT,
     "whole": Column("hours, evaluation included", "number", "whole run so far"),
 }
@@ -85,7 +86,7 @@ def write(
     for experiment in listed:
         notes: list[str] = []
         if members := [run for run in experiment.runs if run in kept]:
-            accuracy, gathered = table(members, select, every, warn=notes.append), groups(members)
+            accuracy, gathered = table(members, select, every), groups(members)
             summary = _summary(gathered)
             pages[experiment.name] = _page(experiment, gathered, out, accuracy, summary, notes)
             records.append({"experiment": experiment.name} | summary | {"best": _best(accuracy.frame)})

@@ -120,7 +120,7 @@ def rank_tables(
     over = over_which({name: seeds for name, (_, seeds) in used.items()})
     caption = (
         f"{METRICS[metric].label.capitalize()} at {which}, and below it the rank in its block: data set and partition; "
-        f"{over.replace('(sample standard deviation)', '')}. Ties share their mean rank. "
+        f"{over.replace(' and sample standard deviation', '')}. Ties share their mean rank. "
     )
     if not metric.startswith("ft_") and any(label.startswith("FedAvg+FT") for label in kept):
         caption += "FedAvg is judged after fine-tuning. "

@@ -41,7 +41,7 @@ def summary(folder: Path) -> dict[str, Any]:
     with _reading(folder, "summary.json", {}) as text:
         found = _mapping(json.loads(text))
         if not digests.is_whole(found):
-            raise ValueError("it is not as the run wrote it")
+            raise FedpflError(f"{folder}: summary.json is not as the run wrote it; the run's command says what to do")
         return found
 
 

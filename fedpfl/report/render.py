@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,8 +13,11 @@ import pandas as pd
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.table import Cell, Column, Table
 from fedpfl.report.terminal import terminal
-from fedpfl.report.text import csv_cell, html, latex, markdown, plain
+from fedpfl.report.text import csv_cell, html, latex, markdown, plain, wrapped
 
+_PAGE, _WIDE = 3, 7
+"""The greatest `spare` that a printed page has room for, and how many columns one of two columns of text has."""
+_MINUS = re.compile(r"(?<!\S)-(?=\d)")
 FORMATS = {"terminal": ".txt", "markdown": ".md", "csv": ".csv", "latex": ".tex"}
 
 
@@ -79,43 +83,51 @@ def _markdown(table: Table) -> str:
     places, texts = table.texts("markdown", markdown)
     columns = [table.columns[at] for at in places]
     lines = [f"### {markdown(table.title)}", ""] if table.title else []
-    lines.append("| " + " | ".join(markdown(f"{column.group} {column.heading}".strip()) for column in columns) + " |")
+    lines.append("| " + " | ".join(markdown(column.name) for column in columns) + " |")
     lines.append("|" + "|".join("---:" if column.numeric else "---" for column in columns) + "|")
     for cells, row in zip(table.rows, texts, strict=True):
         both = [row[at] + (f"<br>{markdown(cells[at].below)}" if cells[at].below else "") for at in places]
         lines.append("| " + " | ".join(both) + " |")
-    lines += [line for text in table.prose("markdown") for line in ("", markdown(text))]
+    lines += [line for text in table.prose("markdown", places) for line in ("", markdown(text))]
     if table.commands:
         lines += ["", "Missing cells are filled by:", "", "```", *table.commands, "```"]
     return "\n".join(lines) + "\n"
 
 
 def _latex(table: Table) -> str:
-    r"""Needs `\usepackage{booktabs,graphicx}`."""
-    places, texts = table.texts("latex", latex)
+    r"""Needs `\usepackage{booktabs}`. A page has no room for what a narrow terminal leaves out first."""
+    filled, texts = table.texts("latex", lambda text: _MINUS.sub("$-$", latex(text)))
+    places = [at for at in filled if at >= table.by and table.columns[at].spare <= _PAGE]
     columns = [table.columns[at] for at in places]
+    sparer = [table.columns[at].name for at in filled if table.columns[at].spare > _PAGE]
     top, rules, start = list[str](), list[str](), 1
     for group, size in table.headings(places):
         top.append(rf"\multicolumn{{{size}}}{{c}}{{{latex(group)}}}" if group else "")
         rules += [rf"\cmidrule(lr){{{start}-{start + size - 1}}}"] if group else []
         start += size
+    wide = len(places) > _WIDE
     lines = [
-        r"% \usepackage{booktabs,graphicx}",
+        r"% \usepackage{booktabs}",
+        *([f"% left out: {', '.join(sparer)}"] if sparer else []),
         *(f"% missing: {plain(command)}" for command in table.commands),
-        r"\begin{table*}",
-        rf"\caption{{{latex(' '.join((f'{table.title}.' if table.title else '', *table.prose('latex'))).strip())}}}",
-        r"\resizebox{\textwidth}{!}{%",
+        rf"\begin{{table{'*' * wide}}}",
+        r"\centering" + r"\footnotesize\setlength{\tabcolsep}{4pt}" * wide,
+        *wrapped(rf"\caption{{{latex(' '.join((f'{table.title}.' if table.title else '', table.caption)).strip())}}}"),
         rf"\begin{{tabular}}{{{''.join('r' if column.numeric else 'l' for column in columns)}}}",
         r"\toprule",
         *([" & ".join(top) + r" \\", " ".join(rules)] if rules else []),
         " & ".join(latex(column.heading) for column in columns) + r" \\",
     ]
-    for _, rows in table.blocks():
+    for title, rows in table.blocks():
         lines.append(r"\midrule")
+        lines += [rf"\multicolumn{{{len(places)}}}{{l}}{{\emph{{{latex(title)}}}}} \\"] if table.by else []
         for row in rows:
             lines.append(" & ".join(texts[row][at] for at in places) + r" \\")
-            small = [latex(table.rows[row][at].below) for at in places]
+            small = [_MINUS.sub("$-$", latex(table.rows[row][at].below)) for at in places]
             if any(small):
                 small[0] = small[0] or table.below
                 lines.append(" & ".join(rf"{{\scriptsize {text}}}" if text else "" for text in small) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table*}"]) + "\n"
+    below = latex(" ".join(filter(None, (table.meanings(places), table.marks("latex"), *table.notes))))
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += wrapped(rf"\par\smallskip{{\footnotesize {below}\par}}") if below else []
+    return "\n".join([*lines, rf"\end{{table{'*' * wide}}}"]) + "\n"

@@ -194,8 +194,11 @@ class Run:
     def value(self, name: str, row: Mapping[str, Any] | pd.Series) -> float:
         """Return a metric as tables show it, nan where it is not recorded: that of the row that the run is judged by.
 
-        But traffic is a mean per client and round, seconds are a median over rounds, and hours are of the whole run.
+        But traffic is a mean per client and round, seconds are a median over rounds, hours are of the whole run, and
+        gap is what clients that take part are better by than those that never do.
         """
+        if name == "gap":
+            return self.value("accuracy", row) - self.value("unseen_accuracy", row)
         if name == "hours":
             return self.fact(name)
         if name == "seconds":

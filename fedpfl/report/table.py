@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +26,19 @@ class Column:
 
     kind: `text`, `long` (text that is never cut, below its row where there is no room), or as `number` writes it.
     group: a heading above several columns. spare: a narrow terminal leaves out the columns of the greatest first, those
-    of 0 never.
+    of 0 never. meaning: what a table with it says of its headings, parts with `; ` between them.
     """
 
     heading: str
     kind: str = "text"
     group: str = ""
     spare: int = 0
+    meaning: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called outside its group: `before mean`."""
+        return f"{self.group} {self.heading}".strip()
 
     @property
     def numeric(self) -> bool:
@@ -58,15 +64,15 @@ class Cell:
     state: str = ""
     order: float = math.nan
 
-    def text(self, column: Column) -> str:
-        """Return the cell as people read it: `96.89(0.03)`, `+0.12`, `1.31k`, or nothing."""
+    def text(self, column: Column, pm: bool = False) -> str:
+        """Return the cell as people read it: `96.89(0.03)`, with `pm` `96.89 ± 0.03`, `+0.12`, `1.31k`, or nothing."""
         kind = self.kind or column.kind
         if self.value is None or isinstance(self.value, str):
             return plain(self.value or "") if kind == "long" else clip(self.value or "", 160)
-        spread = f"({number(kind, self.std, 2)})" if kind == "percent" or self.std > 0 else "()"
         if not math.isfinite(self.value):
             return "-" if self.below else ""
-        return number(kind, self.value) + (spread + self.flag).removeprefix("()")
+        spread = number(kind, self.std, 2) if kind == "percent" or self.std > 0 else ""
+        return number(kind, self.value) + (" ± {}" if pm else "({})").format(spread) * bool(spread) + self.flag
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ class Table:
     """A table. rows: a cell per column. frame: the exact numbers, which are what CSV holds.
 
     by: how many of the first columns divide the rows into blocks. notes: what a reader must know besides caption, one
-    line each. below: what second lines of cells are. commands: what fills empty cells.
+    line each. below: what second lines of cells are. commands: what fills empty cells. pm: whether deviations stand
+    behind ± rather than in brackets.
     """
 
     title: str
@@ -86,6 +93,7 @@ class Table:
     by: int = 0
     below: str = ""
     commands: tuple[str, ...] = ()
+    pm: bool = False
 
     @classmethod
     def of(cls, records: Sequence[Mapping[str, Any]], columns: Mapping[str, Column], **others: Any) -> Table:
@@ -107,7 +115,7 @@ class Table:
         styles = {"": "{}"} | _STYLES[form]
         rows = [
             [
-                styles[cell.mark].format(escape(cell.text(column)))
+                styles[cell.mark].format(escape(cell.text(column, self.pm)))
                 for cell, column in zip(row, self.columns, strict=True)
             ]
             for row in self.rows
@@ -122,12 +130,26 @@ class Table:
         if not keys:
             yield self.title, []
 
-    def prose(self, form: str) -> list[str]:
-        """Return what stands below the table: caption, what marks mean, and notes."""
+    def marks(self, form: str) -> str:
+        """Return what marks mean, where there are any."""
         marked = any(cell.mark for row in self.rows for cell in row)
         words = "* best, + second" if form == "terminal" else "Bold: best; underlined: second"
-        words = f"{words} of {'its block' if self.by else 'its column'}, finished runs first." if marked else ""
-        return [line for line in (f"{self.caption} {words}".strip(), *self.notes) if line]
+        return f"{words} of {'its block' if self.by else 'its column'}, finished runs first." if marked else ""
+
+    def meanings(self, places: Iterable[int]) -> str:
+        """Return what the headings of these columns mean, each once."""
+        told = dict.fromkeys(part for at in places for part in self.columns[at].meaning.split("; ") if part)
+        first, *others = told or [""]
+        return "; ".join((first[:1].upper() + first[1:], *others)) + "." if told else ""
+
+    def prose(self, form: str, places: Iterable[int] | None = None) -> list[str]:
+        """Return what stands below the table: caption, what headings and marks mean, and notes.
+
+        places: of the columns that are shown, by default all that hold anything.
+        """
+        about = self.meanings(self.texts(form, str)[0] if places is None else places)
+        first = " ".join(filter(None, (self.caption, about, self.marks(form))))
+        return [line for line in (first, *self.notes) if line]
 
     def headings(self, places: Sequence[int]) -> list[tuple[str, int]]:
         """Return the groups of these columns, each with the number of columns that it spans."""

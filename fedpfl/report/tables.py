@@ -5,63 +5,83 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedpfl.ground.errors import FedpflError
-from fedpfl.record.columns import METRICS, VALIDATION, names
+from fedpfl.ground.errors import FedpflError, one_of
+from fedpfl.record.columns import METRICS, VALIDATION, Metric
 from fedpfl.report.grouping import Group, by, groups, worlds
-from fedpfl.report.load import to_stderr
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, mark, summed_up
 from fedpfl.report.text import few, span
 
 SELECTIONS = ("last", "best-checkpoint", "validation")
 ACCURACIES = ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled")
-UNSEEN = ("unseen_accuracy", "unseen_accuracy_worst10", "unseen_ft_accuracy")
-TRAFFIC = names("traffic")
-CURVES = (*ACCURACIES, "loss", VALIDATION, "unseen_accuracy", "unseen_ft_accuracy")
-"""What `compare` may draw over rounds."""
+CURVES = tuple(name for name, metric in METRICS.items() if metric.best)
+"""What may be drawn over rounds."""
 
 ROW = {"dataset": Column("data set"), "partition": Column("partition"), "method": Column("method")}
+SHOWN = {
+    **{"accuracy": 0, "accuracy_pooled": 4, "accuracy_worst10": 3, "ft_accuracy": 2, "ft_accuracy_pooled": 5},
+    **{VALIDATION: 4, "unseen_accuracy": 2, "unseen_accuracy_worst10": 5, "unseen_ft_accuracy": 3, "gap": 2},
+    **{"published": 1, "difference": 1, "difference_pooled": 6},
+    **{"values_down": 9, "values_up": 9, "bits_down": 7, "bits_up": 7, "seconds": 8},
+    **{"round": 0, "seeds": 0, "status": 0},
+}
+"""What the table shows where no columns are chosen: each one's `spare`."""
+_ABSENT = (VALIDATION, "unseen_accuracy", "unseen_accuracy_worst10", "unseen_ft_accuracy", "gap")
+"""What of it only some runs have: not even CSV has an empty column for the others."""
 
 
-def _metric(name: str, group: str = "", spare: int = 0, heading: str = "") -> Column:
-    metric = METRICS[name]
-    return Column(heading or metric.heading, metric.kind, group, spare)
+_MEANINGS = {
+    "mean": "mean: over clients",
+    "pooled": "pooled: over all their test samples",
+    "worst 10%": "worst 10%: mean of the clients' worst decile",
+    "before": "before: personal models as they stand",
+    "fine-tuned": "fine-tuned: after {} more",
+    "validation": "validation: on held-out training samples",
+    "unseen": "unseen: clients that never take part, and are in no other column",
+    "cohort": "cohort: of the round's clients",
+    "values": "values and bits: per client and round",
+    "bits": "values and bits: per client and round",
+    "s/round": "s/round: median",
+    "gap": "gap: the participation gap, mean before minus unseen mean, in points",
+}
+"""By heading or group."""
 
 
-ACCURACY_COLUMNS = ROW | {
-    "accuracy": _metric("accuracy", "before"),
-    "accuracy_pooled": _metric("accuracy_pooled", "before", 4),
-    "accuracy_worst10": _metric("accuracy_worst10", "before", 3),
-    "ft_accuracy": _metric("ft_accuracy", "fine-tuned", 2),
-    "ft_accuracy_pooled": _metric("ft_accuracy_pooled", "fine-tuned", 5),
-    VALIDATION: _metric(VALIDATION, spare=4, heading="validation"),
-    "unseen_accuracy": _metric("unseen_accuracy", "unseen", 2),
-    "unseen_accuracy_worst10": _metric("unseen_accuracy_worst10", "unseen", 5),
-    "unseen_ft_accuracy": _metric("unseen_ft_accuracy", "unseen", 3, "fine-tuned"),
-    "gap": Column("gap", "difference", "unseen", spare=2),
-    "published": Column("value", "percent", "published", spare=1),
-    "difference": Column("Δ mean", "difference", "published", spare=1),
-    "difference_pooled": Column("Δ pooled", "difference", "published", spare=6),
-    "values_down": _metric("values_down", "values", 9),
-    "values_up": _metric("values_up", "values", 9),
-    "bits_down": _metric("bits_down", "bits", 7),
-    "bits_up": _metric("bits_up", "bits", 7),
-    "seconds": _metric("seconds", spare=8),
+def _column(heading: str, kind: str, *group: str) -> Column:
+    meaning = "; ".join(_MEANINGS[word] for word in (*group, heading) if word in _MEANINGS)
+    return Column(heading, kind, ", ".join(group), meaning=meaning)
+
+
+def _metric(metric: Metric) -> Column:
+    groups = {"traffic": (metric.words.split()[0],), "time": (), "test": () if metric.tuned else ("before",)}
+    tuned = ("fine-tuned",) if metric.tuned else ()
+    return _column(metric.heading, metric.kind, *groups.get(metric.about, (metric.about,)), *tuned)
+
+
+COLUMNS = {
+    **{name: _metric(metric) for name, metric in METRICS.items()},
+    "gap": _column("gap", "difference", "unseen"),
+    "published": Column("value", "percent", "published"),
+    "difference": Column("Δ mean", "difference", "published"),
+    "difference_pooled": Column("Δ pooled", "difference", "published"),
+    "hours": Column("hours", "number"),
     "round": Column("round", "whole"),
     "seeds": Column("seeds", "whole"),
     "status": Column("status"),
 }
+"""What a table may show of a configuration."""
 
 
 class Beside(NamedTuple):
     """What stands beside a table's rows: of each a published accuracy and its deviation, in percent, or nan."""
 
     values: Sequence[tuple[float, float]]
-    caption: str
+    meaning: str
     notes: tuple[str, ...] = ()
 
 
@@ -69,38 +89,41 @@ def accuracy_table(
     runs: Iterable[Run],
     select: str = "last",
     every: int = 1,
-    warn: Callable[[str], None] = to_stderr,
     beside: Callable[[Sequence[Group]], Beside] | None = None,
+    chosen: Sequence[str] = (),
 ) -> Table:
     """Make the table with a row per data set, partition and configuration.
 
     select: `last` judges the last evaluation of a run; `validation` the one of highest accuracy on held-out samples;
     `best-checkpoint` the one of highest accuracy, which looks at test data and exists to match the published rule.
     every: with `best-checkpoint`, look at the evaluations after multiples of this many rounds only (published: 100).
-    beside: says what is published. Raises FedpflError for an unknown selection.
+    beside: says what is published. chosen: of COLUMNS, in this order; by default SHOWN. Raises FedpflError for an
+    unknown selection or column.
     """
-    if select not in SELECTIONS:
-        raise FedpflError(f"unknown selection {select!r}; choose one of: {', '.join(SELECTIONS)}")
+    for known, word in ((SELECTIONS, select), *((COLUMNS, name) for name in chosen)):
+        if word not in known:
+            raise FedpflError(f"no such {'selection' if known is SELECTIONS else 'column'}: {one_of(known, word)}")
     gathered = groups(runs)
     published = beside(gathered) if beside else Beside([(math.nan, math.nan)] * len(gathered), "")
-    records = [_record(group, select, every, *own) for group, own in zip(gathered, published.values, strict=True)]
-    for record, group in zip(records, gathered, strict=True):
-        if not record["round"]:
-            kind = "with held-out samples" if select == "validation" else "of all clients"
-            warn(f"{group.title}: no evaluation {kind} to judge")
+    keys = tuple(dict.fromkeys(chosen or SHOWN))
+    records = [_record(group, select, every, keys, *own) for group, own in zip(gathered, published.values, strict=True)]
+    if not chosen:
+        keys = tuple(key for key in keys if key not in _ABSENT or any(one[key] == one[key] for one in records))
+    meanings = {key: COLUMNS[key].meaning.format(_tuning(gathered)) for key in keys} | {"published": published.meaning}
+    columns = ROW | {
+        key: replace(COLUMNS[key], spare=0 if chosen else SHOWN[key], meaning=meanings[key]) for key in keys
+    }
+    frame = pd.DataFrame(records)
+    frame = frame[[name for key in (*columns, "seed_list") for name in (key, f"{key}_seed_std") if name in frame]]
     notes = (*published.notes, *chosen_on(select), *emptiness(gathered, select, every), *_unmet(gathered))
-    notes += (*worlds(gathered), *_codes(gathered))
-    absent = {key for key in (VALIDATION, *UNSEEN, "gap") if all(math.isnan(record[key]) for record in records)}
-    columns = {key: column for key, column in ACCURACY_COLUMNS.items() if key not in absent}
-    for record in records:
-        for key in absent:
-            del record[key], record[f"{key}_seed_std"]
-    caption = _caption(gathered, records, select, every, published.caption)
-    table = Table.of(records, columns, caption=caption, notes=notes, by=2)
+    unjudged = [one.title for one in gathered if not judged(one, select, every) and not _blind(one, select)]
+    notes += (*_note("No evaluation to judge yet", unjudged), *worlds(gathered), *_codes(gathered))
+    caption = _caption(gathered, select, every)
+    table = Table.of(records, columns, frame=frame, caption=caption, notes=notes, by=2)
     for _, places in table.blocks():
         finished = [gathered[place].used[0].status == "finished" for place in places]
         for at, key in enumerate(columns):
-            if key in (*ACCURACIES, *UNSEEN):
+            if key in METRICS and METRICS[key].best == "max" and key != VALIDATION:
                 mark([table.rows[place][at] for place in places], finished)
     return table
 
@@ -153,11 +176,7 @@ def chosen_on(select: str) -> tuple[str, ...]:
 
 def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "accuracy") -> tuple[str, ...]:
     """Say which judged evaluations hold no accuracy, or that none can be chosen, which leaves cells empty."""
-    blind = [
-        group.title
-        for group in gathered
-        if select == "validation" and not judged(group, select) and any(len(run.evaluations) for run in group.used)
-    ]
+    blind = [group.title for group in gathered if _blind(group, select)]
     silent = [
         f"{group.title} (seed {run.seed}, round {int(row['round'])})"
         for group in gathered
@@ -168,6 +187,11 @@ def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "acc
         *_note("Empty, as no samples are held out to choose a round by (validation=0.1 does)", blind),
         *_note("Empty, as a model was not finite or no client has test samples", silent),
     )
+
+
+def _blind(group: Group, select: str) -> bool:
+    evaluated = any(len(run.evaluations) for run in group.used)
+    return select == "validation" and evaluated and not judged(group, select)
 
 
 def _unmet(gathered: Sequence[Group]) -> list[str]:
@@ -203,30 +227,32 @@ def over_which(seeds: Mapping[str, Sequence[int]]) -> str:
         return "no runs"
     if len(by_seeds) == 1:
         (own,) = by_seeds
-        return f"mean(sample standard deviation) over seeds {own}" if "," in own else f"one seed ({own})"
+        return f"mean and sample standard deviation over seeds {own}" if "," in own else f"one seed ({own})"
     told = [f"{own} ({few(rows)})" for own, rows in sorted(by_seeds.items(), key=lambda item: -len(item[1]))]
-    return f"mean(sample standard deviation) over different seeds: {'; '.join(told)}"
+    return f"mean and sample standard deviation over different seeds: {'; '.join(told)}"
 
 
-def _record(group: Group, select: str, every: int, published: float, published_std: float) -> dict[str, Any]:
-    rows = judged(group, select, every)
+def _record(
+    group: Group, select: str, every: int, keys: Iterable[str], published: float, published_std: float
+) -> dict[str, Any]:
     # Seeds without an evaluation yet say nothing, unless there is no other.
-    used = list(rows) or list(group.used)
-    record = row_of(group)
-    for key in (*ACCURACIES, VALIDATION, *UNSEEN):
-        record |= summed_up(key, [run.value(key, row) for run, row in rows.items()])
-    gaps = [run.value("accuracy", row) - run.value("unseen_accuracy", row) for run, row in rows.items()]
-    record |= summed_up("gap", gaps)
-    record |= {"published": published, "published_seed_std": published_std}
-    record["difference"] = record["accuracy"] - published
-    record["difference_pooled"] = record["accuracy_pooled"] - published
-    for key in (*TRAFFIC, "seconds"):
-        record |= summed_up(key, [run.value(key, {}) for run in used])
-    return record | {
-        "round": span([int(row["round"]) for row in rows.values()]) or None,
-        "seeds": len(used),
-        "seed_list": " ".join(str(run.seed) for run in used),
+    rows = judged(group, select, every) or dict.fromkeys(group.used, pd.Series(dtype=float))
+    told = {
+        "published": published,
+        "published_seed_std": published_std,
+        "round": span([int(row["round"]) for row in rows.values() if len(row)]) or None,
+        "seeds": len(rows),
+        "seed_list": " ".join(str(run.seed) for run in rows),
         "status": group.status,
+    }
+    record = row_of(group)
+    for key in dict.fromkeys((*keys, "accuracy", "accuracy_pooled")):
+        if key not in told and not key.startswith("difference"):
+            record |= summed_up(key, [run.value(key, row) for run, row in rows.items()])
+    return record | {
+        **told,
+        "difference": record["accuracy"] - published,
+        "difference_pooled": record["accuracy_pooled"] - published,
     }
 
 
@@ -235,33 +261,22 @@ def row_of(group: Group) -> dict[str, Any]:
     return {"dataset": group.dataset, "partition": group.partition, "method": group.method}
 
 
-def _caption(gathered: list[Group], records: list[dict[str, Any]], select: str, every: int, published: str) -> str:
-    def shown(key: str) -> bool:
-        return not all(math.isnan(record.get(key, math.nan)) for record in records)
+def _tuning(gathered: Iterable[Group]) -> str:
+    """How long models were fine-tuned: `5 local epochs`."""
+    told = {run.get("eval.finetune_epochs") for group in gathered for run in group.used}
+    epochs = {count for count in told if isinstance(count, int) and count > 0}
+    return f"{span(epochs)} local epoch{'s' if epochs != {1} else ''}"
 
-    told = [run.get("eval.finetune_epochs") for group in gathered for run in group.used]
-    tuning = {epochs for epochs in told if isinstance(epochs, int) and epochs > 0} or {0}
-    which = "the last evaluation of each run"
+
+def _caption(gathered: list[Group], select: str, every: int) -> str:
+    which = "the last evaluation"
     if select == "best-checkpoint":
-        among = "its evaluations" if every == 1 else f"its evaluations after multiples of {every} rounds"
-        which = f"the best of {among}"
+        which = "the best evaluation" + (f" after a multiple of {every} rounds" if every > 1 else "")
     elif select == "validation":
-        which = "each run's first evaluation of the best validation accuracy"
+        which = "the first evaluation of the best validation accuracy"
     alone = len({group.setting for group in gathered}) == 1
-    rows = [group.method if alone else group.title for group in gathered]
-    seeds = {row: [int(seed) for seed in own["seed_list"].split()] for row, own in zip(rows, records, strict=True)}
-    parts = [
-        f"Test accuracy in percent over all clients at {which} (column round); {over_which(seeds)}.",
-        "Mean: over clients; pooled: over all their test samples; worst 10%: the clients' worst decile.",
-        "Before: each client's personal model as it stands"
-        + (f"; fine-tuned: after {span(tuning)} local epochs more." if shown("ft_accuracy") else "."),
-    ]
-    if shown(VALIDATION):
-        parts.append("Validation: mean over clients, on training samples that are held out.")
-    if any(map(shown, UNSEEN)):
-        parts.append(
-            "Unseen: clients that never take part, as newcomers, and in no other column; gap: the participation gap, "
-            "mean before minus unseen mean, in points."
-        )
-    parts.append("Values and bits: per client that took part and round; s/round: median over rounds.")
-    return " ".join([*parts, published] if shown("published") else parts)
+    seeds = {
+        group.method if alone else group.title: [run.seed for run in judged(group, select, every) or group.used]
+        for group in gathered
+    }
+    return f"Test accuracy in percent at {which}; {over_which(seeds)}."

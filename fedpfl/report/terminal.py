@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from fedpfl.report.table import Column, Table
-from fedpfl.report.text import plain
+from fedpfl.report.text import plain, wrapped
 
 _GAP = 2
 
@@ -37,14 +37,14 @@ def terminal(table: Table, width: int | None) -> str:
                 out += _lines([texts[row][at] for at in block], block, widths, table.columns)
                 out += [f"    {texts[row][under]}"] if under is not None and block is parts[-1] else []
             out.append("")
-    prose = table.prose("terminal")
+    prose = table.prose("terminal", places)
     if left_out:
-        names = [f"{table.columns[at].group} {table.columns[at].heading}".strip() for at in sorted(left_out)]
+        names = [table.columns[at].name for at in sorted(left_out)]
         prose.append(
             f"Left out of {width} columns: {', '.join(names)}. A wider window shows them, and so does | less -S."
         )
     for line in map(plain, prose):
-        out += textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if width else [line]
+        out += wrapped(line, width)
     out += ["Missing cells are filled by:", *(f"  {command}" for command in table.commands)] if table.commands else []
     return "\n".join(out).rstrip("\n") + "\n"
 

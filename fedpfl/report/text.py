@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import textwrap
 from collections.abc import Collection, Iterable
 from html import escape
 from typing import Any
@@ -50,6 +51,11 @@ def span(numbers: Collection[int]) -> str:
     """Return `3`, or `3–7` for the least and the greatest of different numbers; nothing for none."""
     low, high = (min(numbers), max(numbers)) if numbers else ("", "")
     return str(low) if low == high else f"{low}–{high}"
+
+
+def wrapped(text: str, width: int | None = None) -> list[str]:
+    """Return prose as lines, by default of at most 120 characters; words stay whole."""
+    return textwrap.wrap(text, width or 120, break_long_words=False, break_on_hyphens=False)
 
 
 def bare(name: str) -> str:

@@ -21,8 +21,8 @@ from fedpfl.runner.faults import Diverged
 from fedpfl.runner.models import Models
 
 IMPURE = (
-    "method={method} draws global random numbers ({names}): they are seeded so that the run repeats, which takes one "
-    "client at a time; draw in `sample` instead (docs/safety.md)"
+    "method={method} draws global random numbers ({names}): they are seeded so that the run repeats, for which the "
+    "loop backend takes one client at a time; draw in `sample` instead (docs/safety.md)"
 )
 
 

@@ -69,7 +69,7 @@ def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder: Path, capsys: 
     (folder / "here").mkdir()
     (folder / "here/mine.py").write_text(MINE)
     assert fedpfl.load(folder / "run", plugins=[folder / "here/mine.py"]).personal(0)
-    assert export.main([str(folder / "run"), str(folder / "out"), f"plugins=[{folder / 'here.py'}]"]) == 0
+    assert export.main([str(folder / "run"), str(folder / "out"), f"plugins=[{folder / 'here/mine.py'}]"]) == 0
 
 
 def test_a_sweep_takes_plugins_methods_and_others(folder: Path) -> None:
@@ -206,6 +206,7 @@ def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> 
         (None, "plugins: {}: No such file or directory; name a Python file that there is"),
         ("x = 1", "plugins: {} adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of names"),
         ("a = 1\nb = c", "plugins: {}:2: NameError: name 'c' is not defined"),
+        ("a = 1\nraise SystemExit(0)", "plugins: {}:2: SystemExit: 0"),
         ("def f(:", "plugins: {}:1: SyntaxError: invalid syntax"),
         ("METHODS = {'mine': int}", "plugins: {}: method=mine must be a subclass of fedpfl.methods.Method"),
         ("MODELS = {'mine': 3}", "plugins: {}: model=mine must be a class or a function, got 3"),

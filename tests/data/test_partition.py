@@ -403,7 +403,7 @@ ONE = np.arange(4)
         (Partition((ONE,), (ONE + 4,)), "clients must be 1, as partition=own deals to so many, got 2"),
         (Partition((ONE, ONE), (ONE + 4,)), "clients must be 1, as partition=own deals to so many, got 2"),
         (Partition((ONE, ONE), (ONE + 4,) * 2, validation=(ONE + 4,) * 3), "clients must be 3, as partition=own deals"),
-        (Partition((ONE, ONE), (ONE + 4, ONE + 9)), "partition=own: client 1 has sample 12, and the data set has 12"),
+        (Partition((ONE, ONE), (ONE[:0], ONE + 9)), "partition=own: client 1 has sample 12, and the data set has 12"),
         (Partition((ONE, ONE - 1), (ONE + 4,) * 2), "partition=own: client 1 has sample -1, and the data set has 12"),
         (Partition((ONE, ONE[:0]), (ONE + 4,) * 2), "partition=own: client 1 has no training samples; leave it out"),
         (Partition((ONE, [1]), (ONE + 4,) * 2), "partition=own: client 1 has train samples that are no array of whole"),

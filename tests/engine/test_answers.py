@@ -117,6 +117,7 @@ WRONG = {
         (lambda self, server, client, params, epochs: [], "returned an empty list"),
         (lambda self, server, client, params, epochs: [Phase(-1)], "returned a phase of -1 epochs"),
         (lambda self, server, client, params, epochs: [Phase(0.5)], "returned a phase of 0.5 epochs"),
+        (lambda self, server, client, params, epochs: [Phase(1, batches=0)], "returned a phase of 0 batches"),
         (
             lambda self, server, client, params, epochs: [Phase(1, {"fc.bias": True})],
             "mask lacks the entry conv.weight",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedpfl
 from fedpfl.engine import Engine, Tuning, begin, impure, make, play
 from fedpfl.engine.backend import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws, seeded
@@ -134,6 +135,19 @@ def test_what_it_draws_does_not_depend_on_the_runs_beside_it(backend):
         assert torch.equal(alone.loss[0], together[0].loss[2])
 
 
+class Telling(FedAvg):
+    def finish(self, server, client, start, end):
+        return {"drawn": torch.rand(())}, client
+
+
+def test_each_client_round_and_seed_draws_numbers_of_its_own(backend):
+    net, method = tiny(), Telling()
+    state, runner = begin(method, net, 5, CPU), make(Engine(backend), net, CPU)
+    draws = [Draws(0, "train", 1), Draws(0, "train", 2), Draws(1, "train", 1)]
+    parts = [runner.participate(method, FEDERATION, state, [0, 1, 2], SHORT, own) for own in draws]
+    assert len(torch.cat([part.uploads["drawn"] for part in parts]).unique()) == 9
+
+
 def test_a_method_that_draws_from_what_it_is_given_is_asked_once(monkeypatch):
     drawn = []
     net, method = tiny(), FedAvg()
@@ -173,3 +187,8 @@ def test_a_run_tells_once_in_one_line(tmp_path, monkeypatch):
     (path,) = tmp_path.glob("outputs/digits/fedavg/*/seed42")
     assert (path / "run.log").read_text().count("global random numbers") == 1
     assert len(table(path / "rounds.csv")) == 2
+    loaded = fedpfl.load(path)
+    assert_same(loaded.personal(1), loaded.personal(1))  # which draws in before_evaluation
+    x, y = loaded.samples(1)
+    correct = (loaded.predict(1, x).argmax(1) == y).double().mean()
+    assert 100 * float(correct) == pytest.approx(loaded.clients["accuracy"][1])

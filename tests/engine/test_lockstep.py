@@ -226,7 +226,7 @@ def test_killed_and_started_again_each_job_resumes(tmp_path):
     assert "resumed" in result.err
     same_runs(tmp_path, own)
     again = call(*arguments, cwd=tmp_path)
-    assert again.out.count("already finished") == 3
+    assert again.err.count("already finished") == 3
 
 
 @pytest.mark.full

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,13 @@ from fedpfl.report.render import render
 from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
 from tests.report import test_report
-from tests.report.test_report import row_of, silent, write_run
+from tests.report.test_report import row_of, write_run
 
 root = test_report.root
 
 
 def table_of(folder: Path) -> Table:
-    return accuracy_table(runs(folder), warn=silent, beside=beside)
+    return accuracy_table(runs(folder), beside=partial(beside, everywhere=True))
 
 
 def test_published_value_and_difference(root: Path) -> None:
@@ -31,7 +33,7 @@ def test_published_value_and_difference(root: Path) -> None:
     assert row["difference_pooled"] == pytest.approx(96.0 - 96.89)
     assert row_of(table, "FedAvg")["published"] == 87.29
     assert table.notes[0].startswith("Set-up that differs from the published one: rounds 4 (published 400)")
-    assert "authors' logs pooled" in table.caption
+    assert "authors' logs pooled" in " ".join(table.prose("markdown"))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,17 @@ def test_no_published_columns_where_nothing_is_published(tmp_path: Path) -> None
     table = table_of(tmp_path)
     assert "published" not in render(table, "markdown").lower()
     assert not table.notes
+
+
+def test_published_values_stand_beside_the_papers_set_up_alone(tmp_path: Path) -> None:
+    write_run(tmp_path / "same", rounds=400)
+    write_run(tmp_path / "other", rounds=400, clients=10, method={"name": "fedper"})
+    table = accuracy_table(runs(tmp_path), beside=beside)
+    assert row_of(table, "FedAvg (clients=100)")["published"] == 87.29
+    assert math.isnan(row_of(table, "FedPer (clients=10)")["difference"])
+    assert "Set-up that differs" not in " ".join(table.notes)
+    table = accuracy_table(runs(tmp_path, where=["clients=10"]), beside=beside)
+    assert "ublished" not in render(table)
 
 
 def test_what_an_older_run_does_not_tell_is_no_departure(tmp_path: Path) -> None:

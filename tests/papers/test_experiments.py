@@ -195,7 +195,16 @@ def test_what_was_run_with_momentum_keeps_its_identity():
     former = "method=fedobp", "dataset=fmnist", "partition.alpha=0.1", "local.momentum=0.7"
     assert identity(resolved("experiment=fedobp/paper", *former)) == "44f56df280"
     assert identity(resolved("experiment=fedobp/paper", *former[:-1])) != "44f56df280"
-    assert resolved()["local"]["momentum"] == 0.0
+
+
+def test_the_default_is_the_papers_fedobp():
+    """Table III's CIFAR100 cell at Dir(0.1) but for the split, by q of Table II and local SGD."""
+    cfg = resolved("method=fedobp", "dataset=cifar100")
+    assert (cfg["method"]["q"], cfg["method"]["score"], cfg["method"]["ema"]) == (0.9998, "obp", 0.0)
+    same = ("rounds", "clients", "participation", "local", "model")
+    paper = resolved("experiment=fedobp/table3", "method=fedobp", "dataset=cifar100")
+    assert {key: cfg[key] for key in same} == {key: paper[key] for key in same}
+    assert cfg["local"]["momentum"] == 0.0
 
 
 # In small

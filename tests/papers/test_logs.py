@@ -79,6 +79,9 @@ def test_runs_of_the_files_settings_stand_beside_them(tmp_path: Path, capsys: py
     }.items():
         add(tmp_path, f"obp {name}", 50.0, EARLIER | {"q": 0.99505, "ema": 0.5} | method)
     gathered = groups(runs(tmp_path))
+    add(tmp_path, "flute", 20.0, {"name": "flute"})
+    table = TABLES["fedobp/public_logs"].make(groups(runs(tmp_path)), Selection())
+    assert any(note.startswith("FLUTE: ") for note in table.notes)
     frame = TABLES["fedobp/public_logs"].make(gathered, Selection()).frame
     assert frame["round"].tolist() == [100, 200] * 2
     avg = frame[frame["method"].str.startswith("FedAvg")].iloc[0]
@@ -91,7 +94,7 @@ def test_runs_of_the_files_settings_stand_beside_them(tmp_path: Path, capsys: py
         for path in FIGURES["fedobp/public_curves"].draw("fedobp/public_curves", gathered, tmp_path, Selection())
     } == {".png", ".pdf"}
     assert main(["paper", "fedobp/public_logs", str(tmp_path), "--format", "csv"]) == 0
-    assert capsys.readouterr().out.count("CIFAR100") == 4
+    assert capsys.readouterr().out.count("CIFAR100") == 6
 
 
 def test_medmnist_stands_beside_its_files_with_their_normalisation_alone(tmp_path: Path) -> None:

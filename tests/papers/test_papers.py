@@ -608,6 +608,25 @@ def test_the_weight_of_past_scores_is_that_of_the_public_files() -> None:
         assert resolve(composed(*job))["method"]["ema"] == known
 
 
+SCALED = {
+    "mnist": ([0.1307], [0.3015]),
+    "fmnist": ([0.286], [0.3205]),
+    "emnist": ([0.1736], [0.3248]),
+    "svhn": ([0.4377, 0.4438, 0.4728], [0.1201, 0.1231, 0.1052]),
+    "cifar10": ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.201]),
+    "cifar100": ([0.5071, 0.4865, 0.4409], [0.2009, 0.1984, 0.2023]),
+    "organamnist_as_published": ([118.7546], [62.3489]),
+    "organcmnist_as_published": ([124.424], [58.8092]),
+}
+"""Constants of FedOBP's public code, a fork of FL-bench."""
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_images_are_scaled_as_in_the_public_code(name: str) -> None:
+    dataset = composed(f"dataset={name}").dataset
+    assert (dataset.mean, dataset.std) == SCALED[name]
+
+
 def test_figure_6_has_as_many_personal_entries_as_its_code_divides_by() -> None:
     sizes = {"cifar10": 878_538, "svhn": 878_538, "cifar100": 924_708, "emnist": 608_702}
     sizes |= {"mnist": 582_026, "fmnist": 582_026, "organamnist": 582_539, "organcmnist": 582_539, "digits": 582_026}

@@ -293,6 +293,18 @@ def test_an_interrupted_run_of_an_older_version_is_refused(runs: dict[str, Path]
     assert f"{run}/state.pt is of an older version; restart=true" in refusal(run, *RUN)
 
 
+def test_an_interrupted_run_from_before_digests_were_noted_goes_on(runs: dict[str, Path], tmp_path: Path) -> None:
+    run = copied(runs["interrupted"], tmp_path)
+    rewrite_summary(run, without=("files",))
+    (run / "run.sums").unlink()
+    payload = torch.load(run / "state.pt", weights_only=True)
+    torch.save({key: value for key, value in payload.items() if key != "data"}, run / "state.pt")
+    assert len(fedpfl.load(run).rounds) == 3
+    assert fedpfl.load(run).personal(0)
+    play(run, *RUN)
+    assert_ends_as(run, runs["finished"])
+
+
 IRREGULAR: dict[str, Callable[[Path, Path], Any]] = {
     "pipe": lambda path, victim: os.mkfifo(path),
     "folder": lambda path, victim: path.mkdir(),
@@ -310,7 +322,7 @@ def test_what_is_no_regular_file_is_refused(kind: str, status: str, runs: dict[s
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
     for number, name in enumerate(
-        (*FILES, "run.log", "run.lock", "partition.png", ".state.pt.tmp", ".summary.json.tmp")
+        (*FILES, "run.log", "run.lock", "run.sums", "partition.png", ".state.pt.tmp", ".summary.json.tmp")
     ):
         run = tmp_path / str(number)
         shutil.copytree(runs[status], run) if status in runs else run.mkdir()
@@ -792,11 +804,11 @@ def test_restart_in_a_sweep(launcher: str, tmp_path: Path) -> None:
     first = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("state.pt")}
     assert len(first) == 2
     result = call(*sweep, "restart=true", cwd=tmp_path)
-    assert (result.code, result.out.count("already finished")) == (0, 0)
+    assert (result.code, result.err.count("already finished")) == (0, 0)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("state.pt")}.keys() == first.keys()
     assert all(path.stat().st_mtime_ns > then for path, then in first.items())
     again = call(*sweep, cwd=tmp_path)
-    assert (again.code, again.out.count("already finished")) == (0, 2)
+    assert (again.code, again.err.count("already finished")) == (0, 2)
 
 
 def test_restart_is_no_part_of_what_a_run_is() -> None:

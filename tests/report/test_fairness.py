@@ -19,6 +19,7 @@ from fedpfl.report.fairness import fairness_table, harm
 from fedpfl.report.html import write
 from fedpfl.report.load import runs
 from fedpfl.report.table import Table
+from fedpfl.report.tables import accuracy_table
 from tests.report.test_html import Page
 from tests.report.test_report import write_run
 
@@ -71,12 +72,13 @@ def test_harm_by_hand(root: Path) -> None:
 
 def test_the_baselines_are_rows_too(root: Path) -> None:
     table = table_of(root)
-    tuned, local = row_of(table, "FedAvg+FT"), row_of(table, "Local-Only")
+    tuned, local = row_of(table, "FedAvg"), row_of(table, "Local-Only")
     assert (tuned["accuracy"], tuned["harmed_local_only"], tuned["loss_local_only"]) == (50, 10, 38.5)
     assert (local["harmed_fedavg"], local["change_fedavg"]) == (90, -90)
     assert math.isnan(tuned["harmed_fedavg"])
     assert math.isnan(local["harmed_local_only"])
-    assert "FedAvg after fine-tuning (ft_accuracy)" in table.caption
+    assert "FedAvg's after fine-tuning (FedAvg+FT)" in table.caption
+    assert [*table.frame["method"]] == [*accuracy_table(runs(root)).frame["method"]], "rows are named alike"
     assert table.notes == ()
 
 
@@ -191,7 +193,7 @@ def test_the_page(root: Path) -> None:
     titles = [one["text"] for one in page.figure("fairness", "FedAvg+FT")["layout"]["annotations"]]
     assert "FedPer: 30 % harmed" in titles
     titles = [one["text"].split(":")[0] for one in page.figure("fairness", "Local-Only")["layout"]["annotations"]]
-    assert "FedAvg+FT" in titles
+    assert titles == ["FedAvg", "FedPer"]
     assert page.row("fairness", "FedPer")[4:7] == ["30.00", "11.00", "-20.00"]
     (root / "fedavg/seed0/clients.csv").unlink()
     (root / "local/seed0/clients.csv").unlink()

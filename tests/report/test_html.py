@@ -198,7 +198,7 @@ def test_accuracy_table_marks_best_and_second_of_the_finished(root: Path) -> Non
     assert "<u>87.00</u>" in page.source
     assert page.row("accuracy", "FedPer")[1] == "99.00"
     assert "<b>99.00</b>" not in page.source, "a run that is not finished does not compete"
-    assert "Test accuracy in percent over all clients at the last evaluation" in page.text
+    assert "Test accuracy in percent at the last evaluation" in page.text
     best = Page(write([root], root / "report", "best-checkpoint", 1, warn=silent)[0])
     assert best.row("accuracy", "FedOBP")[1] == "96.00(0.00)"
     assert "chosen on test data" in best.text
@@ -414,7 +414,7 @@ def test_a_run_without_evaluation_or_traffic(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     assert page.data["charts"]["curves"] == []
     assert page.row("cost", "FedAvg") == ["FedAvg"]  # empty columns are left out
-    assert "no evaluation of all clients to judge" in page.text
+    assert "No evaluation to judge yet: FedAvg on FMNIST" in page.text
     assert {attrs["id"] for tag, attrs in page.elements if tag == "section"} == {"runs", "accuracy", "cost"}
 
 

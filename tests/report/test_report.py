@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.record import digests
-from fedpfl.report import groups, runs
+from fedpfl.report import figures, groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import read
 from fedpfl.report.render import render
@@ -190,7 +191,7 @@ def test_data_set_labels(tmp_path: Path, values: dict[str, Any], label: str) -> 
 
 
 def test_last_evaluation_mean_and_std_over_seeds(root: Path) -> None:
-    row = row_of(accuracy_table(runs(root), warn=silent), "FedOBP")
+    row = row_of(accuracy_table(runs(root)), "FedOBP")
     assert row["accuracy"] == 95.0  # of 94 and 96
     assert row["accuracy_seed_std"] == pytest.approx(2**0.5)
     assert row["accuracy_pooled"] == 96.0
@@ -201,7 +202,7 @@ def test_last_evaluation_mean_and_std_over_seeds(root: Path) -> None:
 
 
 def test_one_seed_has_no_spread(root: Path) -> None:
-    table = accuracy_table(runs(root), warn=silent)
+    table = accuracy_table(runs(root))
     row = row_of(table, "FedAvg")
     assert row["accuracy"] == 87.0
     assert row["accuracy_seed_std"] != row["accuracy_seed_std"]
@@ -209,18 +210,18 @@ def test_one_seed_has_no_spread(root: Path) -> None:
 
 
 def test_best_checkpoint_only_when_asked_for(root: Path) -> None:
-    row = row_of(accuracy_table(runs(root), "best-checkpoint", warn=silent), "FedOBP")
+    row = row_of(accuracy_table(runs(root), "best-checkpoint"), "FedOBP")
     assert row["accuracy"] == 96.0  # of 96 (round 2) and 96 (round 4)
     assert row["accuracy_seed_std"] == 0.0
     assert row["round"] == "2–4"
-    row = row_of(accuracy_table(runs(root), "best-checkpoint", every=4, warn=silent), "FedOBP")
+    row = row_of(accuracy_table(runs(root), "best-checkpoint", every=4), "FedOBP")
     assert (row["accuracy"], row["round"]) == (95.0, "4")
-    with pytest.raises(FedpflError, match="choose one of: last, best-checkpoint"):
+    with pytest.raises(FedpflError, match="one of last, best-checkpoint, validation, got 'max'"):
         accuracy_table(runs(root), "max")
 
 
 def test_traffic_is_per_client_and_round_and_seconds_are_the_median(root: Path) -> None:
-    row = row_of(accuracy_table(runs(root), warn=silent), "FedAvg")
+    row = row_of(accuracy_table(runs(root)), "FedAvg")
     assert row["values_down"] == 700.0  # (10000 + 3 * 6000) / 4 rounds / 10 clients
     assert row["values_up"] == 1000.0
     assert row["bits_down"] == 22_400.0
@@ -273,22 +274,21 @@ def test_unfinished_runs_are_never_averaged_with_finished_ones(tmp_path: Path) -
     write_run(tmp_path / "0", {4: 70.0})
     write_run(tmp_path / "1", {2: 10.0}, status="running", reached=3, seed=1)
     write_run(tmp_path / "2", {2: 1.0}, status="diverged", reached=2, seed=2)
-    row = row_of(accuracy_table(runs(tmp_path), warn=silent), "FedAvg")
+    row = row_of(accuracy_table(runs(tmp_path)), "FedAvg")
     assert (row["accuracy"], row["seeds"]) == (70.0, 1)
     assert row["status"] == "1 finished, 1 running, 1 diverged left out"
 
 
 def test_a_running_run_says_how_far_it_is(tmp_path: Path) -> None:
     write_run(tmp_path / "0", {2: 70.0}, status="running", reached=3)
-    row = row_of(accuracy_table(runs(tmp_path), warn=silent), "FedAvg")
+    row = row_of(accuracy_table(runs(tmp_path)), "FedAvg")
     assert (row["status"], row["round"], row["accuracy"]) == ("running 3/4", "2", 70.0)
 
 
 def test_a_run_without_evaluation_leaves_empty_cells(tmp_path: Path) -> None:
     write_run(tmp_path / "0", {}, status="running", reached=1)
-    lines: list[str] = []
-    table = accuracy_table(runs(tmp_path), warn=lines.append)
-    assert lines == ["FedAvg on FMNIST, Dir(0.1): no evaluation of all clients to judge"]
+    table = accuracy_table(runs(tmp_path))
+    assert table.notes == ("No evaluation to judge yet: FedAvg on FMNIST, Dir(0.1).",)
     for form in ("terminal", "markdown", "csv", "latex"):
         text = render(table, form)
         assert "FedAvg" in text
@@ -299,7 +299,7 @@ def test_a_cell_is_empty_where_a_seed_lacks_the_value(tmp_path: Path) -> None:
     write_run(tmp_path / "0", {2: 60.0, 4: 70.0})
     path = write_run(tmp_path / "1", {2: 60.0, 4: 70.0}, seed=1) / "rounds.csv"
     path.write_text(path.read_text().replace("72.0,73.0", ","))  # not fine-tuned after the last round
-    row = row_of(accuracy_table(runs(tmp_path), warn=silent), "FedAvg")
+    row = row_of(accuracy_table(runs(tmp_path)), "FedAvg")
     assert row["accuracy"] == 70.0
     assert row["ft_accuracy"] != row["ft_accuracy"]
 
@@ -361,7 +361,9 @@ def test_what_the_table_shows(root: Path) -> None:
     assert lines[2].startswith(f"{shown} 700 | 1k |")
     assert "| FedOBP | **95.00(1.41)** | **96.00(1.41)** |" in lines[3]
     assert "| 700 | 1k | 22.4k | 32k | 2 | 4 | 2 | finished |" in lines[3]
-    assert lines[5].startswith("Test accuracy in percent over all clients at the last evaluation of each run")
+    assert lines[5].startswith("Test accuracy in percent at the last evaluation; mean and sample standard deviation")
+    assert "Before: personal models as they stand; mean: over clients; pooled: over all" in lines[5]
+    assert "fine-tuned: after 5 local epochs more; values and bits: per client and round; s/round: median." in lines[5]
     assert "over different seeds: 0 (FedAvg); 0, 1 (FedOBP)" in lines[5]
 
 
@@ -379,9 +381,85 @@ def test_csv_holds_exact_numbers(root: Path) -> None:
     assert (rows[0]["accuracy_seed_std"], rows[0]["values_down"], rows[1]["seed_list"]) == ("", "700.0", "0 1")
 
 
+def test_chosen_columns_in_their_order(root: Path) -> None:
+    table = accuracy_table(runs(root), chosen=["ft_accuracy_pooled", "loss", "bits_up", "accuracy", "hours"])
+    row = row_of(table, "FedOBP")
+    assert [*row] == [
+        *(
+            "dataset",
+            "partition",
+            "method",
+            "ft_accuracy_pooled",
+            "ft_accuracy_pooled_seed_std",
+            "loss",
+            "loss_seed_std",
+        ),
+        *("bits_up", "bits_up_seed_std", "accuracy", "accuracy_seed_std", "hours", "hours_seed_std", "seed_list"),
+    ]
+    assert [row[key] for key in ("ft_accuracy_pooled", "loss", "bits_up", "accuracy")] == [98.0, 0.5, 32_000.0, 95.0]
+    lines = render(table, "markdown").splitlines()
+    assert lines[0].endswith("| method | fine-tuned pooled | before loss | bits up | before mean |")
+    assert lines[3].endswith("| FedOBP | **98.00(1.41)** | 0.5 | 32k | **95.00(1.41)** |")
+    assert "worst" not in lines[5]
+    with pytest.raises(FedpflError, match=r"no such column: one of .*'acuracy'; did you mean accuracy\?"):
+        accuracy_table(runs(root), chosen=["acuracy"])
+
+
+def test_a_table_for_a_paper(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--columns", "accuracy,bits_up", "--pm", "--caption", "Ours, 5% better."]
+    assert main(["tables", str(root), "--format", "latex", *words]) == 0
+    text = capsys.readouterr().out
+    assert r"\caption{Ours, 5\% better.}" in text
+    assert "FedOBP & \\textbf{95.00 $\\pm$ 1.41} & 32k \\\\\n" in text
+    assert "resizebox" not in text
+    for more in (["--fairness"], ["--paper"]):
+        assert main(["tables", str(root), *words, *more]) == 2
+        assert capsys.readouterr().err == "fedpfl: --caption is of one table; ask for one alone\n"
+    assert main(["paper", str(root), "--caption", "x"]) == 2
+    capsys.readouterr()
+    assert main(["paper", "fedobp/table4", str(root), "--caption", "My own.", "--pm"]) == 0
+    text = capsys.readouterr().out
+    assert "95.00 ± 1.41*" in text
+    assert "\nMy own. * best" in text
+
+
+def test_curves_of_any_metric_over_what_was_spent(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+
+    def panels(shown: Any, path: Path, draw: Any, note: str = "") -> list[Path]:
+        figure = Figure()
+        ax = figure.subplots()
+        for members in shown.values():
+            draw(ax, members)
+        drawn.append((path.name, ax, note))
+        return []
+
+    monkeypatch.setattr(figures, "panels", panels)
+    for over, label, at in (
+        ("round", "round", [2, 4]),
+        ("both", "GB down and up, all clients", [0.000144, 0.000272]),  # 4 bytes of 36,000 and 68,000 values
+        ("hours", "hours of training", [10 / 3600, 14 / 3600]),
+    ):
+        assert main(["figures", str(root), "--metric", "accuracy_worst10", "--over", over]) == 0
+        name, ax, note = drawn.pop()
+        assert name == "accuracy_worst10_" + ("" if over == "round" else f"over_{over}_") + "fmnist_dir_0.1"
+        assert (ax.get_xlabel(), note) == (label, "")
+        lines = {line.get_label(): line for line in ax.get_lines()}
+        assert lines["FedOBP"].get_xdata() == pytest.approx(at)
+        assert lines["FedOBP"].get_ydata() == pytest.approx([73.5, 75.0])
+    figures.accuracy_figure(runs(root), root / "x", along="down")
+    thin = [line for line in drawn.pop()[1].get_lines() if line.get_label().startswith("_")]
+    assert thin[0].get_xdata() == pytest.approx([0.00004, 0.000064, 0.000088, 0.000112])
+
+
+def test_a_metric_that_no_run_has_is_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["figures", str(root), "--metric", "val_accuracy"]) == 2
+    assert capsys.readouterr().err.startswith("fedpfl: no run here has val_accuracy: mean validation accuracy")
+
+
 def test_choice_on_test_data_is_said_once(root: Path) -> None:
     def told(select: str) -> int:
-        return " ".join(accuracy_table(runs(root), select, warn=lambda _: None).prose("markdown")).count("on test data")
+        return " ".join(accuracy_table(runs(root), select).prose("markdown")).count("on test data")
 
     assert [told(select) for select in ("last", "best-checkpoint", "validation")] == [0, 1, 0]
 
@@ -433,18 +511,21 @@ def test_no_runs_is_one_line_and_exit_code_2(
         assert shown.err.count("\n") == 1
 
 
-def test_what_cannot_be_printed_is_one_line(root: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_printed_is_one_line(root: Path) -> None:
     code = (
         "import os, sys; from fedpfl.report.__main__ import main; root = sys.argv[1]\n"
-        "for words in (['tables'], ['ls'], ['ls', '--format', 'json'], ['paper', 'fedobp/table4'], ['figures']):\n"
+        "for words in (['figures'], ['ls', '--format', 'json'], ['ls'], ['paper', 'fedobp/table4'], ['tables'],\n"
+        "              ['tables', '--fairness', 'seed=0', 'method=fedobp']):\n"
         "    os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
         "    print(main([*words, root]), file=sys.stderr)\n"
     )
     env = os.environ | {"MPLBACKEND": "nope"}
-    shown = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, check=True, env=env)
-    full = ["fedpfl: cannot write standard output: No space left on device", "2"]
-    nope = ["fedpfl: MPLBACKEND=nope: matplotlib has no such backend; unset it, or set it to agg", "2"]
-    assert shown.stderr.splitlines() == full * 4 + nope
+    for unbuffered in ("", "1"):
+        env["PYTHONUNBUFFERED"] = unbuffered
+        shown = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, check=True, env=env)
+        full = ["fedpfl: cannot write standard output: No space left on device", "2"]
+        nope = ["fedpfl: MPLBACKEND=nope: matplotlib has no such backend; unset it, or set it to agg", "2"]
+        assert [line for line in shown.stderr.splitlines() if "FedAvg" not in line] == nope + full * 5
 
 
 def test_who_has_read_enough_is_told_nothing(root: Path) -> None:

@@ -82,11 +82,13 @@ def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.Captu
     for seed in (0, 1):
         write_run(tmp_path / f"far{seed}", partition={"alpha": 0.5}, clients=10, rounds=8, seed=seed)
     out = shown(capsys, "tables", tmp_path)[0]
+    assert max(map(len, out.partition("Test accuracy")[2].splitlines())) <= 120, "prose is wrapped"
     assert "FedAvg (lr=0.1, optimizer=adam, partition.seed=7) " in out
+    out = " ".join(out.split())
     assert (
-        "\nUnless a row says otherwise: clients=100 (FMNIST, Dir(0.1)), clients=10 (FMNIST, Dir(0.5)), lr=0.01, " in out
+        " Unless a row says otherwise: clients=100 (FMNIST, Dir(0.1)), clients=10 (FMNIST, Dir(0.5)), lr=0.01, " in out
     )
-    assert "optimizer=sgd, partition.seed not set, rounds=4 (FMNIST, Dir(0.1)), rounds=8 (FMNIST, Dir(0.5)).\n" in out
+    assert "optimizer=sgd, partition.seed not set, rounds=4 (FMNIST, Dir(0.1)), rounds=8 (FMNIST, Dir(0.5))." in out
     assert "Unless a row says otherwise: clients=100 (" in shown(capsys, "ls", tmp_path)[0]
     assert "Unless" not in shown(capsys, "tables", tmp_path, "method=fedavg", "partition.alpha=0.5")[0]
     # Where they run, or how fast, is no world.
@@ -281,6 +283,17 @@ def test_a_broken_run_is_one_line_and_stops_nothing(tmp_path: Path) -> None:
         lines = [line for line in done.stderr.splitlines() if not line.startswith("wrote ")]
         told = sorted(re.match(rf"skipped {tmp_path}/x/(\S+): .", line)[1] for line in lines)
         assert told == ([] if command == "ls" else sorted(damage.replace(" ", "_") for damage in HOSTILE))
+
+
+def test_an_edited_configuration_is_told_of_runs_without_digests_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """It would be a row of another name."""
+    path = write_run(tmp_path / "a", method={"name": "fedobp", "q": 0.5}) / "config.yaml"
+    assert "q=0.5" in shown(capsys, "tables", tmp_path)[0]
+    path.write_text(path.read_text().replace("q: 0.5", "q: 0.9"))
+    out, err = shown(capsys, "tables", tmp_path, code=2)
+    assert (out, "config.yaml is not the configuration that the run began with" in err) == ("", True)
 
 
 def test_a_clients_table_that_is_a_pipe_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

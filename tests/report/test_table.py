@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pandas as pd
@@ -107,6 +108,27 @@ def test_terminal() -> None:
     assert "nothing" not in render(made())
 
 
+def test_deviations_behind_plus_minus() -> None:
+    table = replace(made(), pm=True)
+    assert "FedPer  95.00 ± 1.41*" in render(table)
+    assert "| **95.00 ± 1.41** | +1.00 |" in render(table, "markdown")
+    assert r"FedAvg & 87.00 & +0.00 & 22.4k $\pm$ 1.3k &" in render(table, "latex")
+    assert render(table, "csv") == render(made(), "csv")
+
+
+def test_headings_are_explained_once_and_prose_is_wrapped() -> None:
+    columns = {"a": Column("a", "whole", meaning="A: first; both: x"), "b": Column("b", "whole", meaning="both: x")}
+    columns |= {
+        "c": Column("c", "whole", meaning="c: nothing stands in it"),
+        "d": Column("d", "whole", spare=1, meaning="d: y"),
+    }
+    table = Table.of([{"a": 1, "b": 2, "c": None, "d": 3}], columns, caption=("Words. " * 40).strip())
+    lines = render(table).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert " ".join(lines).endswith("Words. A: first; both: x; d: y.")
+    assert "d: y" not in render(table, width=6), "what is left out is not explained"
+
+
 def test_a_narrow_terminal_leaves_out_what_matters_least_first() -> None:
     spare = {"method": 0, "mean": 0, "pooled": 2, "down": 3, "up": 3, "round": 1}
     columns = tuple(Column(name, "whole" if name != "method" else "text", spare=own) for name, own in spare.items())
@@ -167,22 +189,30 @@ def test_markdown() -> None:
 
 
 def test_latex() -> None:
-    lines = render(made(), "latex").splitlines()
-    assert lines[:3] == [r"% \usepackage{booktabs,graphicx}", "% missing: make it", r"\begin{table*}"]
-    assert lines[3].startswith(
-        r"\caption{What\_it is. Bold: best; underlined: second of its block, finished runs first."
-    )
-    assert lines[5:] == [
-        *(r"\begin{tabular}{llrrrl}", r"\toprule"),
-        r" &  & \multicolumn{2}{c}{before} &  &  \\",
-        r"\cmidrule(lr){3-4}",
-        r"data set & method & mean & $\Delta$ & down & place \\",
-        *(r"\midrule", r"A & FedAvg & 87.00 & +0.00 & 22.4k(1.3k) & out/a \\"),
-        *(r"\midrule", r"B & FedPer & \textbf{95.00(1.41)} & +1.00 &  & out/b \\"),
-        r"B & Ditto & \underline{9.50$^\circ$$^\dagger$} &  &  &  \\",
-        r"{\scriptsize published} &  & {\scriptsize 96.89 -0.56} &  &  &  \\",
-        *(r"\bottomrule", r"\end{tabular}}", r"\end{table*}"),
+    columns = [replace(one, meaning=f"{one.heading}: x; all: said once") for one in made().columns]
+    columns.insert(4, Column("spared", "short", spare=4, meaning="spared: not told"))
+    rows = [[*row[:4], Cell(7.0), *row[4:]] for row in made().rows]
+    text = render(replace(made(), columns=tuple(columns), rows=rows, title="Title"), "latex")
+    assert text.splitlines() == [
+        *(r"% \usepackage{booktabs}", "% left out: spared", "% missing: make it", r"\begin{table}", r"\centering"),
+        r"\caption{Title. What\_it is.}",
+        *(r"\begin{tabular}{lrrrl}", r"\toprule"),
+        r" & \multicolumn{2}{c}{before} &  &  \\",
+        r"\cmidrule(lr){2-3}",
+        r"method & mean & $\Delta$ & down & place \\",
+        *(r"\midrule", r"\multicolumn{5}{l}{\emph{A}} \\", r"FedAvg & 87.00 & +0.00 & 22.4k(1.3k) & out/a \\"),
+        *(r"\midrule", r"\multicolumn{5}{l}{\emph{B}} \\", r"FedPer & \textbf{95.00(1.41)} & +1.00 &  & out/b \\"),
+        r"Ditto & \underline{9.50$^\circ$$^\dagger$} &  &  &  \\",
+        r"{\scriptsize published} & {\scriptsize 96.89 $-$0.56} &  &  &  \\",
+        *(r"\bottomrule", r"\end{tabular}"),
+        r"\par\smallskip{\footnotesize Method: x; all: said once; mean: x; $\Delta$: x; down: x; place: x. "
+        "Bold: best; underlined:",
+        r"second of its block, finished runs first. A note: FedAvg\par}",
+        r"\end{table}",
     ]
+    many = Table("", tuple(Column(f"c{at}", "short") for at in range(9)), [[Cell(-1.5)] * 9], pd.DataFrame())
+    assert render(many, "latex").count("table*") == 2, "what is wide spans both columns of text"
+    assert "$-$1.5 & $-$1.5" in render(many, "latex")
     text = render(made(EVIL), "latex")
     assert r"a\textbar{}b\_c*d\textless{}i\textgreater{}\&\$x\%\textbackslash{}\{" in text
     assert text.replace(r"\{", "").replace(r"\}", "").count("{") == text.replace(r"\}", "").replace(r"\{", "").count(

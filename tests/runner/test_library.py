@@ -434,7 +434,7 @@ def test_what_a_method_does_not_have_is_refused(tmp_path):
 
 def test_what_looks_like_an_interpolation_is_text(folder, tmp_path):
     """In a configuration that somebody else wrote."""
-    text = r"${oc.env:HOME} \\${seed}"
+    text = r"${oc.env:NO_SUCH_VARIABLE} \\${seed}"
     run = fedpfl.run({**fedpfl.load(folder).config, "data_dir": text}, directory=tmp_path / "run", progress=False)
     assert run.config["data_dir"] == text
     assert_same(run.personal(0), fedpfl.load(folder).personal(0))

@@ -134,6 +134,9 @@ class Heard(fedpfl.Callback):
     def on_round(self, round):
         self._call("round", round.row["round"], sorted(round.clients), len(round.personal(0)))
 
+    def on_evaluation(self, round):
+        self._call("evaluation", round)
+
     def on_note(self, text):
         self.notes.append(text)
 
@@ -159,23 +162,25 @@ def test_callbacks_hear_of_a_run_and_decide_nothing(whole, tmp_path):
     assert heard.calls == [
         ("begin", run, "fedobp", 4, 0),
         ("round", 1, [], entries),
+        ("evaluation", 2),
         ("round", 2, ["accuracy"], entries),
         ("end", "interrupted", None),
         ("begin", run, "fedobp", 4, 2),
         ("round", 3, [], entries),
+        ("evaluation", 4),
         ("round", 4, ["accuracy"], entries),
         ("end", "finished", 4),
     ]
     assert_ends_as(run, whole)
 
 
-@pytest.mark.parametrize("fails", ["begin", "round", "end"])
+@pytest.mark.parametrize("fails", ["begin", "round", "evaluation", "end"])
 def test_a_callback_that_fails_is_named_once_and_left_out(fails, whole, tmp_path):
     good, bad = Heard(), Heard(fails)
     fedpfl.run(*WORDS, directory=tmp_path / "run", progress=False, callbacks=[good, bad])
     assert [what[0] for what in bad.calls].count(fails) == 1
     assert [what[0] for what in bad.calls].count("end") == 1
-    assert [what[0] for what in good.calls] == ["begin", *["round"] * 4, "end"]
+    assert [what[0] for what in good.calls] == ["begin", *["round", "evaluation", "round"] * 2, "end"]
     log = (tmp_path / "run" / "run.log").read_text()
     assert log.count("Heard failed and is left out, the run goes on: no luck") == 1
     assert_ends_as(tmp_path / "run", whole)

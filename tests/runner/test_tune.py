@@ -149,6 +149,16 @@ def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
     assert all(trial.value == float(trial.params["method.layers"]) for trial in own.study.trials)
 
 
+def test_of_equally_good_trials_the_first_is_chosen(tmp_path):
+    def play(jobs):
+        return [trials.Ended(50.0 if number else 40.0, 3, str(number)) for number, _ in jobs]
+
+    own = search(tmp_path, batch=2)
+    found = own.run(play, lambda line: None)
+    assert found.words == tuple(own.words(own.study.trials[1].params))
+    assert found.words not in {tuple(own.words(trial.params)) for trial in own.study.trials[2:]}
+
+
 def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
     def run(folder, count):
         return trials.Search(folder, "study", distributions(*WORDS), FIRST, count, 1, 3, 2, 3).run(judged, str)
@@ -195,6 +205,32 @@ def test_what_is_below_the_median_of_those_that_ended_is_given_up(tmp_path):
     number = own.study.ask(own._space).number
     assert not trials.watch({**options, "prune": False}, number)(4, {"val_accuracy": 1.0})
     assert not trials.watch({}, 0)(1, {"val_accuracy": 0.0})
+
+
+def test_a_trial_is_compared_by_its_best_round_so_far(tmp_path):
+    """Of itself and of those that ended, also where it was begun again."""
+    own, options = search(tmp_path), {"study": "study", "folder": str(tmp_path), "prune": True}
+
+    def played(*values):
+        number = own.study.ask(own._space).number
+        answers = []
+        for step, value in enumerate(values, 4):
+            watch = trials.watch(options, number)  # each time begun again
+            answers.append(watch(step, {"val_accuracy": value}))
+        reported = own.study.trials[number].intermediate_values
+        own.study.tell(number, values[0])
+        return answers, reported
+
+    for _ in range(3):
+        assert played(70.0, 10.0, 65.0) == ([False] * 3, {4: 70.0, 5: 70.0, 6: 70.0})
+    assert played(75.0, 20.0) == ([False] * 2, {4: 75.0, 5: 75.0})
+    assert played(60.0, 69.0, 71.0) == ([True, True, False], {4: 60.0, 5: 69.0, 6: 71.0})
+    number = own.study.ask(own._space).number
+    watch = trials.watch(options, number)
+    assert not watch(4, {"val_accuracy": 80.0})
+    assert not watch(5, {"val_accuracy": float("nan")})
+    assert not watch(6, {"val_accuracy": 1.0})
+    assert own.study.trials[number].intermediate_values == {4: 80.0, 6: 80.0}
 
 
 @pytest.fixture(scope="module")

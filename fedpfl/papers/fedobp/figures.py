@@ -32,9 +32,9 @@ SCORES = {"obp": "squared difference (FedOBP)", "gradient": "change in training"
 
 
 def _of_scores(run: Run) -> bool:
-    """FedOBP by any score, over all entries."""
-    method = run.config["method"]
-    return own_score(run, score=method.get("score", "obp")) and method.get("norm", "global") in ("none", "global")
+    """FedOBP by one of the three scores, over all entries."""
+    score, norm = (run.config["method"].get(key, usual) for key, usual in (("score", "obp"), ("norm", "global")))
+    return score in SCORES and own_score(run, score=score) and norm in ("none", "global")
 
 
 def _of_scores_as_published(run: Run) -> bool:
@@ -48,7 +48,9 @@ def _of_scores_as_published(run: Run) -> bool:
 def _usual(run: Run) -> bool:
     """FedOBP as the paper writes it, at any q, or another method."""
     whole = run.config["method"].get("norm", "global") in ("none", "global")
-    return run.method_name != "fedobp" or (whole and own_score(run, cold_start=run.get("method.cold_start")))
+    return run.method_name != "fedobp" or (
+        whole and own_score(run, cold_start=run.config["method"].get("cold_start", "paper"))
+    )
 
 
 def _at_the_papers_q(run: Run) -> bool:
@@ -103,7 +105,11 @@ def _convergence(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
 
 def _score(run: Run) -> str:
     score = str(run.config["method"].get("score", "obp"))
-    return SCORES.get(score, score) + (", per tensor" if run.get("method.scope") == "tensor" else "") + _momentum(run)
+    return (
+        {"obp_as_published": "earlier score", **SCORES}.get(score, score)
+        + (", per tensor" if run.get("method.scope") == "tensor" else "")
+        + _momentum(run)
+    )
 
 
 def _momentum(run: Run) -> str:

@@ -126,7 +126,7 @@ _COLUMNS = ROW | {
 }
 
 
-def log_table(gathered: Sequence[Group], rule: Selection) -> Table:
+def log_table(gathered: Sequence[Group]) -> Table:
     """Tell how far the runs are from the public files, in points, at the rounds that both have."""
     records = []
     for group, run, log in _pairs(gathered):

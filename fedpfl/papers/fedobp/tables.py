@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedpfl.papers.fedobp import logs
 from fedpfl.papers.layout import Layout, Line, Listing, Measure, Place, Selection, rank, tuned
-from fedpfl.papers.published import Published, departures, lookup
+from fedpfl.papers.published import Published, departures, lookup, setup_differences
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHODS
 from fedpfl.report.run import Run
@@ -25,9 +25,9 @@ SETUP = {"rounds": 400} | {key: value for key, value in logs.SETUP.items() if ke
 ACCURACY, QUANTILE, PERSONAL = "mean test accuracy over clients (%)", "quantile q", "number of personalized parameters"
 ABLATION = "ablation"
 """The setting of Table V, which does not state its partition."""
-CAPTION = (
-    "Published: FedOBP (arXiv:2604.16574), Tables III and IV; described there as mean over clients, in the authors' "
-    "logs pooled, the best of rounds 100, 200, 300 and 400 before fine-tuning. Δ: own minus published, in points."
+MEANING = (
+    "published: FedOBP (arXiv:2604.16574), Tables III and IV: described there as mean over clients, in the authors' "
+    "logs pooled, the best of rounds 100, 200, 300 and 400; Δ: own minus published, in points"
 )
 LARGE = ("cifar10", "cifar100", "emnist", "svhn")
 SMALL = ("mnist", "fmnist", "organamnist", "organcmnist")
@@ -40,12 +40,19 @@ POOLED = Selection("accuracy_pooled", "best-checkpoint", 100, published=True)
 """FedOBP's: the best of rounds 100, 200, 300 and 400, over all clients' test samples."""
 
 
-def beside(gathered: Sequence[Group]) -> Beside:
-    """Return what FedOBP's tables have published of the configurations, for `report.tables.accuracy_table`."""
-    known = [of_run(group.runs[0]) for group in gathered]
-    compared = [(group, setup_of(group.runs[0]), one.note) for group, one in zip(gathered, known, strict=True) if one]
+def beside(gathered: Sequence[Group], everywhere: bool = False) -> Beside:
+    """Return what FedOBP's tables have published of the configurations, for `report.tables.accuracy_table`.
+
+    everywhere: also of those whose set-up is not the published one.
+    """
+    setups = [setup_of(group.runs[0]) for group in gathered]
+    known = [
+        of_run(group.runs[0]) if everywhere or not setup_differences(group.runs[0], setup) else None
+        for group, setup in zip(gathered, setups, strict=True)
+    ]
+    compared = [(group, setup, one.note) for group, setup, one in zip(gathered, setups, known, strict=True) if one]
     values = [(one.value, one.std) if one else (math.nan, math.nan) for one in known]
-    return Beside(values, CAPTION, departures(compared))
+    return Beside(values, MEANING, departures(compared))
 
 
 def setup_of(run: Run) -> dict[str, Any]:
@@ -89,9 +96,9 @@ def _personal(run: Run, row: pd.Series, rule: Selection) -> float:
 
 def own_score(run: Run, **wanted: Any) -> bool:
     """Return whether a run is FedOBP as the paper writes it, but for what is wanted otherwise."""
-    usual = {"score": "obp", "scope": "all", "classifier_only": False, "ema": 0.0, "cold_start": "paper"} | wanted
-    method = run.config["method"]
-    known = all(method.get(key, value) == value for key, value in usual.items())
+    usual = {"score": "obp", "scope": "all", "classifier_only": False, "ema": 0.0, "cold_start": "paper"}
+    method = usual | run.config["method"]  # an older run may lack some
+    known = all(method.get(key, value) == value for key, value in (usual | wanted).items())
     return run.method_name == "fedobp" and known
 
 
@@ -228,7 +235,15 @@ def _at_one_momentum(gathered: Sequence[Group]) -> list[Group]:
 
 def _listed(gathered: Sequence[Group], rule: Selection) -> Table:
     """Accuracies and costs, as of any runs."""
-    return accuracy_table([run for group in gathered for run in group.runs], rule.select, rule.every, beside=beside)
+    members = [run for group in gathered for run in group.runs]
+    return accuracy_table(members, rule.select, rule.every, partial(beside, everywhere=True))
 
 
-TABLES |= {"all_methods": Listing(_at_one_momentum, _listed), "public_logs": Listing(logs.logged, logs.log_table)}
+def _held_against_files(gathered: Sequence[Group], rule: Selection) -> Table:
+    """The runs beside the public files, with what is known of the code behind these."""
+    known = [(group, of_run(group.runs[0])) for group in gathered]
+    notes = departures((group, {}, one.note) for group, one in known if one)
+    return replace(logs.log_table(gathered), notes=notes)
+
+
+TABLES |= {"all_methods": Listing(_at_one_momentum, _listed), "public_logs": Listing(logs.logged, _held_against_files)}

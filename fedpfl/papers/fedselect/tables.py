@@ -178,15 +178,20 @@ def _compared(gathered: Sequence[Group]) -> list[Group]:
     return [group for group in gathered if fits(group.runs[0])]
 
 
+def _of_table_1(gathered: Sequence[Group]) -> list[Group]:
+    """Its runs, one of a method on a data set and partition."""
+    return list({(group.setting, group.runs[0].method_name): group for group in _compared(_sized(gathered))}.values())
+
+
 def _grown(run: Run) -> bool:
     """Whether what moves most becomes personal."""
     return run.get("method.personalise") in (None, "most") and run.get("method.layer") is None
 
 
-def _of_table_1(gathered: Sequence[Group]) -> list[Group]:
-    """Its runs, which are of one size on each data set."""
+def _sized(gathered: Sequence[Group]) -> list[Group]:
+    """Runs with as many training samples as Tables 1 to 3 have, where that is told."""
     sizes = {place.dataset: place.setup.get("partition.samples_per_client") for place in _PLACES}
-    runs = ((group, group.runs[0]) for group in _compared(gathered))
+    runs = ((group, group.runs[0]) for group in gathered)
     return [group for group, run in runs if sizes.get(run.dataset_name) in (None, _training_size(run))]
 
 
@@ -219,12 +224,13 @@ def _last_layers(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
         overlap = np.divide(mask.both, union, out=np.zeros_like(union), where=union > 0)
         ax.imshow(overlap, vmin=0, vmax=1, cmap="magma")
         for i, j in np.ndindex(count, count) if count <= MOST else ():
-            ax.text(j, i, f"{overlap[i, j]:.2f}", ha="center", va="center", fontsize=5, color="0.5")
+            shade = "black" if overlap[i, j] > 0.6 else "white"
+            ax.text(j, i, f"{overlap[i, j]:.2f}", ha="center", va="center", fontsize=5, color=shade)
         ax.set_xticks(range(count), names := _classes(run, count), rotation=90, fontsize=6)
         ax.set_yticks(range(count), names, fontsize=6)
         ax.grid(visible=False)
 
-    titles = (f"{group.setting}\n{group.method}, {[*masks(group)[0]][-1]}" for group in shown)
+    titles = (f"{group.setting}\nlimit alpha = {group.runs[0].get('method.alpha')}" for group in shown)
     return panels(dict(zip(titles, shown, strict=True)), path, draw, size=(3.4, 3.4))
 
 
@@ -240,9 +246,10 @@ def _classes(run: Run, count: int) -> list[str]:
     return [" ".join(name.removeprefix("label_") for name in labels if row[name] > 0) for _, row in labels.iterrows()]
 
 
-def _one_setting(gathered: Sequence[Group]) -> list[Group]:
-    """FedSelect's runs of Table 2 with masks."""
-    return [group for group in of_method("fedselect", masks)(gathered) if _grown(group.runs[0])]
+def _limited(gathered: Sequence[Group]) -> list[Group]:
+    """Of Table 2's runs those with masks, one for each limit on a data set and partition."""
+    kept = [group for group in of_method("fedselect", masks)(_sized(gathered)) if _grown(group.runs[0])]
+    return list({(group.setting, group.runs[0].get("method.alpha")): group for group in kept}.values())
 
 
 FIGURES = {
@@ -252,7 +259,7 @@ FIGURES = {
         over(_training_size, "training samples of a client", _lines),
         "fedselect/sizes",
     ),
-    "figure4": Figure(_one_setting, _last_layers, "fedselect/alpha"),
+    "figure4": Figure(_limited, _last_layers, "fedselect/alpha"),
     "sizes": Figure(of_method("fedselect", _has_sizes), _sizes, "fedselect/alpha"),
     "overlaps": Figure(of_method("fedselect", masks), _overlaps, "fedselect/alpha"),
 }

@@ -16,6 +16,12 @@ from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group
 from fedpfl.report.run import Run
 
+OVER = {
+    "round": "round",
+    "down": "GB down, all clients",
+    "both": "GB down and up, all clients",
+    "hours": "hours of training",
+}
 POINTS = 200  # of a curve, at most
 BOX = ("least", "lower quartile", "median", "upper quartile", "greatest", "mean", "worst decile")
 CURVES = sorted((metric for metric in METRICS.values() if metric.best), key=lambda metric: not metric.evaluated)
@@ -57,20 +63,23 @@ def box(spread: pd.DataFrame) -> dict[str, float]:
     return dict(zip(BOX, map(float, marks), strict=True))
 
 
+def by_round(group: Group, column: str) -> pd.DataFrame:
+    """Return mean, sample standard deviation and number of seeds by round, of the rounds that all seeds have it of."""
+    # A seed whose model was not finite has no number: a mean of the others would flatter.
+    own = pd.concat([run.rounds.reindex(columns=["round", column]) for run in group.used]).groupby("round")[column]
+    over = pd.DataFrame({"mean": own.mean(skipna=False), "std": own.std(skipna=False), "count": own.count()})
+    return over[over["mean"].notna()]
+
+
 def curves(group: Group, size: int) -> dict[str, pd.DataFrame]:
     """Return by metric: mean and sample standard deviation over seeds (nan of one), by round.
 
     size: rounds that make one point of a metric known in all rounds. Bins, since the noise of a cohort must not
     depend on which rounds are picked; the same for all groups, so that their points lie above each other.
     """
-    every = pd.concat([run.rounds for run in group.used])
-    shown = [metric for metric in CURVES if metric.name in every]
-    rounds = every[["round", *(metric.name for metric in shown)]].groupby("round")
-    means, spreads = rounds.mean(skipna=False), rounds.std(skipna=False)
     lines: dict[str, pd.DataFrame] = {}
-    for metric in shown:
-        over = pd.DataFrame({"mean": means[metric.name], "std": spreads[metric.name]})
-        over = over[over["mean"].notna()]
+    for metric in CURVES:
+        over = by_round(group, metric.name)[["mean", "std"]]
         if metric.evaluated:
             over = over.iloc[spaced(len(over), POINTS)]
         elif size > 1:

@@ -17,7 +17,7 @@ from fedpfl.record.columns import METRICS, Metric
 from fedpfl.report.fairness import BASELINES, Fair, harm
 from fedpfl.report.grouping import Group
 from fedpfl.report.page import data
-from fedpfl.report.page.data import Partition
+from fedpfl.report.page.data import OVER, Partition
 from fedpfl.report.table import Column, Table
 from fedpfl.report.text import clip
 
@@ -29,12 +29,6 @@ LEGEND, BEST = 14, 10  # with more methods than LEGEND a page begins with the BE
 PANELS = 12  # small charts side by side
 
 TUNED = {"accuracy": "before fine-tuning", "ft_accuracy": "fine-tuned"}
-OVER = {
-    "round": "round",
-    "down": "GB down, all clients",
-    "both": "GB down and up, all clients",
-    "hours": "hours of training",
-}
 _COLOURS = 8
 _DASHES = ("solid", "7px,3px", "2px,2.5px", "8px,3px,2px,3px", "5px,2px,1.5px,2px")
 _SIGNS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
@@ -216,7 +210,7 @@ class Drawing:
                 both = both.rename(columns={"baseline": "at", "own": "value"}).sort_values(["at", "value"])
                 line = {"color": "var(--quiet)", "dash": "dot", "width": 1.2}
                 diagonal = {"type": "scatter", "mode": "lines", "x": [0, 100], "y": [0, 100], "line": line}
-                title = f"{_label(fair.method)}: {harm(both['value'] - both['at']).harmed:.3g} % harmed"
+                title = f"{_label(fair.group.method)}: {harm(both['value'] - both['at']).harmed:.3g} % harmed"
                 panels.append((title, [diagonal | {"hoverinfo": "skip"}, self._dots(fair.group, both)]))
             yield from _panels(setting, {"baseline": baseline}, panels)
 
