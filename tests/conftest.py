@@ -166,13 +166,13 @@ def sampled(cases: Iterable[Any], every: int) -> list[Any]:
     ]
 
 
-LONG = ("test_tune", "test_ranks", "test_pretend", "test_html", "test_resume", "test_faults", "test_library", "test_docs")
+LONG = ("tune", "ranks", "pretend", "html", "resume", "faults", "library", "docs")
 """Files of few tests that take long: first, so that no core ends up waiting for another."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files come first; tests marked `cuda` need a GPU."""
-    items.sort(key=lambda item: item.path.stem not in LONG)
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
     if torch.cuda.is_available():
         return
     for item in items:
