@@ -64,7 +64,12 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
     plain += [f"{key}=null" for key in swept if key not in GROUPS]
     for method in asked.methods:  # what one lacks is told hours before its turn
         overrides.composed([f"method={method}", *plain])
-    records = [_tuned(asked, method, words, play) for method in asked.methods]
+    # Fine-tuned columns choose nothing.
+    searches = {
+        method: within(method, [f"method={method}", *words, *space(method, words), "eval.finetune_epochs=0"])
+        for method in asked.methods
+    }
+    records = [_tuned(asked, method, words, searched, play) for method, searched in searches.items()]
     lost = [
         f"{record['method']}: {count} of the final runs diverged, so its test cells stay empty."
         for record in records
@@ -91,10 +96,10 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
     )
 
 
-def _tuned(asked: Order, method: str, words: Sequence[str], play: Callable[..., None]) -> dict[str, Any]:
+def _tuned(
+    asked: Order, method: str, words: Sequence[str], searched: Sequence[str], play: Callable[..., None]
+) -> dict[str, Any]:
     """Search for one method's values, run them with fresh seeds, and return what came of it."""
-    # Fine-tuned columns choose nothing.
-    searched = within(method, [f"method={method}", *words, *space(method, words), "eval.finetune_epochs=0"])
     options = ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={asked.trials}"]
     play([*options, *_below(asked.folder / "trials")], searched)
     found = trials.found[-1]

@@ -390,6 +390,10 @@ def test_searches_may_begin_at_once_in_one_folder(tmp_path):
             "quantile.q is for a hyperparameter that the method does not",
         ),
         (("method=fedavg", "dataset=digits,mnist"), "dataset is no hyperparameter"),
+        (
+            ("method=fedavg,fedrep", "local.epochs=1"),
+            "method=fedrep is itself only with method.body_epochs above 0 and",
+        ),
         (("method=fedavg", "partition.alpha=choice(0.1,1)"), "partition.alpha is no hyperparameter"),
     ],
 )
