@@ -152,13 +152,17 @@ def runnable(text: str) -> Line:
         return Line(line, "experiment=demo")
     cfg = base(line)[1]
     small = [*SMALL]
-    if "alpha" in cfg.partition:  # others need so many clients that each class, or each group, has one
+    if "alpha" in cfg.partition or cfg.clients > 100:  # others need so many clients that each class, or each group, has one
         small.append("clients=4")
     for key, most in SMALL_PARTITION.items():
         if cfg.partition.get(key):
             small.append(f"partition.{key}={min(most, cfg.partition[key])}")
     if cfg.dataset.get("once"):
         small.append("dataset.once=false")  # an archive is taken as it is
+    swept = cfg.hydra.sweeper.get("params") or {}
+    given = {word.partition("=")[0] for word in words(line)}
+    for key in sorted({"seed", "quantile.q"} & swept.keys() - given):
+        small.append(f"{key}={str(swept[key]).split(',')[0]}")  # the others differ in nothing else
     if cfg.model.get("weights"):
         small.append("model.weights=null")  # a file whose name holds its hash cannot be made up
     chosen = cfg.hydra.runtime.choices

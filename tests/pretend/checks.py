@@ -5,6 +5,7 @@ in steps of other shapes: they agree within 1e-6, and a relative 1e-5.
 """
 
 import dataclasses
+import gc
 import logging
 from collections import Counter
 from typing import ClassVar
@@ -216,6 +217,7 @@ def test_the_flags_of_a_backend_hold_while_it_runs(backend):
 
 def peak(run):
     """What a call holds at most, beyond what is held before."""
+    gc.collect()
     before = seen.peak = seen.now
     run()
     return seen.peak - before

@@ -59,7 +59,8 @@ def info(path: Path, **changes) -> RunInfo:
         "group": "table3",
         "job_type": "fedobp",
         "tags": ("digits", "dirichlet"),
-        "config": {"seed": 1, "method": {"name": "fedobp", "q": 0.9998}, "partition": {"alpha": 0.1}},
+        "config": {"seed": 1, "method": {"name": "fedobp", "q": 0.9998}, "partition": {"alpha": 0.1}}
+        | {"eval": {"every": 2}},
         "path": path,
         "identity": "abc",
         "seed": 1,

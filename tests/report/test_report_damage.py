@@ -290,10 +290,12 @@ def test_an_edited_configuration_is_told_of_runs_without_digests_too(
 ) -> None:
     """It would be a row of another name."""
     path = write_run(tmp_path / "a", method={"name": "fedobp", "q": 0.5}) / "config.yaml"
+    write_run(tmp_path / "b", method={"name": "fedobp", "q": 0.7})
     assert "q=0.5" in shown(capsys, "tables", tmp_path)[0]
     path.write_text(path.read_text().replace("q: 0.5", "q: 0.9"))
-    out, err = shown(capsys, "tables", tmp_path, code=2)
-    assert (out, "config.yaml is not the configuration that the run began with" in err) == ("", True)
+    out, err = shown(capsys, "tables", tmp_path)
+    assert "q=" not in out
+    assert "config.yaml is not the configuration that the run began with" in err
 
 
 def test_a_clients_table_that_is_a_pipe_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
