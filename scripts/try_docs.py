@@ -152,7 +152,9 @@ def runnable(text: str) -> Line:
         return Line(line, "experiment=demo")
     cfg = base(line)[1]
     small = [*SMALL]
-    if "alpha" in cfg.partition or cfg.clients > 100:  # others need so many clients that each class, or each group, has one
+    if (
+        "alpha" in cfg.partition or cfg.clients > 100
+    ):  # others need so many clients that each class, or each group, has one
         small.append("clients=4")
     for key, most in SMALL_PARTITION.items():
         if cfg.partition.get(key):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from unittest import mock
 
 import torch
@@ -23,8 +23,7 @@ from omegaconf import DictConfig
 from fedpfl import train
 from fedpfl.config.plan import register
 from fedpfl.ground import interrupts
-from fedpfl.record import digests, rundir
-from fedpfl.record.picture import partition_picture
+from fedpfl.record import digests
 from fedpfl.runner import resume, session
 from tests.conftest import ROOT
 
@@ -63,19 +62,8 @@ def composed(*overrides: str) -> DictConfig:
         return compose("train", overrides=list(overrides))
 
 
-@functools.cache
-def _picture(counts: tuple[tuple[int, ...], ...], title: str) -> bytes:
-    file = io.BytesIO()
-    partition_picture(counts, file, title)
-    return file.getvalue()
-
-
-def _drawn_once(counts: Any, file: BinaryIO, title: str) -> None:
-    file.write(_picture(tuple(map(tuple, counts)), title))
-
-
 def call(*arguments: str, cwd: Path) -> Result:
-    """`python -m fedpfl.train` in this process, without drawing a picture once more.
+    """`python -m fedpfl.train` in this process.
 
     A traceback that a user would see is raised here.
     """
@@ -86,7 +74,6 @@ def call(*arguments: str, cwd: Path) -> Result:
     with (
         mock.patch.object(sys, "argv", ["fedpfl.train", *arguments]),
         mock.patch.dict(os.environ, _environment(), clear=True),
-        mock.patch.object(rundir, "partition_picture", _drawn_once),
         contextlib.chdir(cwd),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
@@ -104,13 +91,12 @@ def call(*arguments: str, cwd: Path) -> Result:
 
 
 def play(folder: Path, *overrides: str) -> str:
-    """What the command does, without what takes longest: composing the configuration, drawing a picture once more.
+    """What the command does, without what takes longest: composing the configuration.
 
     Returns what it says on the terminal; raises what it raises. folder: the run directory.
     """
     told = io.StringIO()
     with (
-        mock.patch.object(rundir, "partition_picture", _drawn_once),
         contextlib.redirect_stdout(told),
         contextlib.redirect_stderr(told),
     ):

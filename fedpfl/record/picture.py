@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import io
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from fedpfl.ground import drawing
+
+
+def partition_png(label_counts: Any, title: str) -> bytes:
+    """Return the content of a png file with `partition_picture`, which the runs of a sweep may have in common."""
+    return _png(tuple(map(tuple, np.asarray(label_counts).tolist())), title)
+
+
+@lru_cache(maxsize=4)
+def _png(label_counts: tuple[tuple[int, ...], ...], title: str) -> bytes:
+    file = io.BytesIO()
+    partition_picture(label_counts, file, title)
+    return file.getvalue()
 
 
 def partition_picture(label_counts: Any, path: str | Path | BinaryIO, title: str) -> None:

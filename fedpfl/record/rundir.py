@@ -17,7 +17,7 @@ from fedpfl.data.fingerprint import COVERED
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.record import checkpoint, digests, rounds
-from fedpfl.record.picture import partition_picture
+from fedpfl.record.picture import partition_png
 
 _BESIDE = ("rounds.csv", "clients.csv")  # what a checkpoint holds a copy of
 _KEPT = (*_BESIDE, "config.yaml", "partition.npz", "masks.json")  # by what a finished run is checked
@@ -196,12 +196,11 @@ class RunDirectory:
         arrays: dict[str, Any] = {f"{name}_indices": _joined(parts) for name, parts in splits.items()}
         arrays |= {f"{name}_offsets": _offsets(parts) for name, parts in splits.items()}
         arrays |= {"unseen": np.array(unseen, dtype=np.int64)} if len(unseen) else {}
-        packed, picture = io.BytesIO(), io.BytesIO()
+        packed = io.BytesIO()
         np.savez_compressed(packed, **arrays, label_counts=np.asarray(label_counts, dtype=np.int64))
         self._write("partition.npz", packed.getvalue())
         if not (self.path / "partition.png").exists():
-            partition_picture(label_counts, picture, title)
-            self._write("partition.png", picture.getvalue())
+            self._write("partition.png", partition_png(label_counts, title))
 
     def write_masks(self, masks: Mapping[str, Any] | None) -> None:
         """Replace masks.json; None: there are none."""

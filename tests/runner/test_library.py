@@ -25,7 +25,7 @@ from fedpfl.methods import METHODS
 from fedpfl.record import rundir
 from fedpfl.runner import loop, resume
 from fedpfl.runner.faults import Diverged
-from tests.command import TINY, _drawn_once, call, older, play, rewrite_summary, state, summary, table
+from tests.command import TINY, call, older, play, rewrite_summary, state, summary, table
 from tests.conftest import ROOT, assert_same
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -259,7 +259,6 @@ class Stops(fedpfl.Callback):
 def test_a_sweep_goes_on_and_has_a_row_for_each_run(tmp_path, monkeypatch):
     """Its runs are the command line's."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rundir, "partition_picture", _drawn_once)
     assert call("-m", *MANY, "model.hidden=[4]", "seed=2", cwd=tmp_path).code == 0
     swept = {"model": {"hidden": [[8], [4]]}, "seed": np.arange(1, 3)}
     with pytest.raises(KeyboardInterrupt):
@@ -279,7 +278,6 @@ def test_a_sweep_goes_on_and_has_a_row_for_each_run(tmp_path, monkeypatch):
 
 
 def test_a_sweep_says_which_runs_diverged_and_plays_the_others_where_one_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(rundir, "partition_picture", _drawn_once)
     judge = loop.judge
 
     def diverging(run, backend, state, *rest):
@@ -492,7 +490,6 @@ def test_an_export_is_all_or_nothing(folder, tmp_path, capsys, monkeypatch):
 
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """Its cells as they stand; what they print is kept in it."""
-    monkeypatch.setattr(rundir, "partition_picture", _drawn_once)
     path = ROOT / "docs" / "library.ipynb"
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     assert len(cells) > 5
@@ -504,7 +501,6 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
 
 def test_the_pages_example_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rundir, "partition_picture", _drawn_once)
     blocks = (ROOT / "docs" / "library.md").read_text().split("```python\n")[1:]
     source = "".join(block.split("```")[0] for block in blocks)
     asked = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
