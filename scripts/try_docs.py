@@ -56,6 +56,7 @@ NOT_HERE = {  # part of a command: why it is not run, and the package with which
     "pip ": ("changes the environment; make setup does this", ""),
     "make test": ("these are the tests", ""),
     "scripts/try_docs.py": ("this is it", ""),
+    "train experiment=fedselect/ablation": ("one of its data sets is no archive, one needs weights", ""),
     "extend=": ("goes on from a run in full length; tests/runner/test_extend.py does it", ""),
     "wandb login": ("needs an account", ""),
     "wandb_dashboard.py --project": ("needs an account", ""),
