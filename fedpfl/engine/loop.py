@@ -237,6 +237,7 @@ def keep_memory() -> None:
     """
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
         return
+    libc.malloc_trim(0)  # of earlier runs in this process: thousands would fill the memory with gaps
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # malloc.h
     libc.mallopt(trim_threshold, 2**31 - 1)
     libc.mallopt(mmap_threshold, 2**31 - 1)
