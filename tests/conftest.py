@@ -166,7 +166,7 @@ def sampled(cases: Iterable[Any], every: int) -> list[Any]:
     ]
 
 
-LONG = ("tune", "ranks", "pretend", "html", "resume", "faults", "library", "docs")
+LONG = ("tune", "ranks", "pretend", "package", "readers", "html", "resume", "faults", "library", "docs")
 """Files of few tests that take long: first, so that no core ends up waiting for another."""
 
 
