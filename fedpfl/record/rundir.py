@@ -274,6 +274,7 @@ class RunDirectory:
             raise files.damaged(self.path, f"was begun with other data ({COVERED})")
         elif self.status == "finished" and self._is_whole():
             self._compare(self._summary.get("code", []))
+            files.remove(self.path, digests.NOTES)  # which a kill right after the end may have left
             return
         if not self._summary or data not in (None, self._summary.get("data")):
             self.write_summary(data=data)  # from here on the directory belongs to this identity

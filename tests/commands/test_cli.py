@@ -150,7 +150,7 @@ BAD = [
     ("-m method=fedobp,ditto quantile.q=0.3", "quantile.q is for a hyperparameter that the method does not have"),
     (
         "experiment=fedobp/table5 partition=dirichlet method=ditto",
-        "norm is for a hyperparameter that the method does not have",
+        "quantile is for a hyperparameter that the method does not have",
     ),
     (
         "experiment=fedobp/fmnist_as_published method=ditto",
