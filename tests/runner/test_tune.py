@@ -276,7 +276,7 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
     tables, style = [], mpl.rcParams["axes.facecolor"]
     for name in ("right", "wrong"):
         code, text = tuned(
-            worlds, name, "method=fedprox,local_only", "trials=2", "seeds=2", "validation=0.2", "unseen=0.2"
+            worlds, name, "method=fedprox,local_only", "trials=3", "seeds=2", "validation=0.2", "unseen=0.2"
         )
         assert code == 0, text
         tables.append(pd.read_csv(worlds / name / "tuned" / "tuned.csv"))
