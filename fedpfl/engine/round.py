@@ -11,6 +11,7 @@ from torch import Tensor
 from fedpfl.data.federation import Federation
 from fedpfl.engine import stopping as early
 from fedpfl.engine.answers import asked, difference
+from fedpfl.engine.answers import kept as named
 from fedpfl.engine.backend import Backend, Counts, Participation
 from fedpfl.engine.keys import Draws, generator, watched
 from fedpfl.engine.sgd import Local
@@ -71,16 +72,19 @@ def play(
         clients = turn.clients
         draws = Draws(seed, "gather" if turn.survey else "train", number)
         stops = stopping is not None and not turn.survey
-        part = backend.participate(method, federation, state, clients, local, draws, stops)
+        survey = turn if turn.survey else None
+        part = backend.participate(method, federation, state, clients, local, draws, stops, survey)
         sent.append(_sent(part, state, len(clients), stops))
 
         samples = federation.train_sizes[clients].double()
         weight = tree.send((samples / samples.sum()).float(), device)
         with watched(method, seed, "aggregate", number, "process"):
             if turn.survey:
-                server, own = turn.survey(state.server, state.rows.take("client", clients), part.uploads)
+                server, own = turn.survey(state.server, state.client(clients), part.uploads)
             else:
-                server, own = hooks.aggregate(state.server, part.clients, part.uploads, weight)
+                facts = {**state.facts(clients), "trained": part.trained, "statistics": part.buffers}
+                server, own = hooks.aggregate(state.server, {**part.clients, **facts}, part.uploads, weight)
+        own = named(own, state.rows.initial["client"])
         _keep_form(method, "turns (Turn.survey)" if turn.survey else "aggregate", server, own, state)
         state.rows.put_(clients, {"client": own})
         state = replace(state, server=server)
