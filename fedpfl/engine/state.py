@@ -13,6 +13,7 @@ from fedpfl.engine.answers import asked
 from fedpfl.engine.keys import cohorts, generator, watched
 from fedpfl.engine.store import Rows, Store
 from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import STORED, Method
 from fedpfl.models import Net
@@ -106,8 +107,13 @@ def begin(
     The method is told that there are so many clients where the net does not know it better.
 
     folder: for a store on disk. seed: of what makes clients differ (`Method.init_clients`). stopping: early.
-    mine: as in Rows.
+    mine: as in Rows. Raises FedpflError where that hides rows from a method that reads those of others.
     """
+    if mine and type(method).before_turn is not Method.before_turn:
+        raise FedpflError(
+            f"{type(method).__name__} reads other clients' states (before_turn), of which each process has its own "
+            "alone; leave out state.sharded=true"
+        )
     params, buffers = tree.to(net.params, device), tree.to(net.buffers, device)
     with watched(method, seed, "init", "process"):
         parts = net.parts if net.parts.clients else replace(net.parts, clients=clients)

@@ -89,6 +89,7 @@ WRONG = {
         (lambda self, played, cohort, clients, generator: [], "returned no turn in which clients train"),
         (lambda self, played, cohort, clients, generator: [Turn(cohort, survey=_survey)], "no turn in which clients t"),
         (lambda self, played, cohort, clients, generator: [Turn([])], "returned a turn without clients"),
+        (lambda self, played, cohort, clients, generator: [Turn(cohort, trains=False)], "nobody trains, and no survey"),
         (lambda self, played, cohort, clients, generator: [Turn([2, 0, 2])], "returned client 2 twice"),
         (lambda self, played, cohort, clients, generator: [Turn([1]), Turn([1])], "returned client 1 twice"),
         (lambda self, *given: [Turn([0, 0], survey=_survey), Turn([1])], "returned client 0 twice"),
@@ -98,6 +99,10 @@ WRONG = {
             ],
             "a turn whose survey takes (server, uploads, clients) where the contract has (server, clients, uploads)",
         ),
+    ],
+    "before_turn": [
+        (lambda self, server, clients, others, generator: others([0])["number"], "returned a tensor torch.int64 [1]"),
+        (lambda self, server, clients, others, generator: {"w": torch.ones(2)}, "w as a tensor [2] for 3 clients"),
     ],
     "sample": [(lambda self, server, generator: torch.rand(2), "returned a tensor torch.float32 [2]")],
     "before_training": [(lambda self, server, client, net, shard: {"n": 3}, "returned a int as entry n")],

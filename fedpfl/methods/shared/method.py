@@ -88,7 +88,9 @@ class Method(Checked):
     equal structure, shapes and dtypes from `init` on; entries that hooks lay over it beside those live for one round);
     `params` is what local training moves. The engine lays FACTS over a client's state: the bools `participated` (in an
     earlier round), `trained` (has made a step, be it in this round) and `newcomer`; its `number`, an int64 (none of the
-    federation's, for a newcomer); and outside training `statistics`, BatchNorm's by model role. Nothing is stored on self, no hook changes its arguments, and no control flow depends on tensor values, as the
+    federation's, for a newcomer); and outside training `statistics`, BatchNorm's by model role.
+
+    Nothing is stored on self, no hook changes its arguments, and no control flow depends on tensor values, as the
     engine vectorises the hooks over clients. Some hooks say that they are called client by client on every backend;
     these may branch, optimise and solve. Hooks are annotated here, and nowhere else.
 
