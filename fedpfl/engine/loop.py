@@ -68,11 +68,11 @@ class Loop(Backend):
         units = sorted(
             (-work(call, client), number, client) for number, call in enumerate(calls) for client in call.clients
         )
-        stops = [threading.Event() for _ in calls]
+        stops, common = [threading.Event() for _ in calls], [dict[str, Any]() for _ in calls]
         futures: dict[tuple[int, int], Future] = {}
         for _, number, client in units:
-            answer = self._answer if self._alone is None else self._drawing
-            futures[number, client] = self._pool.submit(answer, calls[number], One(client), stops[number])
+            row, answer = One(client, common[number]), self._answer if self._alone is None else self._drawing
+            futures[number, client] = self._pool.submit(answer, calls[number], row, stops[number])
         answers: list[Answer] = []
         try:
             for number, call in enumerate(calls):

@@ -31,8 +31,9 @@ from fedpfl.models import Net
 class One:
     """Apply hooks to a single client, whose trees are as hooks see them."""
 
-    def __init__(self, client: int):
+    def __init__(self, client: int, common: dict[str, Any] | None = None):
         self.clients = [client]
+        self._common = {} if common is None else common
 
     def states(self, call: TrainCall | EvalCall) -> dict[str, Tree]:
         """Return the clients' states, with what the server laid over them."""
@@ -42,6 +43,18 @@ class One:
     def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
         """Apply a pure hook."""
         return hook(*trees)
+
+    def personal(self, call: EvalCall, client: dict[str, Tree], found: bool) -> Tree:
+        """Apply that hook: once for all clients of a call in the initial state, unless it asks for their numbers."""
+        hook, state = partial(call.method.personal, call.state.server), call.state
+        if found or not state.rows.alike(self.clients[0]):
+            return hook(client)
+        if "personal" not in self._common:
+            try:
+                self._common["personal"] = hook(tree.without(client, ["number"]))
+            except KeyError:
+                self._common["personal"] = None
+        return hook(client) if self._common["personal"] is None else self._common["personal"]
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
         """Apply `hook(client number, ...)`, which may branch on values; `kept` has an entry per client."""
@@ -70,6 +83,10 @@ class Many(One):
     def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
         """Vectorise it."""
         return each(hook, *trees, count=len(self.clients))
+
+    def personal(self, call: EvalCall, client: dict[str, Tree], found: bool) -> Tree:
+        """Apply that hook to all."""
+        return self.each(partial(call.method.personal, call.state.server), client)
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
         """Call it client by client and stack the answers."""
@@ -200,8 +217,8 @@ def evaluation(
             return method.before_evaluation(server, client, net.bind(buffers, training=True), shard)
 
     client = rows.states(call)
-    client = laid_over(client, rows.one_by_one(before_evaluation, client, client["statistics"]))
-    params, buffers = rows.each(partial(method.personal, server), client), client["statistics"]
+    client = laid_over(client, found := rows.one_by_one(before_evaluation, client, client["statistics"]))
+    params, buffers = rows.personal(call, client, bool(found or call.laid)), client["statistics"]
     if tuning:
         client = tree.without(client, ["statistics"])
         plan = rows.plan(partial(fine_tuning, method, tuning, net.parts), params)

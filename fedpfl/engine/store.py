@@ -102,6 +102,10 @@ class Rows:
         """All that is kept: blocks, the initial tree, and in what clients differ from it."""
         return [*(block.rows for block in self._blocks), self.initial, {"client": self._own}]
 
+    def alike(self, client: int) -> bool:
+        """Return whether a client has the initial state itself, as all have that never took part and never differed."""
+        return client not in self._places and not self._own
+
     def take(self, part: str, clients: int | Sequence[int]) -> dict[str, Tree]:
         """Return a client's part on `device`, not to be changed; of several clients a stacked copy."""
         if isinstance(clients, int):

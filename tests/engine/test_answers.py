@@ -119,7 +119,6 @@ WRONG = {
             "returned a Phase; it must return a list of Phase",
         ),
         (lambda self, server, client, params, epochs: [epochs], "returned a list with a int in it"),
-        (lambda self, server, client, params, epochs: [], "returned an empty list"),
         (lambda self, server, client, params, epochs: [Phase(-1)], "returned a phase of -1 epochs"),
         (lambda self, server, client, params, epochs: [Phase(0.5)], "returned a phase of 0.5 epochs"),
         (lambda self, server, client, params, epochs: [Phase(1, batches=0)], "returned a phase of 0 batches"),
