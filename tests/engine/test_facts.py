@@ -189,9 +189,9 @@ class Asking(FedAvg):
         assert not uploads["moved"].any()
         return {**server, "counts": uploads["counts"].sum(0)}, {}
 
-    def aggregate(self, server, clients, uploads, *rest):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         assert torch.equal(uploads["moved"] > 0, clients["trained"])
-        return {**server, "w": FedAvg.aggregate(self, server, {}, uploads["w"], *rest)[0]}, {}
+        return {**server, "w": FedAvg.aggregate(self, server, {}, net, uploads["w"], weight, generator)[0]}, {}
 
 
 def test_a_survey_may_ask_without_training(backend, net, federation):
