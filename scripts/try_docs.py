@@ -58,6 +58,8 @@ NOT_HERE = {  # part of a command: why it is not run, and the package with which
     "scripts/try_docs.py": ("this is it", ""),
     "train experiment=fedselect/ablation": ("one of its data sets is no archive, one needs weights", ""),
     "train experiment=fedselect/alpha": ("one of its data sets needs weights", ""),
+    "report paper fedselect/figure3": ("made small, runs are no longer told apart by what it draws over", ""),
+    "report paper fedobp/public_logs": ("reads rounds 100 to 400 of runs at full length", ""),
     "extend=": ("goes on from a run in full length; tests/runner/test_extend.py does it", ""),
     "wandb login": ("needs an account", ""),
     "wandb_dashboard.py --project": ("needs an account", ""),
