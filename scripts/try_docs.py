@@ -48,6 +48,7 @@ BRIEF = {
     "python -m fedpfl.tune": ("rounds=2", "participation=0.5", "clients=4", "validation=0.2", "trials=2", "seeds=1"),
     "make bench": ("ARGS='--rounds 1 --repeats 1 --samples 20000'",),
     "wandb sync": ("--dry-run",),
+    "fedpfl.report clean": ("--yes",),  # it would ask on a terminal
     "scripts/benchmark.py": ("--rounds 1", "--repeats 1", "--samples 20000"),
     "scripts/processes.py": ("--repeats 1",),
     "scripts/overhead.py": ("--rounds 1", "--samples 20000"),
