@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedpfl.engine.answers import asked
+from fedpfl.engine.answers import Found, alike, asked, form
 from fedpfl.engine.backend import Counts, EvalCall, Participation, TrainCall
 from fedpfl.engine.jobs import End, EvalJob, Row, TrainJob
 from fedpfl.engine.program import each
@@ -22,7 +22,6 @@ from fedpfl.engine.sgd import TrainPlan, fine_tuning, training
 from fedpfl.engine.shard import training_shard
 from fedpfl.engine.state import State
 from fedpfl.ground import traffic, tree
-from fedpfl.ground.errors import Broken
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import FACTS, Method
@@ -30,11 +29,15 @@ from fedpfl.models import Net
 
 
 class One:
-    """Apply hooks to a single client, whose trees are as hooks see them."""
+    """Apply hooks to a single client, whose trees are as hooks see them.
 
-    def __init__(self, client: int, common: dict[str, Any] | None = None):
+    found: the forms of what each client of the call has found out, by hook.
+    """
+
+    def __init__(self, client: int, common: dict[str, Any] | None = None, found: Found | None = None):
         self.clients = [client]
         self._common = {} if common is None else common
+        self.found: Found = {} if found is None else found
 
     def states(self, state: State) -> tuple[dict[str, Tree], dict[str, Tree]]:
         """Return the clients' states and the buffers that they start from."""
@@ -54,7 +57,12 @@ class One:
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
         """Apply `hook(client number, ...)`, which may branch on values; `kept` has an entry per client."""
-        return hook(self.clients[0], *trees, *(kept or ()))
+        return self._noted(hook, self.clients[0], hook(self.clients[0], *trees, *(kept or ())))
+
+    def _noted(self, hook: Callable[..., Any], client: int, answer: dict[str, Tree]) -> dict[str, Tree]:
+        """Note the form of what a client has found out; return it with what is Ragged completed."""
+        self.found.setdefault(hook.__name__, {})[client] = form(answer)
+        return tree.completed(answer)
 
     def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
         """Return the clients' common plan, in which masks belong to a client."""
@@ -64,7 +72,8 @@ class One:
 class Many(One):
     """Apply hooks to several clients, whose trees are stacked, `[clients, ...]`."""
 
-    def __init__(self, clients: list[int]):
+    def __init__(self, clients: list[int], found: Found | None = None):
+        super().__init__(clients[0], found=found)
         self.clients = clients
 
     def states(self, state: State) -> tuple[dict[str, Tree], dict[str, Tree]]:
@@ -80,15 +89,13 @@ class Many(One):
         return self.each(partial(method.personal, state.server), client | found)
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
-        """Call it client by client and stack the answers."""
-        answers = [
-            hook(client, *(tree.take(stacked, row) for stacked in trees), *([kept[row]] if kept is not None else []))
-            for row, client in enumerate(self.clients)
-        ]
-        if any(answer.keys() != answers[0].keys() for answer in answers):
-            others = ", ".join(answers[0]) or "none"
-            raise Broken(f"{hook.__name__} answers some clients with other entries than {others}")
-        return tree.stack(answers)
+        """Call it client by client and stack the answers, what is Ragged padded."""
+        answers = []
+        for row, client in enumerate(self.clients):
+            own = [tree.take(stacked, row) for stacked in trees] + ([kept[row]] if kept is not None else [])
+            answers.append(self._noted(hook, client, hook(client, *own)))
+        alike(hook.__name__, self.found[hook.__name__])
+        return tree.padded(answers)
 
     def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
         """Stack the masks; the rest is common."""

@@ -20,6 +20,7 @@ from fedpfl.engine import Engine, Local, Outcome, State, Stopping, begin, make, 
 from fedpfl.engine.backend import Participation
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
+from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import Net
@@ -176,7 +177,8 @@ class Trial:
         shard = training_shard(small(), number, LOCAL.batch_size, draws)
         client = state.client(number) | method.sample(state.server, draws.server(number))
         bound = net.bind(state.buffers(number), training=True)
-        return method.prepare(state.server, client | method.before_training(state.server, client, bound, shard))
+        found = method.before_training(state.server, client, bound, shard)
+        return method.prepare(state.server, client | tree.completed(found))
 
 
 # ---- comparisons
