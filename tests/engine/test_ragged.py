@@ -68,12 +68,12 @@ class Remembering(FedAvg):
     def personal(self, server, client):
         return {"net": server["net"], "seen": client["seen"]}
 
-    def predict(self, net, params, x):
-        logits = net(params["net"], x)
+    def predict(self, net, params, batch):
+        logits = net(params["net"], batch.x)
         if "seen" not in params:
             return logits
         own = params["seen"]
-        near = (-torch.cdist(x.flatten(1), own.values["x"])).exp() * own.real
+        near = (-torch.cdist(batch.x.flatten(1), own.values["x"])).exp() * own.real
         return logits + near @ (own.values["y"][:, None] == torch.arange(logits.shape[1])).float()
 
     def finetuning(self, params, parts, epochs):
