@@ -214,6 +214,7 @@ def sent_ragged(self, server, client, start, end):
 
 
 WRONG = [
+    ({"sample": lambda self, server, generator: {"n": tree.Ragged(torch.zeros(3))}}, "entry n.real"),
     (
         {"finish": kept_ragged, "init": lambda self, params, parts: (params, {"own": torch.zeros(3)})},
         "another form than init's, own was torch.float32 [3] and is missing",
