@@ -19,9 +19,14 @@ from fedpfl.config.schema import SCHEMAS, Settings
 from fedpfl.data import datasets, partition
 from fedpfl.ground.casting import allowed, hints
 from fedpfl.methods import METHODS
-from fedpfl.models import MODELS
+from fedpfl.models import ADAPTERS, MODELS
 
-REGISTRIES: dict[str, Mapping[str, Any]] = {"method": METHODS, "model": MODELS, "partition": partition.SCHEMES}
+REGISTRIES: dict[str, Mapping[str, Any]] = {
+    "method": METHODS,
+    "model": MODELS,
+    "adapter": ADAPTERS,
+    "partition": partition.SCHEMES,
+}
 LINE = re.compile(r"( *)([\w.]+):(?: ([^#]*?))? *(?:# (.*))?$")
 HEAD = """python -m fedpfl.train [KEY=VALUE ...]
 

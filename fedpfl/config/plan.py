@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from fedpfl.ground.checks import arguments, check_keys, chosen, options, represe
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import essence, identity, present
 from fedpfl.methods import METHODS, Method
-from fedpfl.models import MODELS, Net
+from fedpfl.models import ADAPTERS, MODELS, Net
 from fedpfl.record import rundir
 from fedpfl.record.loggers import mirrors
 
@@ -96,7 +97,7 @@ def _plan(config: dict[str, Any]) -> Plan:
         method = replace(method, clients=settings.clients - settings.newcomers)
     if method.own_steps and not parts["local"].plain:
         raise FedpflError(engine.own_steps(f"method={config['method']['name']}", parts["local"]))
-    for part in (_model, _partition, _source):
+    for part in (_model, _adapter, _partition, _source):
         part(config)
     return Plan(settings, **parts, device=device, method=method, config=config, identity=identity(config))
 
@@ -123,8 +124,9 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     federation, unseen = whole.apart(away)
     if given.get("weights"):
         given["weights"] = _weights(Path(settings.data_dir), given["weights"])
+    given["adapter"] = partial(ADAPTERS[config["adapter"]["name"]], **_adapter(config))
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **given)
-    net = net.told(clients=federation.clients, rounds=settings.rounds)
+    net = net.told(clients=federation.clients, rounds=settings.rounds).to(device)
     plan.method.init(net.params, net.parts)  # refuses what this network does not have, while nothing is written
     if plan.method.validates and not any(map(len, federation.validation)):
         name = config["method"]["name"]
@@ -159,6 +161,12 @@ def _model(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the network's options."""
     network = chosen("model", config["model"], MODELS)
     return arguments((network, Start), options(config["model"]), "model", given=("shape", "classes"))
+
+
+def _adapter(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the adapter's options."""
+    adapter = chosen("adapter", config["adapter"], ADAPTERS)
+    return arguments((adapter,), options(config["adapter"]), "adapter", given=("module", "head", "seed"))
 
 
 def _partition(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ LATER: dict[str, Any] = {
     "validation": 0.0,
     "unseen": 0.0,
     "model": {"weights": None},
+    "adapter": {"name": "none"},
     "partition": {"seed": None},
     "method": {"statistics": "aggregate"},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value
 
@@ -16,15 +17,19 @@ from fedpfl.models.split import Parts, parts
 
 
 class Net:
-    """A module without values of its own: `net.bind(buffers)(params, x)`.
+    """A module without values of its own but the frozen ones: `net.bind(buffers)(params, x)`.
 
     One Net serves one thread, because a functional call borrows the module for its duration; `copy()` makes more.
+    frozen: parameters that ask for no gradient. They stay in the module, one for all clients and threads, and are in no
+    tree that a method, a store or a checkpoint sees.
     facts: of Parts, what a module does not tell.
     """
 
     def __init__(self, module: nn.Module, **facts: Any):
         self.module, self._facts = module, facts
-        self.params: Tree = {name: p.detach().clone() for name, p in module.named_parameters()}
+        named = dict(module.named_parameters())
+        self.params: Tree = {name: p.detach().clone() for name, p in named.items() if p.requires_grad}
+        self.frozen: Tree = {name: p.detach() for name, p in named.items() if not p.requires_grad}
         self.buffers: Tree = {name: b.detach().clone() for name, b in module.named_buffers()}
         self.parts: Parts = parts(module, **facts)
         self.head: nn.Module = module.get_submodule(self.parts.head[0].rpartition(".")[0])
@@ -34,9 +39,9 @@ class Net:
             for prefix, part in module.named_modules()
             for kind in (part._parameters, part._buffers)
             for name, value in kind.items()
-            if value is not None
+            if value is not None and (kind is part._buffers or value.requires_grad)
         ]
-        """Where the module keeps each parameter and buffer: a dict, its key there, the value's full name."""
+        """Where the module keeps each parameter that trains, and buffer: a dict, its key there, the full name."""
 
     def told(self, **facts: Any) -> Net:
         """Return the same Net, which knows more of a run."""
@@ -44,7 +49,15 @@ class Net:
 
     def copy(self) -> Net:
         """Return an independent Net for another thread."""
-        return Net(copy.deepcopy(self.module), **self._facts)
+        shared = {id(p): p for p in self.module.parameters() if not p.requires_grad}
+        return Net(copy.deepcopy(self.module, shared), **self._facts)
+
+    def to(self, device: torch.device) -> Net:
+        """Move what is frozen to a device, and return the Net."""
+        for leaf in self.module.parameters():
+            if not leaf.requires_grad:
+                leaf.data = leaf.data.to(device)
+        return Net(self.module, **self._facts)
 
     def bind(self, buffers: dict[str, Tree], training: bool = False, weight: Tensor | None = None) -> Bound:
         """Attach buffers (one tree per role) and, for padded batches, the samples' weights `[batch]`."""

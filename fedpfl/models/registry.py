@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.models.adapter import none
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
@@ -25,6 +26,8 @@ from fedpfl.models.resnet import resnet8, resnet10, resnet18
 from fedpfl.models.shapes import Unfit, kind
 from fedpfl.models.split import parts
 from fedpfl.models.text import Text
+from fedpfl.models.transformer import Transformer
+from fedpfl.models.vit import timm, vit, vit_base, vit_small, vit_tiny
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn4": CNN4,
@@ -39,6 +42,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet10": resnet10,
     "resnet18": resnet18,
     "text": Text,
+    "timm": timm,
+    "transformer": Transformer,
+    "vit": vit,
+    "vit_base": vit_base,
+    "vit_small": vit_small,
+    "vit_tiny": vit_tiny,
 }
 """Called with the samples' shape, the number of classes, and the model's own options."""
 
@@ -49,11 +58,13 @@ def build(
     classes: int,
     seed: int,
     weights: Mapping[str, Tensor] | None = None,
+    adapter: Callable[..., None] = none,
     **options: Any,
 ) -> Net:
     """Build a network for samples of `shape` (images: channels, height, width), its initial values drawn from `seed`.
 
     weights: initial values by name instead; the classifier is still drawn, if theirs is for other classes.
+    adapter: one of ADAPTERS, given its options.
     The global generator is seeded inside a fork, as the published runs seeded it, and left untouched.
     Raises FedpflError for samples that the network cannot take, weights of another one, or sizes that no memory holds.
     """
@@ -63,8 +74,10 @@ def build(
             _check_size(make)
             torch.manual_seed(seed)
             module = make()
+        top = parts(module).head
         if weights is not None:
-            start_from(module, weights, parts(module).head)
+            start_from(module, weights, top)
+        adapter(module, top[0].rpartition(".")[0], seed)
         _try(module, shape, classes)
         return Net(module, seed=seed, sample=tuple(shape))
     except Unfit as error:

@@ -19,7 +19,7 @@ def _unknown() -> Wiring:
 
 @dataclass(frozen=True)
 class Parts:
-    """Parameter names of a network, by role.
+    """Parameter names of a network, by role; those that are frozen are none.
 
     layers: from input to output; a layer is a convolution, linear map or embedding with the normalisation behind it.
     batch_norm: those of `normalisation` that belong to layers with statistics over the batch.
@@ -60,7 +60,8 @@ def parts(module: nn.Module, **facts: Any) -> Parts:
     normalisation: list[str] = []
     batch_norm: list[str] = []
     for prefix, child in module.named_modules():
-        names = tuple(f"{prefix}.{name}" if prefix else name for name, _ in child.named_parameters(recurse=False))
+        own = [name for name, leaf in child.named_parameters(recurse=False) if leaf.requires_grad]
+        names = tuple(f"{prefix}.{name}" if prefix else name for name in own)
         if not names:
             continue
         if isinstance(child, NORMALISATION) and layers:

@@ -13,8 +13,9 @@ from scipy.ndimage import gaussian_filter, zoom
 
 from fedpfl.data import fingerprint
 from fedpfl.data.datasets import cifar10_c, load
-from fedpfl.data.datasets.shared import corruptions, source, vision
+from fedpfl.data.datasets.shared import corruptions, source
 from fedpfl.data.datasets.shared.corruptions import NUMBERS, RECIPES, corrupted
+from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
 
 RNG = np.random.default_rng(0)

@@ -38,7 +38,7 @@ from fedpfl.data.datasets import (
     pacs,
     speech_commands,
 )
-from fedpfl.data.datasets.shared import vision
+from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, call
 from tests.data.test_datasets import idx, md5, pack, write

@@ -26,10 +26,10 @@ from sklearn.datasets import load_digits
 
 from fedpfl.data import build
 from fedpfl.data.datasets import SETS, emnist, fmnist, load, mnist
-from fedpfl.data.datasets.shared import vision
 from fedpfl.data.datasets.shared.archive import MedMNIST
 from fedpfl.data.datasets.shared.samples import moments
 from fedpfl.data.partition import Partition
+from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
 from tests.conftest import DATA, ROOT
 

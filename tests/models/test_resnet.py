@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import models
-from fedpfl.data.datasets.shared import vision
 from fedpfl.engine import Engine, Local, begin, make, play
+from fedpfl.ground import vision
 from fedpfl.methods import FedAvg, FedPer
 from tests.command import TINY, call
 from tests.conftest import BACKENDS, CPU, assert_close, assert_same, federate

@@ -7,8 +7,8 @@ import torch
 
 from fedpfl import models
 from fedpfl.config.plan import identity
-from fedpfl.data.datasets.shared import vision
 from fedpfl.data.state_dict import read
+from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, call
 from tests.conftest import assert_same

@@ -2,7 +2,8 @@
 
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
-from fedpfl.data.datasets.shared.vision import cifar, torchvision
+from fedpfl.data.datasets.shared.vision import cifar
+from fedpfl.ground.vision import torchvision
 
 
 def cifar100(source: Source) -> Raw:

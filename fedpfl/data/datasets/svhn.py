@@ -2,7 +2,7 @@
 
 from fedpfl.data.datasets.shared.samples import Raw, merged
 from fedpfl.data.datasets.shared.source import Source, file, reading
-from fedpfl.data.datasets.shared.vision import torchvision
+from fedpfl.ground.vision import torchvision
 
 
 def svhn(source: Source) -> Raw:

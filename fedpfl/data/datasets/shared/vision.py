@@ -6,33 +6,9 @@ import warnings
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedpfl.data.datasets.shared.samples import Raw, merged
 from fedpfl.data.datasets.shared.source import Source, check_md5, corrupt, reading, unpacked
-
-_schemas: list[torch.library.Library] = []  # an op schema lives as long as the Library that defined it
-
-
-def torchvision() -> Any:
-    """Return `torchvision.datasets`, imported when first needed.
-
-    The plain wheel is a CUDA build: beside a CPU build of torch its ops do not load and the import fails. Data sets
-    need none of them, so the two missing schemas are declared and the import repeated.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            import torchvision.datasets
-        except RuntimeError as error:
-            if "torchvision::nms" not in str(error):
-                raise
-            schemas = torch.library.Library("torchvision", "DEF")
-            for op in ("nms", "qnms"):
-                schemas.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            _schemas.append(schemas)
-            import torchvision.datasets
-    return torchvision.datasets
 
 
 def cifar(source: Source, kind: Any) -> Raw:

@@ -1,0 +1,57 @@
+"""Multi-head self-attention by matrix products alone, which torch.func.vmap takes as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (Vaswani et al., NeurIPS 2017), its queries, keys and values from one linear map.
+
+    PyTorch's fused kernels have no rule for vmap and would be called client by client; nn.MultiheadAttention uses them
+    too, whose initial values these are.
+    """
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        nn.init.xavier_uniform_(self.qkv.weight)
+        nn.init.zeros_(self.qkv.bias)
+        nn.init.zeros_(self.proj.bias)
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """Attend from each of `[batch, length, width]` to those of `real` `[batch, length]`, bool (None: to all)."""
+        query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = query @ key.mT * key.shape[-1] ** -0.5
+        if real is not None:
+            scores = scores.masked_fill(~real[:, None, None], torch.finfo(scores.dtype).min)
+        return self.proj((scores.softmax(-1) @ value).transpose(1, 2).flatten(-2))
+
+
+class ForTorchvision(Attention):
+    """Stand where torchvision's blocks have nn.MultiheadAttention."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Attend as `Attention` does; the three are one."""
+        return super().forward(query), None
+
+
+class Block(nn.Module):
+    """Attention and a layer of GELU neurons, each behind a LayerNorm and beside the residual stream."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """`[batch, length, width]` to the same."""
+        x = x + self.attention(self.norm1(x), real)
+        return x + self.mlp(self.norm2(x))

@@ -1,0 +1,70 @@
+"""Vision transformers: torchvision's, and those of timm."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from torch import nn
+
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.vision import torchvision
+from fedpfl.models.attention import ForTorchvision
+from fedpfl.models.shapes import Unfit, image
+
+Count = Annotated[int, AtLeast(1)]
+
+
+def vit(
+    shape: tuple[int, ...], classes: int, patch: Count = 4, layers: Count = 6, heads: Count = 4, width: Count = 128
+) -> nn.Module:
+    """Build torchvision's VisionTransformer (Dosovitskiy et al., ICLR 2021) for square images, without dropout.
+
+    patch: pixels each way. Hidden layers are four times as wide as the stream, 1,205,898 scalars as a default for
+    [3, 32, 32] and 10 classes. Images of one channel have a first layer for one.
+    """
+    channels, height, side = image(shape, patch)
+    if height != side or side % patch:
+        raise Unfit(f"images must be square, {patch} (model.patch) a divisor of their sides, got {height}x{side}")
+    if width % heads:
+        raise ValueError(f"model.width={width} must be a multiple of model.heads={heads}")
+    network = torchvision("models").VisionTransformer(side, patch, layers, heads, width, 4 * width, num_classes=classes)
+    if channels != network.conv_proj.in_channels:
+        network.conv_proj = nn.Conv2d(channels, width, patch, patch)
+    for block in network.encoder.layers:
+        block.self_attention = ForTorchvision(width, heads)
+    nn.init.xavier_uniform_(network.heads.head.weight)  # torchvision's zeros would leave the body without a gradient
+    return network
+
+
+def vit_tiny(shape: tuple[int, ...], classes: int, patch: Count = 16) -> nn.Module:
+    """Build the tiny one (Touvron et al., ICML 2021): 12 layers of width 192."""
+    return vit(shape, classes, patch, 12, 3, 192)
+
+
+def vit_small(shape: tuple[int, ...], classes: int, patch: Count = 16) -> nn.Module:
+    """Build the small one (Touvron et al., ICML 2021): 12 layers of width 384."""
+    return vit(shape, classes, patch, 12, 6, 384)
+
+
+def vit_base(shape: tuple[int, ...], classes: int, patch: Count = 16) -> nn.Module:
+    """Build the base one: 12 layers of width 768."""
+    return vit(shape, classes, patch, 12, 12, 768)
+
+
+def timm(shape: tuple[int, ...], classes: int, arch: str = "vit_small_patch16_224") -> nn.Module:
+    """Build a network of timm's by its name there, for images of `shape`, without dropout."""
+    try:
+        import timm as library
+        from timm.layers import set_fused_attn
+    except ImportError:
+        raise FedpflError("model=timm needs the package timm; run `pip install fedpfl[timm]`") from None
+    channels, height, side = image(shape)
+    set_fused_attn(False)  # whose kernels vmap has no rule for
+    options: dict[str, Any] = {"num_classes": classes, "in_chans": channels}
+    if not library.is_model(arch):
+        near = ", ".join(library.list_models(f"*{arch}*")[:3]) or "see timm.list_models()"
+        raise ValueError(f"timm has no {arch}; it has {near}")
+    if "img_size" in getattr(library.model_entrypoint(arch), "__code__", vit.__code__).co_varnames or "vit" in arch:
+        options["img_size"] = (height, side)
+    return library.create_model(arch, **options)
