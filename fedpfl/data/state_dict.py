@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import torch as safetensors
 from torch import Tensor
 
 from fedpfl.ground.errors import FedpflError
@@ -16,7 +17,7 @@ HASH = re.compile(r"-([0-9a-f]{8,})\.\w+$")  # as torch.hub names its files
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file written by `torch.save(network.state_dict(), path)`, on the CPU.
+    """Read the tensors of a file written by `torch.save(network.state_dict(), path)` or by safetensors, on the CPU.
 
     Raises FedpflError if it is missing or broken, also by the hash in its name, where it has one.
     """
@@ -29,6 +30,8 @@ def read(path: Path) -> dict[str, Tensor]:
                 f"model.weights: SHA-256 of {path} begins with {digest[: len(expected[1])]}; fetch it again"
             )
     try:
+        if path.suffix == ".safetensors":
+            return safetensors.load_file(path)
         if zipfile.is_zipfile(path):  # not so torch's older format, which has no checksums
             with zipfile.ZipFile(path) as archive:
                 if (member := archive.testzip()) is not None:  # torch does not compare them

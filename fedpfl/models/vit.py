@@ -54,6 +54,7 @@ def vit_base(shape: tuple[int, ...], classes: int, patch: Count = 16) -> nn.Modu
 
 def timm(shape: tuple[int, ...], classes: int, arch: str = "vit_small_patch16_224") -> nn.Module:
     """Build a network of timm's by its name there, for images of `shape`, without dropout."""
+    torchvision("models")  # which timm imports
     try:
         import timm as library
         from timm.layers import set_fused_attn

@@ -33,6 +33,7 @@ def facts(run: Run) -> dict[str, Any]:
         "read": run.read,
         "cohort": len(next(engine.cohorts(settings.seed, clients, settings.participation, 1))),
         "parameters": tree.size(run.net.params),
+        **({"frozen": tree.size(run.net.frozen)} if run.net.frozen else {}),
         **({"devices": devices(method, run.net, run.federation.shape)} if isinstance(method, Submodel) else {}),
         "environment": environment.describe(),
     }
@@ -71,7 +72,10 @@ def header(run: Run, path: Path, cohort: int, counts: torch.Tensor, backend: str
     idle = federation.idle(run.local.batch_size)
     never = f"; {idle} never train, for lack of samples" if idle else ""
     never += f"; {run.unseen.clients} others never take part" if run.unseen else ""
-    shape = "x".join(map(str, federation.shape))
+    shape, frozen = "x".join(map(str, federation.shape)), run.net.frozen
+    frozen = (
+        frozen and f"; {tree.size(frozen):,} frozen, {mib(tree.nbytes(frozen))} MiB that each client has, not counted"
+    )
     return [
         *([f"name        {settings.name}"] if settings.name else []),
         *([f"of a sweep  {console.label.get()}"] if console.label.get() else []),
@@ -79,7 +83,7 @@ def header(run: Run, path: Path, cohort: int, counts: torch.Tensor, backend: str
         f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}{never}",
         f"partition   {described(run.config['partition'])}",
         f"method      {described(run.config['method'])}",
-        f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters",
+        f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters{frozen}",
         f"engine      {backend} on {run.device}, {run.engine.precision}",
         f"memory      client states {mib(held)} MiB{where}, up to {mib(needs.states)} once {needs.clients:,} clients "
         f"have trained; checkpoint up to {mib(needs.checkpoint)} MiB",

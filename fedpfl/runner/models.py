@@ -51,7 +51,7 @@ class Models(ABC):
         """
         job = self._judged(client)
         if job.params.keys() == self._run.net.params.keys():
-            values = {**job.params, **job.buffers.get(self._role(job), {})}
+            values = {**self._run.net.frozen, **job.params, **job.buffers.get(self._role(job), {})}
         else:
             values = dict(tree.items({**job.params, "buffers": job.buffers}))
         return _own(values)
@@ -109,12 +109,12 @@ class Models(ABC):
         if not values:
             raise FedpflError(f"method={run.config['method']['name']} has no global model: all stays with the clients")
         values = tree.named(values, [name for name in run.net.params if name in values])
-        return _own({**values, **next(iter(self._state.server_buffers.values()), {})})
+        return _own({**run.net.frozen, **values, **next(iter(self._state.server_buffers.values()), {})})
 
     def network(self) -> nn.Module:
         """Return a copy of the network as it was before round 1, for `load_state_dict`; it takes normalised samples."""
         net = self._run.net.copy()
-        net.module.load_state_dict({**net.params, **net.buffers})
+        net.module.load_state_dict({**net.frozen, **net.params, **net.buffers})
         return net.module.cpu().eval()
 
     @property

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from fedpfl import engine
 from fedpfl.config import plugins
 from fedpfl.config.plan import Run, alone, build, check
+from fedpfl.data import fingerprint
 from fedpfl.engine import lockstep, ranks
 from fedpfl.ground import tree
 from fedpfl.record import loggers
@@ -139,7 +140,8 @@ def _backend(run: Run, stage: lockstep.Stage | None, known: dict[str, Any]) -> e
     make = partial(engine.choose, run.engine, run.net, run.device, taken, over, ranks.share)
     if stage is None:
         return make()
-    shape = (str(run.config["model"]), run.federation.shape, run.federation.classes)
+    network = str(run.config["model"]), str(run.config.get("adapter")), fingerprint(run.net.frozen)
+    shape = (*network, run.federation.shape, run.federation.classes)
     key = ("backend", *shape, run.engine, run.device, *taken.values())
     return lockstep.Shared(stage, stage.share(key, make))
 
