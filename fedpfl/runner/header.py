@@ -73,9 +73,7 @@ def header(run: Run, path: Path, cohort: int, counts: torch.Tensor, backend: str
     never = f"; {idle} never train, for lack of samples" if idle else ""
     never += f"; {run.unseen.clients} others never take part" if run.unseen else ""
     shape, frozen = "x".join(map(str, federation.shape)), run.net.frozen
-    frozen = (
-        frozen and f"; {tree.size(frozen):,} frozen, {mib(tree.nbytes(frozen))} MiB that each client has, not counted"
-    )
+    once = f"; {tree.size(frozen):,} frozen ones, {mib(tree.nbytes(frozen))} MiB to send once, are not counted"
     return [
         *([f"name        {settings.name}"] if settings.name else []),
         *([f"of a sweep  {console.label.get()}"] if console.label.get() else []),
@@ -83,7 +81,7 @@ def header(run: Run, path: Path, cohort: int, counts: torch.Tensor, backend: str
         f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}{never}",
         f"partition   {described(run.config['partition'])}",
         f"method      {described(run.config['method'])}",
-        f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters{frozen}",
+        f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters{once if frozen else ''}",
         f"engine      {backend} on {run.device}, {run.engine.precision}",
         f"memory      client states {mib(held)} MiB{where}, up to {mib(needs.states)} once {needs.clients:,} clients "
         f"have trained; checkpoint up to {mib(needs.checkpoint)} MiB",
