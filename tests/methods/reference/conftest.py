@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
 from fedpfl.models import Net
-from tests.conftest import COHORTS, LOCAL, Tiny, tiny
+from tests.conftest import COHORTS, LOCAL, TRAIN, Tiny, tiny
 from tests.methods.reference import plain
 
 SEED = 3
@@ -47,3 +47,8 @@ def normed(setting) -> tuple[Net, plain.Setting]:
     module.norm = nn.BatchNorm2d(4)
     module.load_state_dict({**net.params, **net.buffers})
     return net, dataclasses.replace(setting, module=module)
+
+
+def randoms(t: int, client: int, epoch: int, count: int) -> Tensor:
+    """What each sample is given in local training, `[samples, count]`, in the epoch's order."""
+    return Draws(SEED, "train", t).random(client, "main", epoch, TRAIN[client], count)
