@@ -1,4 +1,4 @@
-"""pFedHN's rounds against a hypernetwork of torch's modules, its gradients by autograd, its steps by torch.optim.SGD."""
+"""pFedHN's rounds against a hypernetwork of torch's modules, autograd and torch.optim.SGD."""
 
 import dataclasses
 from functools import cache
