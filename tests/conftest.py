@@ -102,6 +102,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "per_fedavg": [{"outer_lr": 0.05}, {"version": "hf", "outer_lr": 0.05, "adapt_steps": 2}],
     "pfedme": [{}, {"average": "samples", "beta": 0.5, "inner_lr": 0.05}],
     "pfedsd": [{}, {"teacher": "train", "tau": 1.0}],
+    "pfedhn": [{"hidden": 10}, {"variant": "pc", "order": "sequential", "rows": "all", "hidden": 10, "embedding": 3}],
     "fedspu": [{"widths": (0.3, 0.6, 1.0)}, {}],
     "random_dropout": [{"widths": (0.3, 0.6, 1.0)}, {"judge": "own"}],
     "fjord": [{}, {"ordered": True, "distill": 0.3}],
