@@ -50,5 +50,9 @@ def normed(setting) -> tuple[Net, plain.Setting]:
 
 
 def randoms(t: int, client: int, epoch: int, count: int) -> Tensor:
-    """What each sample is given in local training, `[samples, count]`, in the epoch's order."""
-    return Draws(SEED, "train", t).random(client, "main", epoch, TRAIN[client], count)
+    """What samples are given in local training, `[samples, count]`, in the epoch's order: drawn first for each batch's
+    first sample, then for each one's second."""
+    samples = TRAIN[client]
+    batches, size = samples // LOCAL.batch_size + (samples % LOCAL.batch_size > 1), min(LOCAL.batch_size, samples)
+    drawn = Draws(SEED, "train", t).random(client, "main", epoch, batches * size, count)
+    return drawn.view(size, batches, count).transpose(0, 1).reshape(-1, count)
