@@ -51,7 +51,8 @@ def normed(setting) -> tuple[Net, plain.Setting]:
 
 def randoms(t: int, client: int, epoch: int, count: int) -> Tensor:
     """What samples are given in local training, `[samples, count]`, in the epoch's order: drawn first for each batch's
-    first sample, then for each one's second."""
+    first sample, then for each one's second.
+    """
     samples = TRAIN[client]
     batches, size = samples // LOCAL.batch_size + (samples % LOCAL.batch_size > 1), min(LOCAL.batch_size, samples)
     drawn = Draws(SEED, "train", t).random(client, "main", epoch, batches * size, count)
