@@ -127,7 +127,7 @@ def participation(
     call = newly(call, net)
     method, federation, state, _, local, draws, stopping = call
     server, device = state.server, federation.x.device
-    places = [Row(federation, number) for number in rows.clients]
+    places, drawing = [Row(federation, number) for number in rows.clients], [draws] * len(rows.clients)
 
     def sample(number: int) -> dict[str, Tree]:
         return tree.map(lambda leaf: tree.send(leaf, device), method.sample(server, draws.server(number)))
@@ -160,10 +160,10 @@ def participation(
     client = {**rows.each(partial(method.prepare, server), client), **facts}
     start, down = rows.each(begin, client)
     metrics = rows.each(partial(method.metrics, server), client)
-    before = yield EvalJob(method, places, rows.each(evaluated, client, start), buffers)
+    before = yield EvalJob(method, places, drawing, rows.each(evaluated, client, start), buffers)
 
     plan = replace(rows.plan(partial(training, method, local, server), client, start), by_sample=stopping)
-    end: End = yield TrainJob(method, places, [draws] * len(places), plan, start, server, client, buffers)
+    end: End = yield TrainJob(method, places, drawing, plan, start, server, client, buffers)
     facts["trained"] = facts["trained"] | end.stepped
     client = {**end.client, **facts}
     updated = rows.each(partial(method.updated_buffers, server), client)
@@ -171,10 +171,12 @@ def participation(
     buffers = {**end.buffers, **moved}
     client |= rows.one_by_one(after_training, client, buffers, end.params, kept=end.kept)
     params = rows.each(evaluated, client, end.params)
-    after = yield EvalJob(method, places, params, buffers)
+    after = yield EvalJob(method, places, drawing, params, buffers)
     held_out = torch.zeros_like(after.loss)
     if stopping:
-        held = (yield EvalJob(method, places, params, buffers, "held_out")) if federation.validation else after
+        held = after
+        if federation.validation:
+            held = yield EvalJob(method, places, drawing, params, buffers, "held_out")
         held_out = held.loss / held.total.clamp(min=1)
     uploads, kept, up = rows.each(finish, client, start, end.params)
     told = (before, after, down, up, metrics, end.loss, end.sample_loss, held_out)
@@ -203,7 +205,8 @@ def evaluation(
         plan = rows.plan(partial(fine_tuning, method, tuning, net.parts), params)
         end: End = yield TrainJob(method, places, [tuning.draws] * len(places), plan, params, server, client, buffers)
         params, buffers = end.params, end.buffers
-    counts = {"test": (yield EvalJob(method, places, params, buffers))}
+    drawing = [draws] * len(places)
+    counts = {"test": (yield EvalJob(method, places, drawing, params, buffers))}
     if federation.validation:
-        counts["validation"] = yield EvalJob(method, places, params, buffers, "validation")
+        counts["validation"] = yield EvalJob(method, places, drawing, params, buffers, "validation")
     return counts
