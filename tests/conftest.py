@@ -58,6 +58,8 @@ settings.load_profile("fedpfl")
 
 ENGINES = ("loop", "batched", "loop-bf16", "batched-bf16")
 
+TAUGHT = {"noise": 4, "hidden": 8, "steps": 2, "batch": 8}
+
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "apfl": [{}, {"mixing": "param", "alpha_lr": 1.0, "cold_start": "global"}],
     "ditto": [{}, {"lam": 0.3, "personal_epochs": 1}, {"personal_epochs": 3, "cold_start": "global"}],
@@ -75,6 +77,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "fedavg": [{}, {"statistics": "local"}],
     "fedala": [{}, {"layers": 2, "max_epochs": 12, "threshold": 0.0}],
+    "fedcp": [{}, {"lam": 0.3, "policy_noise": "off"}],
+    "fedgen": [TAUGHT, {**TAUGHT, "teacher": "mean_logits", "labels": "frequency"}],
     "fedbabu": [{}, {"finetune": "head"}],
     "feddpa": [{}, {"rule": "quantile", "train": "joint"}],
     "fedcac": [{}, {"tau": 0.1, "beta": 1}],

@@ -28,18 +28,17 @@ class FedCP(Method):
     f_ref, in evaluation mode; W_g and v hold still. Up go f, the network and the mean of both heads, and all three are
     averaged. A client is evaluated by the latest of them and its own head; one that never trained has the initial head.
 
-    lam: weight of the alignment; the authors' script has 5, their parser's default is 0, PFLlib's 1.
+    lam: the authors' script has 5, their parser 0, PFLlib 1.
     policy_noise: whether training adds Gumbel noise to the pairs (`train`, as in the published runs) or not (`off`).
-        Evaluation never does; the authors' code and PFLlib do there too, so that their results are random.
+        Evaluation never does; in both codes it does, so that their results are random.
     Both codes give a new body to all clients, but head and network to those of the finished round alone, which is the
-    paper's at full participation only, and begin with a random context. Here who trains or is evaluated has all three,
-    and v is always W_p's.
+    paper's at full participation only, and begin with a random context. Here who trains or is evaluated has all three.
     """
 
     lam: Annotated[float, AtLeast(0)] = 5.0
     policy_noise: Literal["train", "off"] = "train"
 
-    randoms: ClassVar[int] = 2
+    randoms: ClassVar[int] = 2  # by which a sample chooses its noise
 
     def init(self, params, parts):
         """Begin with the network's head on both sides."""
@@ -54,28 +53,29 @@ class FedCP(Method):
         d = tree.leaves(server["head"])[0].shape[1]
         return {"bank": torch.rand(2, BANK, d, generator=generator)} if self.policy_noise == "train" else {}
 
+    def prepare(self, server, client):
+        """Keep the received body's statistics."""
+        return {**client, "still": client["statistics"]}
+
     def start(self, received, client):
         """Return body and policy beside the client's own head."""
         return {**received, "head": client["head"]}
 
     def loss(self, server, client, net, params, batch):
         """Add to the cross-entropy the distance of the features from the received body's."""
-        h = _features(net, params, batch.x)
         noise = self._noise(client["bank"], batch.random) if self.policy_noise == "train" else 0.0
+        h = _features(net, params, batch.x)
         loss = batch.cross_entropy(_logits(h, params, client["head"], server["head"], noise))
         if not self.lam:
             return loss
         with torch.no_grad():
-            given = _features(net.still(client["statistics"]), {**server, "head": client["head"]}, batch.x)
+            given = _features(net.still(client["still"]), {**server, "head": client["head"]}, batch.x)
         apart = _kernel(h, h) + _kernel(given, given) - 2 * _kernel(h, given)
         return loss + self.lam * batch.mean((apart * batch.samples).sum(1) / batch.samples.sum())
 
     @staticmethod
     def _noise(bank: Tensor, random: Tensor) -> Tensor:
-        """Return the difference of two Gumbel numbers, which is logistic, `[batch, features]`.
-
-        A sum modulo 1 of uniform numbers is uniform, and so are any two samples' apart from each other.
-        """
+        """Return the difference of two Gumbel numbers `[batch, features]`, independent for any two samples."""
         one, other = (bank[half][(random[:, half] * BANK).long()] for half in (0, 1))
         return torch.logit((one + other).frac(), eps=1e-6)
 
@@ -90,8 +90,8 @@ class FedCP(Method):
 
     def predict(self, net, params, batch):
         """Return the logits by the policy without noise."""
-        given = tree.map(Tensor.detach, params["head"])
-        return _logits(_features(net, params, batch.x), params, given, params["shared"])
+        context = tree.map(Tensor.detach, params["head"])
+        return _logits(_features(net, params, batch.x), params, context, params["shared"])
 
     def finetuning(self, params, parts, epochs):
         """Move what training moves."""
@@ -107,14 +107,14 @@ def _logits(h: Tensor, params: Tree, context: Tree, shared: Tree, noise: Tensor 
     """Return the sum of both heads' logits. context: the head whose row sum stands for the client."""
     policy = params["policy"]
     v = F.normalize(tree.leaves(context)[0].sum(0), dim=0)
-    pairs = F.linear(h * v, policy["weight"], policy["bias"])
-    pairs = F.layer_norm(pairs, pairs.shape[1:], policy["scale"], policy["shift"]).relu()
-    one, other = pairs.chunk(2, 1)
-    r = torch.sigmoid(one - other + noise)
-    return F.linear(r * h, *params["head"].values()) + F.linear((1 - r) * h, *shared.values())
+    with torch.autocast(h.device.type, enabled=False):
+        pairs = F.linear(h * v, policy["weight"], policy["bias"])
+        one, other = F.layer_norm(pairs, pairs.shape[1:], policy["scale"], policy["shift"]).relu().chunk(2, 1)
+        r = torch.sigmoid(one - other + noise)
+        return F.linear(r * h, *params["head"].values()) + F.linear((1 - r) * h, *shared.values())
 
 
 def _kernel(a: Tensor, b: Tensor) -> Tensor:
     """Return the kernel of all pairs, `[batch, batch]`."""
-    squared = a.square().sum(1)[:, None] + b.square().sum(1)[None] - 2 * a @ b.T
+    squared = (a[:, None] - b).square().sum(2)
     return sum(torch.exp(-squared / (2 * width)) for width in WIDTHS)

@@ -30,8 +30,7 @@ class FedGen(Method):
     (`uniform`, the code) or by `frequency`, the paper's p(y), which counts a client as often as it took part.
     teacher: the code's loss, `weighted`, or the paper's, CE of the heads' `mean_logits`.
     For w the code counts a round's batches, plus 1; here samples count. FL-bench teaches G by the previous global head,
-    and draws y' from the client's own labels. PFLlib has alpha=1, steps=1000, lr=0.005, mean logits, an untrained G in
-    round 1, and no beta, eta and decay. Sharing heads alone is not offered.
+    and draws y' from the client's own labels; PFLlib begins in round 1. Sharing heads alone is not offered.
     """
 
     alpha: Annotated[float, AtLeast(0)] = 10.0
@@ -50,7 +49,7 @@ class FedGen(Method):
     @property
     def randoms(self) -> int:
         """Return how many numbers a sample needs: noise for its own label and for another, which the last one draws."""
-        return 2 * self.noise + 1 if self.alpha or self.beta else 0
+        return 2 * self.noise + 1
 
     def init(self, params, parts):
         """Draw the generator; nobody has told of labels yet."""
@@ -75,17 +74,19 @@ class FedGen(Method):
     def loss(self, server, client, net, params, batch):
         """Add what the generator teaches; before it is taught itself, with a weight of 0."""
         head, random, logits = tree.named(params, server["head"]).values(), batch.random, net(params, batch.x)
-        loss, faded, taught = batch.cross_entropy(logits), self.decay ** server["rounds"], server["rounds"] > 0
-        if self.alpha:
-            shares = server["counts"] if self.labels == "frequency" else (server["counts"] > 0).float()
-            other = features.drawn(shares, random[:, -1])
-            z = features.made(server["generator"], other, random[:, self.noise : -1])
-            lesson = batch._replace(y=other).cross_entropy(F.linear(z, *head))
-            loss = loss + torch.where(taught, (self.alpha * faded).clamp(min=1e-4), 0.0) * lesson
-        if self.beta:
-            target = F.linear(features.made(server["generator"], batch.y, random[:, : self.noise]), *head).softmax(1)
-            apart = batch.mean(F.kl_div(logits.log_softmax(1), target.detach(), reduction="none").sum(1))
-            loss = loss + torch.where(taught, (self.beta * faded).clamp(min=1e-4), 0.0) * apart
+        loss, taught, faded = batch.cross_entropy(logits), server["rounds"] > 0, self.decay ** server["rounds"]
+        with torch.autocast(logits.device.type, enabled=False):
+            if self.alpha:
+                shares = server["counts"] if self.labels == "frequency" else (server["counts"] > 0).float()
+                other = features.drawn(shares, random[:, -1])
+                z = features.made(server["generator"], other, random[:, self.noise : -1])
+                lesson = batch._replace(y=other).cross_entropy(F.linear(z, *head))
+                loss = loss + torch.where(taught, (self.alpha * faded).clamp(min=1e-4), 0.0) * lesson
+            if self.beta:
+                z = features.made(server["generator"], batch.y, random[:, : self.noise])
+                target = F.linear(z, *head).detach().softmax(1)
+                apart = batch.mean(F.kl_div(logits.log_softmax(1), target, reduction="none").sum(1))
+                loss = loss + torch.where(taught, (self.beta * faded).clamp(min=1e-4), 0.0) * apart
         return loss
 
     def finish(self, server, client, start, end):
@@ -105,16 +106,15 @@ class FedGen(Method):
             grads, moved = slope(made["learned"], made["moved"])
             learned, adam = features.adam(made["learned"], grads, adam, lr, self.weight_decay)
             made = {"learned": learned, "moved": moved}
-        told = {"counts": server["counts"] + counts.sum(0), "rounds": server["rounds"] + 1}
-        return {**model, **told, "generator": made, "adam": adam}, clients
+        told = {"counts": server["counts"] + counts.sum(0), "rounds": server["rounds"] + 1, "adam": adam}
+        return {**model, **told, "generator": made}, clients
 
     def _lesson(self, heads, counts, y, noise, learned, moved):
         """Return the generator's loss, and its statistics afterwards."""
         z, moved = features.training(learned, moved, y, noise)
         logits = torch.stack([F.linear(z, *head) for head in zip(*heads.values(), strict=True)])
         if self.teacher == "mean_logits":
-            loss = F.cross_entropy(logits.mean(0), y)
-        else:
-            shares = counts[:, y] / counts[:, y].sum(0)
-            loss = (shares * F.cross_entropy(logits.transpose(1, 2), y.expand(shares.shape), reduction="none")).sum(0)
+            return F.cross_entropy(logits.mean(0), y) + self.eta * features.diversity(z, noise), moved
+        shares = counts[:, y] / counts[:, y].sum(0)
+        loss = (shares * F.cross_entropy(logits.transpose(1, 2), y.expand(shares.shape), reduction="none")).sum(0)
         return loss.mean() + self.eta * features.diversity(z, noise), moved

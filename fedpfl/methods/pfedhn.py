@@ -31,8 +31,7 @@ class PFedHN(Method):
     rows: whether a step moves the v_i of the clients `sampled` alone, as in the paper, or of `all`, by old momentum and
         weight decay, as in both codes.
     h's output has torch's initial scale, not a network's, so first rounds are slow. The server keeps 1 + hidden numbers
-    for each of the model's, and as many momenta. The authors' clients take local.steps=50, with local.clip=50.
-    Newcomers have the mean embedding; the paper would optimise theirs. BatchNorm's statistics stay with the client.
+    for each of the model's, and as many momenta. Newcomers have the mean embedding; the paper would optimise theirs.
     """
 
     variant: Literal["full", "pc"] = "full"
@@ -48,20 +47,19 @@ class PFedHN(Method):
     rows: Literal["sampled", "all"] = "sampled"
 
     def buffers(self):
-        """Keep the statistics with the client."""
+        """Keep BatchNorm's statistics, which h cannot make, with the client."""
         return {"main": "local"}
 
     def init(self, params, parts):
         """Draw embeddings and hypernetwork."""
         generator, clients = seeded(parts.seed), max(1, parts.clients)
         private = tree.named(params, parts.head) if self.variant == "pc" else {}
-        made = tree.without(params, private)
         size = self.embedding or int(1 + clients / 4)
         widths = [size, *[self.hidden] * (1 + self.depth)]
         learned = {
             "v": torch.randn(clients, size, generator=generator),
             "mlp": {str(place): linear(*pair, generator) for place, pair in enumerate(pairwise(widths))},
-            "out": {name: _out(leaf, self.hidden, generator) for name, leaf in made.items()},
+            "out": {name: _out(leaf, self.hidden, generator) for name, leaf in tree.without(params, private).items()},
         }
         learned = tree.to(learned, tree.leaves(params)[0].device)
         return {"learned": learned, "momentum": tree.full_like(learned, 0.0)}, {"head": private}
@@ -95,7 +93,7 @@ class PFedHN(Method):
 
         grads = torch.func.grad(along)(learned)
         if self.clip:
-            norm = torch.stack([leaf.norm() for leaf in tree.leaves(grads)]).norm()
+            norm = sum(leaf.square().sum() for leaf in tree.leaves(grads)).sqrt()
             grads = tree.map(lambda g: g * (self.clip / (norm + 1e-6)).clamp(max=1.0), grads)
         grads = tree.map(lambda g, p: g + self.weight_decay * p, grads, learned)
         speed = tree.map(lambda m, g: self.momentum * m + g, server["momentum"], grads)

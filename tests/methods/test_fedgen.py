@@ -57,7 +57,7 @@ def test_equal_heads_teach_by_their_cross_entropy_whatever_the_weights(net):
     assert_close(lesson, want)
     mean = FedGen(eta=0.0, teacher="mean_logits", **SMALL)
     assert_close(mean._lesson(heads, counts, y, noise, made["learned"], made["moved"])[0], want)
-    heads["classifier.weight"][0] += 1.0
+    heads["classifier.bias"][0, 2] += 1.0
     other = method._lesson(heads, counts, y, noise, made["learned"], made["moved"])[0]
     swapped = method._lesson(heads, counts.flip(0), y, noise, made["learned"], made["moved"])[0]
     assert abs(other - want) > 1e-2

@@ -56,4 +56,4 @@ def randoms(t: int, client: int, epoch: int, count: int) -> Tensor:
     samples = TRAIN[client]
     batches, size = samples // LOCAL.batch_size + (samples % LOCAL.batch_size > 1), min(LOCAL.batch_size, samples)
     drawn = Draws(SEED, "train", t).random(client, "main", epoch, batches * size, count)
-    return drawn.view(size, batches, count).transpose(0, 1).reshape(-1, count)
+    return drawn.view(size, batches, count).transpose(0, 1).reshape(-1, count)[:samples]

@@ -23,12 +23,8 @@ NAMES = {"0.weight": "weight", "0.bias": "bias", "1.weight": "scale", "1.bias": 
 def noise(t, i, epoch):
     """A pair of numbers for each feature, whose difference is logistic: all that a softmax of two sees of noise."""
     bank = torch.rand(2, BANK, 12, generator=Draws(SEED, "train", t).server(i))
-    uniform = torch.stack(
-        [
-            (bank[0, int(BANK * float(a))] + bank[1, int(BANK * float(b))]) % 1
-            for a, b in randoms(t, i, epoch, FedCP.randoms)
-        ]
-    ).clamp(1e-6, 1 - 1e-6)
+    one, other = (BANK * randoms(t, i, epoch, FedCP().randoms)).long().unbind(1)
+    uniform = ((bank[0, one] + bank[1, other]) % 1).clamp(1e-6, 1 - 1e-6)
     return torch.stack([torch.log(uniform), torch.log(1 - uniform)], 1)
 
 

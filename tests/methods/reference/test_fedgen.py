@@ -16,7 +16,7 @@ CASES = {
     "official": FedGen(**SMALL),
     "paper": FedGen(teacher="mean_logits", labels="frequency", alpha=3.0, decay=0.5, **SMALL),
     "own": FedGen(alpha=0.0, beta=1.0, eta=0.0, **SMALL),
-    "other": FedGen(beta=0.0, alpha=2e-4, decay=0.3, weight_decay=0.0, **SMALL),
+    "other": FedGen(beta=0.0, alpha=2e-4, decay=0.3, weight_decay=0.1, **SMALL),
 }
 
 
