@@ -117,4 +117,4 @@ def _logits(h: Tensor, params: Tree, context: Tree, shared: Tree, noise: Tensor 
 def _kernel(a: Tensor, b: Tensor) -> Tensor:
     """Return the kernel of all pairs, `[batch, batch]`."""
     squared = (a[:, None] - b).square().sum(2)
-    return sum(torch.exp(-squared / (2 * width)) for width in WIDTHS)
+    return torch.stack([torch.exp(-squared / (2 * width)) for width in WIDTHS]).sum(0)
