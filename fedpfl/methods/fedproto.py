@@ -30,7 +30,6 @@ class FedProto(LocalOnly):
     weights: `uniform` over the clients that have the class (all codes) or by class `counts` (the paper).
     judge: by the `nearest` prototype of all (PFLlib), by the `nearest_own` one among the classes that the client trains
         on, an oracle of its labels (official code), or by the `head` (FL-bench). Without prototypes the head decides.
-    Distances are told as logits 2 z P_c - |P_c|^2, which differ from -|z - P_c|^2 by the same number for all classes.
     """
 
     lam: Annotated[float, AtLeast(0)] = 1.0
@@ -114,13 +113,11 @@ class FedProto(LocalOnly):
         if self.judge == "head":
             return logits
         mean, seen = params["mean"], params["seen"]
+        # -|z - P_c|^2, but for |z|^2, which is the same for all classes
         near = F.linear(z, 2 * mean, -mean.square().sum(1))
         farthest = torch.where(seen, near, torch.inf).amin(1, keepdim=True)
         return torch.where(seen.any(), torch.where(seen, near, farthest - 1), logits)
 
     def finetuning(self, params, parts, epochs):
-        """Move the model on its head's cross-entropy; prototypes stay."""
-        return [Phase(epochs, only(params, ["model"]), loss=self._head_loss)]
-
-    def _head_loss(self, server, client, net, params, batch):
-        return batch.cross_entropy(net(params["model"], batch.x))
+        """Move the model under prototypes that stay."""
+        return [Phase(epochs, only(params, ["model"]))]

@@ -88,7 +88,9 @@ def fedas(
                 start = aligned(s, start, prototypes(s, old, i), orders, i, lr, align == "means")
             trained.append(train(s, start, t, i))
         result.after.append([hits(s, w, i) for i, w in zip(cohort, trained, strict=True)])
-        shares = [fisher(s, w, i) if weights == "fisher" else len(s.clients[i].y) for i, w in zip(cohort, trained)]
+        shares = [float(len(s.clients[i].y)) for i in cohort]
+        if weights == "fisher":
+            shares = [fisher(s, w, i) for i, w in zip(cohort, trained, strict=True)]
         shares = [share / sum(shares) for share in shares]
         shared = {k: sum(a * w[k].double() for a, w in zip(shares, trained, strict=True)).float() for k in shared}
         for i, w in zip(cohort, trained, strict=True):
