@@ -18,7 +18,7 @@ from fedpfl.engine.sgd import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import FACTS, ORDER, Method, Phase, Turn, misplaced
+from fedpfl.methods import FACTS, ORDER, Batch, Method, Phase, Turn, misplaced
 from fedpfl.models import Net
 
 Faults = Iterator[str]
@@ -224,7 +224,7 @@ def _finish(value: Any, about: About, *given: Any) -> Faults:
 
 def _aggregate(value: Any, about: About, *given: Any) -> Faults:
     yield from _states(value, about)
-    cohort = len(given[3])
+    cohort = len(given[4])
     for name, leaf in tree.items(value[1]):
         if leaf.dim() == 0 or len(leaf) != cohort:
             yield f"the clients' {name} as a tensor {list(leaf.shape)} for a cohort of {cohort}"
@@ -353,12 +353,12 @@ def _updated(value: Any, about: About, *given: Any) -> Faults:
             yield f"{role}.{wrong[0]} too many or too few"
 
 
-def _predict(value: Any, about: About, net: Any, params: Tree, x: Tensor) -> Faults:
+def _predict(value: Any, about: About, net: Any, params: Tree, batch: Batch) -> Faults:
     if about.default("predict"):
         return  # what the network answers is no matter of the method
     yield from _detached(value, params) if isinstance(value, Tensor) else ()
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != (len(x), about.classes):
-        yield f"{_kind(value)} for {len(x)} samples of {about.classes} classes"
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != (len(batch.x), about.classes):
+        yield f"{_kind(value)} for {len(batch.x)} samples of {about.classes} classes"
 
 
 def _metrics(value: Any, about: About, *given: Any) -> Faults:

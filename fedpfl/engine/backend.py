@@ -22,6 +22,7 @@ from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
+from fedpfl.models import Net
 
 
 @dataclass(frozen=True)
@@ -147,11 +148,12 @@ def work(call: Call, client: int) -> float:
 class Backend(ABC):
     """Run one-client hooks of a Method over many clients, and change nothing in a call's state.
 
-    engine: how it does so; a backend that runs out of memory may narrow its width.
+    engine: how it does so; a backend that runs out of memory may narrow its width. net: the network that it trains.
     """
 
     name: str
     engine: Engine
+    net: Net
 
     @abstractmethod
     def run(self, calls: Sequence[Call]) -> list[Answer]:

@@ -189,7 +189,7 @@ class Ranks(Backend):
     """Every process answers for some clients of a call, by a backend of its own, and hears of the others."""
 
     def __init__(self, backend: Backend, device: torch.device):
-        self._backend, self._device = backend, device
+        self._backend, self._device, self.net = backend, device, backend.net
         self.name = f"{backend.name} in {dist.get_world_size()} processes"
         if device.type == "cuda":
             torch.cuda.set_device(device)

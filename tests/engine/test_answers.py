@@ -154,21 +154,27 @@ WRONG = {
     ],
     "aggregate": [
         (
-            lambda self, server, clients, uploads, weight: tree.mean(uploads, weight),
+            lambda self, server, clients, net, uploads, weight, generator: tree.mean(uploads, weight),
             "returned a dict; it must return two",
         ),
         (
-            lambda self, server, clients, uploads, weight: (uploads, clients),
+            lambda self, server, clients, net, uploads, weight, generator: (uploads, clients),
             "another form than init's, classifier.bias was torch.float32 [5] and is torch.float32 [3, 5]",
         ),
-        (lambda self, server, clients, uploads, weight: (server, {"n": weight.sum()}), "the clients' n as a tensor []"),
+        (
+            lambda self, server, clients, net, uploads, weight, generator: (server, {"n": weight.sum()}),
+            "the clients' n as a tensor []",
+        ),
     ],
     "evaluated": [(lambda self, server, client, params: None, "returned None")],
     "before_evaluation": [(lambda self, server, client, net, shard: shard, "returned a Shard")],
     "personal": [(lambda self, server, client: head(server), "returned a model without the network's conv.weight")],
     "predict": [
-        (lambda self, net, params, x: net(params, x).argmax(1), "torch.int64 [5] for 5 samples of 5 classes"),
-        (lambda self, net, params, x: net(params, x)[:, :4], "torch.float32 [5, 4] for 5 samples of 5 classes"),
+        (lambda self, net, params, batch: net(params, batch.x).argmax(1), "torch.int64 [5] for 5 samples of 5 classes"),
+        (
+            lambda self, net, params, batch: net(params, batch.x)[:, :4],
+            "torch.float32 [5, 4] for 5 samples of 5 classes",
+        ),
     ],
     "finetuning": [(lambda self, params, parts, epochs: Phase(epochs), "returned a Phase; it must return a list")],
     "metrics": [
@@ -367,8 +373,8 @@ def test_predictions_without_a_gradient_are_told_where_they_are_trained(backend)
         def loss(self, server, client, net, params, batch):
             return batch.cross_entropy(net(params, batch.x))
 
-        def predict(self, net, params, x):
-            return net(params, x).detach()
+        def predict(self, net, params, batch):
+            return net(params, batch.x).detach()
 
     with pytest.raises(Broken, match=r"^Frozen\.predict returned what has no gradient"):
         whole(Frozen(), backend)

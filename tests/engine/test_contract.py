@@ -294,7 +294,7 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
         for phase in ask(method.phases, server, client, start, 2):
             bound = net.bind(buffers, training=True)
             _, kept, client = one_step(method, phase, bound, shard, start, server, client, ask)
-        ask(method.predict, net.bind(buffers), evaluated, shard.data.x)
+        ask(method.predict, net.bind(buffers), evaluated, next(shard.data.chunks()).unlabelled())
         ask(method.finetuning, evaluated, net.parts, 2)
         end = tree.map(lambda leaf: leaf + 0.01 * torch.ones_like(leaf), start)
         client |= ask(method.after_training, server, client, net.bind(buffers), end, shard, kept)
@@ -303,7 +303,8 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
         uploads.append(upload)
         clients.append(tree.named(client, state.clients))
     weight = torch.full((4,), 0.25)
-    ask(method.aggregate, server, tree.stack(clients), tree.stack(uploads), weight)
+    bound, random = net.bind(state.server_buffers), generator(0, "aggregate", 2)
+    ask(method.aggregate, server, tree.stack(clients), bound, tree.stack(uploads), weight, random)
     assert weight.tolist() == [0.25] * 4
     for played_rounds in range(3):
         for turn in method.turns(played_rounds, COHORTS[1], len(EVERYONE), generator(0, "turns", 2)):

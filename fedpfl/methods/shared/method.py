@@ -175,7 +175,7 @@ class Method(Checked):
 
     def loss(self, server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch) -> Any:
         """Return what local training minimises on a batch. Of several models add the losses: gradients stay apart."""
-        return batch.cross_entropy(self.predict(net, params, batch.x))
+        return batch.cross_entropy(self.predict(net, params, batch))
 
     def after_training(
         self, server: Tree, client: dict[str, Tree], net: Bound, params: Tree, shard: Shard, kept: Tree
@@ -196,11 +196,13 @@ class Method(Checked):
         return end, client
 
     def aggregate(
-        self, server: Tree, clients: dict[str, Tree], uploads: Tree, weight: Tensor
+        self, server: Tree, clients: dict[str, Tree], net: Bound, uploads: Tree, weight: Tensor, generator: Generator
     ) -> tuple[Tree, dict[str, Tree]]:
         """Return the new server's and the clients' states, from stacked uploads and states `[cohort, ...]`.
 
-        weight: the clients' shares of the cohort's training samples, `[cohort]`, which sum to 1.
+        The net is in evaluation mode, with the server's statistics from before the turn. weight: the clients' shares
+        of the cohort's training samples, `[cohort]`, which sum to 1. generator: of the round, on the CPU; a round's
+        turns draw from it one after another.
         """
         return tree.mean(uploads, weight), clients
 
@@ -219,9 +221,9 @@ class Method(Checked):
         client = self.prepare(server, client)
         return self.evaluated(server, client, self._begin(server, client))
 
-    def predict(self, net: Bound, params: Tree, x: Tensor) -> Tensor:
-        """Return the logits `[batch, classes]` of an evaluated model."""
-        return net(params, x)
+    def predict(self, net: Bound, params: Tree, batch: Batch) -> Tensor:
+        """Return the logits `[batch, classes]` of an evaluated model; its evaluation shows no labels (`batch.y`)."""
+        return net(params, batch.x)
 
     def finetuning(self, params: Tree, parts: Parts, epochs: int) -> list[Phase]:
         """Return the phases in which an evaluated model is fine-tuned, by default on plain cross-entropy."""
@@ -260,8 +262,8 @@ def arguments(function: Callable[..., Any]) -> list[str]:
 
 @functools.cache
 def _known() -> set[str]:
-    """Return the names of all hooks' arguments."""
-    return {name for hook in hooks() for name in arguments(getattr(Method, hook))}
+    """Return the names of all hooks' arguments, and `x`, which `predict` was given where it is given a batch now."""
+    return {name for hook in hooks() for name in arguments(getattr(Method, hook))} | {"x"}
 
 
 def misplaced(function: Callable[..., Any], like: Callable[..., Any] | Sequence[str]) -> str:
