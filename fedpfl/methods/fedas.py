@@ -97,7 +97,7 @@ class FedAS(Method):
         found = {"fisher": client["fisher"]} if self.weights == "fisher" else {}
         return {"body": tree.named(end, server), **found}, {"model": end}
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average bodies by F_i."""
         if self.weights == "fisher":
             total = uploads["fisher"].sum()

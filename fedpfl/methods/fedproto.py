@@ -94,7 +94,7 @@ class FedProto(LocalOnly):
             sent, mask = {**sent, "counts": client["counts"]}, {**mask, "counts": present}
         return Masked(sent, mask), {"model": end}
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average prototypes by class, over the clients that have it."""
         present = uploads.mask["mean"][:, :, 0]
         counts = uploads.values["counts"] * present if self.weights == "counts" else present
@@ -107,14 +107,14 @@ class FedProto(LocalOnly):
         seen = server["seen"] & client["own"] if "own" in client else server["seen"]
         return {"model": params, "mean": server["mean"], "seen": seen}
 
-    def predict(self, net, params, x):
+    def predict(self, net, params, batch):
         """Return the nearness to each prototype; a class without one is farther than all that have one."""
-        logits, z = net.features(params["model"], x)
+        logits, z = net.features(params["model"], batch.x)
         if self.judge == "head":
             return logits
-        mean, seen = params["mean"], params["seen"]
+        mean, seen = params["mean"].double(), params["seen"]  # which no autocast rounds
         # -|z - P_c|^2, but for |z|^2, which is the same for all classes
-        near = F.linear(z, 2 * mean, -mean.square().sum(1))
+        near = F.linear(z.double(), 2 * mean, -mean.square().sum(1)).float()
         farthest = torch.where(seen, near, torch.inf).amin(1, keepdim=True)
         return torch.where(seen.any(), torch.where(seen, near, farthest - 1), logits)
 

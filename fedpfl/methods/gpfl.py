@@ -90,9 +90,9 @@ class GPFL(Method):
         condition = client["frequencies"] @ server["embeddings"]
         return {**tree.named(params, ("body", "head", "valve")), "condition": condition}
 
-    def predict(self, net, params, x):
+    def predict(self, net, params, batch):
         """Return the head's logits of personal features."""
-        own = _through(params["valve"], _features(net, params, x), params["condition"])
+        own = _through(params["valve"], _features(net, params, batch.x), params["condition"])
         return F.linear(own, *params["head"].values()).float()
 
     def finetuning(self, params, parts, epochs):
