@@ -11,6 +11,7 @@ from torch import Tensor
 from fedpfl.data.federation import Federation
 from fedpfl.engine import stopping as early
 from fedpfl.engine.answers import asked, difference
+from fedpfl.engine.answers import kept as named
 from fedpfl.engine.backend import Backend, Counts, Participation, arithmetic
 from fedpfl.engine.keys import Draws, generator, watched
 from fedpfl.engine.sgd import Local
@@ -71,17 +72,20 @@ def play(
         clients = turn.clients
         draws = Draws(seed, "gather" if turn.survey else "train", number)
         stops = stopping is not None and not turn.survey
-        part = backend.participate(method, federation, state, clients, local, draws, stops)
+        survey = turn if turn.survey else None
+        part = backend.participate(method, federation, state, clients, local, draws, stops, survey)
         sent.append(_sent(part, state, len(clients), stops))
 
         samples = federation.train_sizes[clients].double()
         weight = tree.send((samples / samples.sum()).float(), device)
         with watched(method, seed, "aggregate", number, "process"), arithmetic(device, backend.engine.precision):
             if turn.survey:
-                server, own = turn.survey(state.server, state.rows.take("client", clients), part.uploads)
+                server, own = turn.survey(state.server, state.client(clients), part.uploads)
             else:
-                net = backend.net.bind(state.server_buffers)
-                server, own = hooks.aggregate(state.server, part.clients, net, part.uploads, weight, random)
+                facts = {**state.facts(clients), "trained": part.trained, "statistics": part.buffers}
+                own, net = {**part.clients, **facts}, backend.net.bind(state.server_buffers)
+                server, own = hooks.aggregate(state.server, own, net, part.uploads, weight, random)
+        own = named(own, state.rows.initial["client"])
         _keep_form(method, "turns (Turn.survey)" if turn.survey else "aggregate", server, own, state)
         state.rows.put_(clients, {"client": own})
         state = replace(state, server=server)

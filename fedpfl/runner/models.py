@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
-from fedpfl.engine.backend import EvalCall, arithmetic
+from fedpfl.engine.backend import EvalCall, arithmetic, met
 from fedpfl.engine.jobs import EvalJob
 from fedpfl.engine.keys import watched
 from fedpfl.engine.participation import One, evaluation
@@ -124,7 +124,7 @@ class Models(ABC):
     def _judged(self, client: int) -> EvalJob:
         """Return what the engine evaluates of a client: its personal model, and its statistics."""
         run, (federation, state, number) = self._run, self._place(client)
-        call = EvalCall(run.method, federation, state, [number], before=looking(run, state))
+        call = met(EvalCall(run.method, federation, state, [number], before=looking(run, state)))
         with arithmetic(run.device, run.engine.precision), watched(run.method, *call.draws.own(number)):
             job = next(evaluation(call, One(number), run.net, self._autocast))
         assert isinstance(job, EvalJob)

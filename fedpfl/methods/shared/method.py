@@ -53,7 +53,8 @@ class Phase(NamedTuple):
     sgd: Mapping[str, float] = {}
 
 
-FACTS = ("participated", "trained")
+STORED = ("participated", "trained")
+FACTS = (*STORED, "number", "newcomer", "statistics")
 """What the engine says of a client, as entries of its state that no method keeps."""
 
 ORDER = {
@@ -71,10 +72,12 @@ class Turn(NamedTuple):
     survey: `survey(server, clients, uploads) -> server, clients` takes the place of `Method.aggregate`, with the states
         that the clients had before, stacked; nothing else of such a turn is kept, it is no participation, and its
         batch orders are its own.
+    trains: whether they train, in a survey; statistics or prototypes may need no step.
     """
 
     clients: list[int]
     survey: Callable[..., tuple[Tree, dict[str, Tree]]] | None = None
+    trains: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,10 @@ class Method(Checked):
 
     Trees: `server` is what the server knows; `client` is a client's state, wherever it is stored (always a dict, of
     equal structure, shapes and dtypes from `init` on; entries that hooks lay over it beside those live for one round);
-    `params` is what local training moves. The engine lays two bools over a client's state: `client["participated"]`,
-    whether it took part in an earlier round, and `client["trained"]`, whether it has made a step, be it in this one.
+    `params` is what local training moves. The engine lays FACTS over a client's state: the bools `participated` (in an
+    earlier round), `trained` (has made a step, be it in this round) and `newcomer`; its `number`, an int64 (none of the
+    federation's, for a newcomer); and outside training `statistics`, BatchNorm's by model role.
+
     Nothing is stored on self, no hook changes its arguments, and no control flow depends on tensor values, as the
     engine vectorises the hooks over clients. Some hooks say that they are called client by client on every backend;
     these may branch, optimise and solve. Hooks are annotated here, and nowhere else.
@@ -142,6 +147,22 @@ class Method(Checked):
     def turns(self, played: int, cohort: list[int], clients: int, generator: Generator) -> list[Turn]:
         """Return who trains in the round that follows `played` rounds: one turn after another."""
         return [Turn(cohort)]
+
+    def before_turn(
+        self,
+        server: Tree,
+        clients: dict[str, Tree],
+        others: Callable[[Sequence[int]], dict[str, Tree]],
+        generator: Generator,
+    ) -> dict[str, Tree]:
+        """Return what the server finds out for a turn's clients, stacked `[cohort, ...]`, laid over their states.
+
+        clients: their states. others: gives the states of any clients that take part, stacked, by their numbers, as
+        they are now. It is also asked before all clients are evaluated, newcomers apart, and may branch on values.
+        `statistics` are those that the clients begin with, as they are of `before_training` and `before_evaluation`.
+        generator: the same for whatever cohort; to be drawn from for all clients, and only for turns.
+        """
+        return {}
 
     def sample(self, server: Tree, generator: Generator) -> dict[str, Tree]:
         """Return what the server draws at random for the client and round, laid over its state."""
