@@ -79,7 +79,8 @@ class TrainJob:
         phases = [alike(phase._replace(loss=None, step=None, after_gradient=None)) for phase in self.plan.phases]
         local = replace(self.plan.local, lr=1.0) if self.plan.local.scheduled else self.plan.local
         asker, plan = None if self.plain else self.method, (self.plan.tuned, self.plan.by_sample, local)
-        return asker, plan, _images(self.rows), phases, _form(self.start), _form(self.buffers)
+        client = {} if self.plain else self.client  # in which what is Ragged has a length of its own
+        return asker, plan, _images(self.rows), phases, *map(_form, (self.start, self.buffers, client))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
+from fedpfl.engine.answers import Found, alike
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, work
 from fedpfl.engine.jobs import End, EvalJob, TrainJob
 from fedpfl.engine.keys import Draws, seeded, watched
@@ -69,15 +70,20 @@ class Loop(Backend):
             (-work(call, client), number, client) for number, call in enumerate(calls) for client in call.clients
         )
         stops, common = [threading.Event() for _ in calls], [dict[str, Any]() for _ in calls]
+        found: list[Found] = [{} for _ in calls]
         futures: dict[tuple[int, int], Future] = {}
         for _, number, client in units:
-            row, answer = One(client, common[number]), self._answer if self._alone is None else self._drawing
+            row = One(client, common[number], found[number])
+            answer = self._answer if self._alone is None else self._drawing
             futures[number, client] = self._pool.submit(answer, calls[number], row, stops[number])
         answers: list[Answer] = []
         try:
             for number, call in enumerate(calls):
                 try:
-                    answers.append(tree.stack([futures[number, client].result() for client in call.clients]))
+                    ended = [futures[number, client].result() for client in call.clients]
+                    for hook, forms in found[number].items():
+                        alike(hook, forms)
+                    answers.append(tree.stack(ended))
                 except (Exception, SystemExit) as error:
                     stops[number].set()  # its other clients end within a step, or are not begun
                     for client in call.clients:
@@ -95,7 +101,7 @@ class Loop(Backend):
         """Do `_answer` for one client at a time, with random numbers of its own: no order and no cohort matters."""
         assert self._alone
         with self._alone, watched(call.method, *call.draws.own(row.clients[0])):
-            return self._answer(call, One(row.clients[0]), stop)
+            return self._answer(call, One(row.clients[0], found=row.found), stop)
 
     def _answer(self, call: Call, row: One, stop: threading.Event) -> Any:
         """Take one client through a call, each of its jobs at once."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl.engine.answers import asked, difference
+from fedpfl.engine.answers import Found, alike, asked, difference, form
 from fedpfl.engine.backend import AnyCall, Counts, EvalCall, Participation, TrainCall
 from fedpfl.engine.jobs import End, EvalJob, Row, TrainJob
 from fedpfl.engine.program import each
@@ -29,11 +29,15 @@ from fedpfl.models import Net
 
 
 class One:
-    """Apply hooks to a single client, whose trees are as hooks see them."""
+    """Apply hooks to a single client, whose trees are as hooks see them.
 
-    def __init__(self, client: int, common: dict[str, Any] | None = None):
+    found: the forms of what each client of the call has found out, by hook.
+    """
+
+    def __init__(self, client: int, common: dict[str, Any] | None = None, found: Found | None = None):
         self.clients = [client]
         self._common = {} if common is None else common
+        self.found: Found = {} if found is None else found
 
     def states(self, call: TrainCall | EvalCall) -> dict[str, Tree]:
         """Return the clients' states, with what the server laid over them."""
@@ -58,7 +62,12 @@ class One:
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
         """Apply `hook(client number, ...)`, which may branch on values; `kept` has an entry per client."""
-        return hook(self.clients[0], *trees, *(kept or ()))
+        return self._noted(hook, self.clients[0], hook(self.clients[0], *trees, *(kept or ())))
+
+    def _noted(self, hook: Callable[..., Any], client: int, answer: dict[str, Tree]) -> dict[str, Tree]:
+        """Note the form of what a client has found out; return it with what is Ragged completed."""
+        self.found.setdefault(hook.__name__, {})[client] = form(answer)
+        return tree.completed(answer)
 
     def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
         """Return the clients' common plan, in which masks belong to a client."""
@@ -68,7 +77,8 @@ class One:
 class Many(One):
     """Apply hooks to several clients, whose trees are stacked, `[clients, ...]`."""
 
-    def __init__(self, clients: list[int]):
+    def __init__(self, clients: list[int], found: Found | None = None):
+        super().__init__(clients[0], found=found)
         self.clients = clients
 
     def states(self, call: TrainCall | EvalCall) -> dict[str, Tree]:
@@ -89,15 +99,13 @@ class Many(One):
         return self.each(partial(call.method.personal, call.state.server), client)
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
-        """Call it client by client and stack the answers."""
-        answers = [
-            hook(client, *(tree.take(stacked, row) for stacked in trees), *([kept[row]] if kept is not None else []))
-            for row, client in enumerate(self.clients)
-        ]
-        if any(answer.keys() != answers[0].keys() for answer in answers):
-            others = ", ".join(answers[0]) or "none"
-            raise Broken(f"{hook.__name__} answers some clients with other entries than {others}")
-        return tree.stack(answers)
+        """Call it client by client and stack the answers, what is Ragged padded."""
+        answers = []
+        for row, client in enumerate(self.clients):
+            own = [tree.take(stacked, row) for stacked in trees] + ([kept[row]] if kept is not None else [])
+            answers.append(self._noted(hook, client, hook(client, *own)))
+        alike(hook.__name__, self.found[hook.__name__])
+        return tree.padded(answers)
 
     def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
         """Stack the masks; the rest is common."""

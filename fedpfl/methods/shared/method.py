@@ -169,9 +169,10 @@ class Method(Checked):
         return {}
 
     def before_training(self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard) -> dict[str, Tree]:
-        """Return what the client finds out from its training data, laid over its state; of one structure for all.
+        """Return what the client finds out from its training data, laid over its state; of one form for all clients.
 
-        Called client by client. The net is in training mode (`net.still()` is not); its statistics are restored.
+        Where the first axis differs from client to client mark it `tree.Ragged`. Called client by client. The net is in
+        training mode (`net.still()` is not); its statistics are restored.
         """
         return {}
 
