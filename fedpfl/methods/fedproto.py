@@ -62,6 +62,7 @@ class FedProto(LocalOnly):
         return client["model"]
 
     def phases(self, server, client, params, epochs):
+        """Train everything."""
         return [Phase(epochs, keeps=True)]
 
     def loss(self, server, client, net, params, batch):
