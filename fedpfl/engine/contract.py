@@ -327,7 +327,7 @@ def one_step(
     Nothing, and the state of before, where the client has too few samples for a step.
     """
     drawn = islice(shard.batches(phase.stream, 0), phase.batches)
-    batches = tuple(own._replace(random=torch.full((phase.randoms,), 0.3)) for own in drawn)
+    batches = tuple(own._replace(random=torch.full((len(own.y), method.randoms), 0.3)) for own in drawn)
     if len(batches) < phase.batches:
         return {}, {}, client
     batch = batches[0]
