@@ -32,7 +32,7 @@ from fedpfl.engine.toy import (  # noqa: F401
     tiny,
 )
 from fedpfl.ground import tree
-from fedpfl.methods import FACTS, METHODS, Method
+from fedpfl.methods import FACTS, METHODS, STORED, Method
 from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
 
@@ -73,12 +73,14 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": (0.5, 0.9, 0.99)},
         {"q": (0.3, 0.8), "score": "gradient", "scope": "tensor", "norm": "layer", "ema": 0.3},
     ],
+    "fedas": [{}, {"first": "init", "align": "means", "judge": "received"}, {"first": "global", "weights": "samples"}],
     "fedavg": [{}, {"statistics": "local"}],
     "fedala": [{}, {"layers": 2, "max_epochs": 12, "threshold": 0.0}],
     "fedbabu": [{}, {"finetune": "head"}],
     "feddpa": [{}, {"rule": "quantile", "train": "joint"}],
     "fedcac": [{}, {"tau": 0.1, "beta": 1}],
     "fedpac": [{}, {"lam": 0.3, "body_epochs": 1, "combine": False, "keep_prototypes": True}],
+    "fedproto": [{}, {"weights": "counts", "judge": "nearest_own"}, {"prototypes": "final", "judge": "head"}],
     "fedper": [{}, {"layers": 2}, {"head_init": "server_average", "statistics": "local"}],
     "fedprox": [{"mu": 0.5}],
     "fedrep": [{}, {"body_epochs": 2, "head_epochs": 1}],
@@ -223,9 +225,9 @@ def given(state: State, client: dict[str, Any] | None = None, buffers: dict[str,
     """The state where all clients hold these entries, facts included, or these statistics, beside what they have."""
     held = {**state.client(range(state.rows.clients)), **(client or {})}
     stacked = {
-        "client": {name: own for name, own in held.items() if name not in FACTS},
+        "client": tree.without(held, FACTS),
         "buffers": {**state.client_buffers, **(buffers or {})},
-        "facts": tree.named(held, FACTS),
+        "facts": tree.named(held, STORED),
     }
     rows = Rows(tree.take(stacked, 0), {}, state.rows.clients, CPU)
     rows.put_(range(rows.clients), stacked)

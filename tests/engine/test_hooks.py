@@ -1,17 +1,18 @@
 """Hooks beyond SGD on a loss, with methods made for them: looks at the data, records, steps, random numbers, turns."""
 
 import dataclasses
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import Tensor
 
 from fedpfl.engine import Store, Tuning, begin, make, play
-from fedpfl.engine.keys import Draws
+from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
-from fedpfl.methods import FedAvg, Method, Phase, Turn
+from fedpfl.methods import Batch, FedAvg, Method, Phase, Turn
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -20,6 +21,7 @@ from tests.conftest import (
     assert_close,
     assert_same,
     federate,
+    holding,
     participate,
     rounds,
     row,
@@ -39,6 +41,57 @@ def minibatches(federation, client, draws=None, epochs=LOCAL.epochs):
         [own[part] for part in draws.order(client, "main", epoch, len(own)).split(LOCAL.batch_size) if len(part) > 1]
         for epoch in range(epochs)
     ]
+
+
+# At the server
+
+
+@dataclass(frozen=True)
+class Distilling(FedAvg):
+    """Takes its cohort in turns of one client, and notes what it sees at the server."""
+
+    seen: list = field(default_factory=list, compare=False)
+
+    def turns(self, played, cohort, clients, generator):
+        return [Turn([client]) for client in cohort]
+
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        x = torch.rand(3, 1, 8, 8, generator=generator)
+        self.seen.append((net.training, tree.clone(net.buffers), x, net(server, x)))
+        return super().aggregate(server, clients, net, uploads, weight, generator)
+
+
+def test_the_server_has_a_still_network_and_numbers_of_the_round(backend, federation):
+    """Statistics are the averaged ones from before the turn; numbers go on from turn to turn, and change by round."""
+    net, method = tiny(norm=True), Distilling()
+    states = trajectory(method, net, federation, [[0, 4], [2]], engine=backend)
+    (training, buffers, first, logits), (_, moved, second, _), (_, last, third, _) = method.seen
+    assert not training
+    drawn = generator(0, "aggregate", 1)
+    assert_same([first, second], [torch.rand(3, 1, 8, 8, generator=drawn) for _ in range(2)])
+    assert_same(third, torch.rand(3, 1, 8, 8, generator=generator(0, "aggregate", 2)))
+    assert_same([buffers, last], [state.server_buffers for state in states[:2]])
+    assert not torch.equal(moved["main"]["norm.running_mean"], buffers["main"]["norm.running_mean"])
+    assert_same(logits, net.bind(states[0].server_buffers)(states[0].server, first))
+
+
+# Labels
+
+
+@dataclass(frozen=True)
+class Blind(FedAvg):
+    def predict(self, net, params, batch):
+        assert (batch.y is None) != net.training
+        return super().predict(net, params, batch)
+
+
+def test_an_evaluation_shows_no_labels(backend, net, federation):
+    """Neither in a round, nor between rounds, nor after fine-tuning, which sees them."""
+    state, (outcome,) = rounds(Blind(), net, federation, COHORTS[:1], engine=backend)
+    runner = make(as_engine(backend), net, CPU)
+    tuned = runner.evaluate(Blind(), federation, state[-1], EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1)))
+    assert int(tuned.correct.sum()) > 0
+    assert int(outcome.after.correct.sum()) > 0
 
 
 # Looks at the data before training and before evaluation
@@ -148,8 +201,8 @@ class Recorder(FedAvg):
     def finish(self, server, client, start, end):
         return {"end": end, **tree.named(client, ("n", "code", "sum"))}, {}
 
-    def aggregate(self, server, clients, uploads, weight):
-        return super().aggregate(server, clients, uploads["end"], weight)
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        return super().aggregate(server, clients, net, uploads["end"], weight, generator)
 
 
 def test_records_are_of_all_steps_in_turn_without_padding(backend, net, federation):
@@ -241,13 +294,12 @@ def test_minibatches_taken_together_are_consecutive_and_leftovers_skipped(backen
 
 @dataclass(frozen=True)
 class Gambler(FedAvg):
-    """Its gradient is the step's random numbers."""
+    """Its gradient is the numbers of each step's first sample."""
 
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, randoms=12)]
+    randoms = 12
 
     def loss(self, server, client, net, params, batch):
-        return (params["fc.bias"] * batch.random).sum()
+        return (params["fc.bias"] * batch.random[0]).sum()
 
 
 def test_each_step_has_random_numbers_of_its_own(backend, net, federation):
@@ -267,6 +319,38 @@ def test_each_step_has_random_numbers_of_its_own(backend, net, federation):
     assert 0 <= min(seen) < 0.05
     assert 0.95 < max(seen) < 1
     assert len(set(seen)) > 0.99 * len(seen)
+
+
+@dataclass(frozen=True)
+class Shaken(FedAvg):
+    """Predicts by numbers and place of each sample; learns by the same."""
+
+    randoms = 5
+
+    def predict(self, net, params, batch):
+        return net(params, batch.x) + 2 * batch.random + (batch.place[:, None] % 5 == torch.arange(5))
+
+
+def test_each_sample_has_numbers_and_a_place(net, federation):
+    """In training and fine-tuning alike on both backends; in evaluation a function of (seed, round, client, split)."""
+    held = holding(federation)
+    state = begin(Shaken(), net, 10, CPU)
+    loop, batched = (participate(Shaken(), net, held, state, EVERYONE, engine=b) for b in ("loop", "batched"))
+    assert_close(loop._replace(before={}, after={}), batched._replace(before={}, after={}), atol=1e-5, rtol=1e-4)
+    tuning, draws = Tuning(LOCAL, Draws(0, "finetune", 0)), Draws(7, "adapt", 3)
+    tuned = [make(as_engine(b), net, CPU).judge(Shaken(), held, state, EVERYONE, tuning) for b in ("loop", "batched")]
+    assert_close(*tuned, atol=1e-4, rtol=1e-4)
+    for split, engine in itertools.product(("test", "validation"), ("loop", "batched")):
+        runner = make(as_engine(engine), net, CPU)
+        told = runner.judge(Shaken(), held, state, EVERYONE, None, Tuning(LOCAL, draws))[split]
+        for client in EVERYONE:
+            own = getattr(held, split)[client]
+            random = draws.random(client, split, 0, len(own), 5, "predict")
+            batch = Batch(held.normalize(held.x[own]), None, None, random, torch.arange(len(own)))
+            logits = Shaken().predict(net.bind({}), net.params, batch)
+            assert int(told.correct[client]) == int((logits.argmax(1) == held.y[own]).sum())
+            expected = torch.nn.functional.cross_entropy(logits, held.y[own], reduction="sum")
+            assert_close(told.loss[client], expected, atol=1e-4, rtol=1e-5)
 
 
 @dataclass(frozen=True)
@@ -297,7 +381,7 @@ class Surveyor(FedAvg):
     def start(self, received, client):
         return received["w"]
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         return {"w": tree.mean(uploads, weight)}, clients
 
     def _survey(self, server, clients, uploads):

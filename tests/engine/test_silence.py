@@ -53,7 +53,7 @@ def test_a_model_that_is_not_finite_has_no_accuracy(backend):
 def test_what_the_server_makes_of_finite_uploads_is_looked_at(backend):
     @dataclass(frozen=True)
     class Exploding(FedAvg):
-        def aggregate(self, server, clients, uploads, weight):
+        def aggregate(self, server, clients, net, uploads, weight, generator):
             return tree.map(lambda leaf: leaf.sum(0) * torch.inf, uploads), clients
 
     _, outcome = one_round(Exploding(), backend)
@@ -147,27 +147,22 @@ class OtherType(LocalOnly):
 
 @dataclass(frozen=True)
 class ServerKey(FedAvg):
-    def aggregate(self, server, clients, uploads, weight):
-        server, clients = super().aggregate(server, clients, uploads, weight)
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        server, clients = super().aggregate(server, clients, net, uploads, weight, generator)
         return {**server, "extra": torch.zeros(2)}, clients
 
 
 @dataclass(frozen=True)
 class OtherShape(LocalOnly):
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         return server, tree.map(lambda leaf: leaf.unsqueeze(1), clients)
 
 
 @dataclass(frozen=True)
 class Forgetful(FedAvg):
-    def aggregate(self, server, clients, uploads, weight):
-        return tree.without(super().aggregate(server, clients, uploads, weight)[0], ["fc.bias"]), clients
-
-
-@dataclass(frozen=True)
-class Uneven(FedAvg):
-    def before_training(self, server, client, net, shard):
-        return {} if len(shard.data.y) == 33 else {"found": torch.zeros(())}
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        server, clients = super().aggregate(server, clients, net, uploads, weight, generator)
+        return tree.without(server, ["fc.bias"]), clients
 
 
 @pytest.mark.parametrize(
@@ -187,11 +182,6 @@ def test_a_hook_that_breaks_the_contract_is_told_in_the_first_round(broken, word
         one_round(broken())
     assert word in str(told.value)
     assert "\n" not in str(told.value)
-
-
-def test_a_hook_that_answers_some_clients_otherwise_is_told():
-    with pytest.raises(FedpflError, match="before_training answers some clients with other entries than found"):
-        one_round(Uneven(), "batched")
 
 
 def test_evaluation_may_not_change_the_state_either():

@@ -37,7 +37,7 @@ class Phase(NamedTuple):
         gradients by `net.gradient`.
     after_gradient: `after_gradient(server, client, params, grads, loss, batch) -> client`, before the step is made.
     batches: minibatches that a step takes; with more than one `step` is given a tuple of so many, and what is left of
-        an epoch is skipped. randoms: random numbers that a step takes, in `batch.random`.
+        an epoch is skipped.
     sgd: values that take the place of those of `local`, such as `{"lr": 0.1, "momentum": 0.0}`.
     """
 
@@ -49,11 +49,11 @@ class Phase(NamedTuple):
     step: Callable[..., tuple[Tree, Tensor]] | None = None
     after_gradient: Callable[..., dict[str, Tree]] | None = None
     batches: int = 1
-    randoms: int = 0
     sgd: Mapping[str, float] = {}
 
 
-FACTS = ("participated", "trained")
+STORED = ("participated", "trained")
+FACTS = (*STORED, "number", "newcomer", "statistics")
 """What the engine says of a client, as entries of its state that no method keeps."""
 
 ORDER = {
@@ -71,10 +71,12 @@ class Turn(NamedTuple):
     survey: `survey(server, clients, uploads) -> server, clients` takes the place of `Method.aggregate`, with the states
         that the clients had before, stacked; nothing else of such a turn is kept, it is no participation, and its
         batch orders are its own.
+    trains: whether they train, in a survey; statistics or prototypes may need no step.
     """
 
     clients: list[int]
     survey: Callable[..., tuple[Tree, dict[str, Tree]]] | None = None
+    trains: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,10 @@ class Method(Checked):
 
     Trees: `server` is what the server knows; `client` is a client's state, wherever it is stored (always a dict, of
     equal structure, shapes and dtypes from `init` on; entries that hooks lay over it beside those live for one round);
-    `params` is what local training moves. The engine lays two bools over a client's state: `client["participated"]`,
-    whether it took part in an earlier round, and `client["trained"]`, whether it has made a step, be it in this one.
+    `params` is what local training moves. The engine lays FACTS over a client's state: the bools `participated` (in an
+    earlier round), `trained` (has made a step, be it in this round) and `newcomer`; its `number`, an int64 (none of the
+    federation's, for a newcomer); and outside training `statistics`, BatchNorm's by model role.
+
     Nothing is stored on self, no hook changes its arguments, and no control flow depends on tensor values, as the
     engine vectorises the hooks over clients. Some hooks say that they are called client by client on every backend;
     these may branch, optimise and solve. Hooks are annotated here, and nowhere else.
@@ -106,6 +110,12 @@ class Method(Checked):
         super().__post_init__()
         where = sorted({*self.buffers().values()})
         self.check(self.statistics in (None, *where), "statistics", f"{' or '.join(where)} for {type(self).__name__}")
+        self.check(isinstance(self.randoms, int) and self.randoms >= 0, "randoms", "a whole number, 0 or more")
+
+    @property
+    def randoms(self) -> int:
+        """Return how many uniform numbers each sample is given, in `batch.random`."""
+        return 0
 
     def __init_subclass__(cls) -> None:
         """Raise FedpflError for a public function that is no hook, or takes a hook's arguments in another order."""
@@ -143,14 +153,31 @@ class Method(Checked):
         """Return who trains in the round that follows `played` rounds: one turn after another."""
         return [Turn(cohort)]
 
+    def before_turn(
+        self,
+        server: Tree,
+        clients: dict[str, Tree],
+        others: Callable[[Sequence[int]], dict[str, Tree]],
+        generator: Generator,
+    ) -> dict[str, Tree]:
+        """Return what the server finds out for a turn's clients, stacked `[cohort, ...]`, laid over their states.
+
+        clients: their states. others: gives the states of any clients that take part, stacked, by their numbers, as
+        they are now. It is also asked before all clients are evaluated, newcomers apart, and may branch on values.
+        `statistics` are those that the clients begin with, as they are of `before_training` and `before_evaluation`.
+        generator: the same for whatever cohort; to be drawn from for all clients, and only for turns.
+        """
+        return {}
+
     def sample(self, server: Tree, generator: Generator) -> dict[str, Tree]:
         """Return what the server draws at random for the client and round, laid over its state."""
         return {}
 
     def before_training(self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard) -> dict[str, Tree]:
-        """Return what the client finds out from its training data, laid over its state; of one structure for all.
+        """Return what the client finds out from its training data, laid over its state; of one form for all clients.
 
-        Called client by client. The net is in training mode (`net.still()` is not); its statistics are restored.
+        Where the first axis differs from client to client mark it `tree.Ragged`. Called client by client. The net is in
+        training mode (`net.still()` is not); its statistics are restored.
         """
         return {}
 
@@ -175,7 +202,7 @@ class Method(Checked):
 
     def loss(self, server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch) -> Any:
         """Return what local training minimises on a batch. Of several models add the losses: gradients stay apart."""
-        return batch.cross_entropy(self.predict(net, params, batch.x))
+        return batch.cross_entropy(self.predict(net, params, batch))
 
     def after_training(
         self, server: Tree, client: dict[str, Tree], net: Bound, params: Tree, shard: Shard, kept: Tree
@@ -196,11 +223,13 @@ class Method(Checked):
         return end, client
 
     def aggregate(
-        self, server: Tree, clients: dict[str, Tree], uploads: Tree, weight: Tensor
+        self, server: Tree, clients: dict[str, Tree], net: Bound, uploads: Tree, weight: Tensor, generator: Generator
     ) -> tuple[Tree, dict[str, Tree]]:
         """Return the new server's and the clients' states, from stacked uploads and states `[cohort, ...]`.
 
-        weight: the clients' shares of the cohort's training samples, `[cohort]`, which sum to 1.
+        The net is in evaluation mode, with the server's statistics from before the turn. weight: the clients' shares
+        of the cohort's training samples, `[cohort]`, which sum to 1. generator: of the round, on the CPU; a round's
+        turns draw from it one after another.
         """
         return tree.mean(uploads, weight), clients
 
@@ -219,9 +248,9 @@ class Method(Checked):
         client = self.prepare(server, client)
         return self.evaluated(server, client, self._begin(server, client))
 
-    def predict(self, net: Bound, params: Tree, x: Tensor) -> Tensor:
-        """Return the logits `[batch, classes]` of an evaluated model."""
-        return net(params, x)
+    def predict(self, net: Bound, params: Tree, batch: Batch) -> Tensor:
+        """Return the logits `[batch, classes]` of an evaluated model; its evaluation shows no labels (`batch.y`)."""
+        return net(params, batch.x)
 
     def finetuning(self, params: Tree, parts: Parts, epochs: int) -> list[Phase]:
         """Return the phases in which an evaluated model is fine-tuned, by default on plain cross-entropy."""
@@ -260,8 +289,8 @@ def arguments(function: Callable[..., Any]) -> list[str]:
 
 @functools.cache
 def _known() -> set[str]:
-    """Return the names of all hooks' arguments."""
-    return {name for hook in hooks() for name in arguments(getattr(Method, hook))}
+    """Return the names of all hooks' arguments, and `x`, which `predict` was given where it is given a batch now."""
+    return {name for hook in hooks() for name in arguments(getattr(Method, hook))} | {"x"}
 
 
 def misplaced(function: Callable[..., Any], like: Callable[..., Any] | Sequence[str]) -> str:
