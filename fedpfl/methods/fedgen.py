@@ -54,12 +54,10 @@ class FedGen(Method):
     def init(self, params, parts):
         """Draw the generator; nobody has told of labels yet."""
         weight = params[parts.head[0]]
-        made = tree.to(
-            features.generator(self.noise, self.hidden, *weight.shape, draw=seeded(parts.seed)), weight.device
-        )
+        made = features.generator(self.noise, self.hidden, weight, seeded(parts.seed))
         told = {"counts": weight.new_zeros(len(weight)), "rounds": weight.new_zeros(())}
-        model = {"body": tree.without(params, parts.head), "head": tree.named(params, parts.head)}
-        return {**model, **told, "generator": made, "adam": features.at_rest(made["learned"])}, {}
+        told |= {"body": tree.without(params, parts.head), "head": tree.named(params, parts.head)}
+        return {**told, "generator": made, "adam": features.at_rest(made["learned"])}, {}
 
     def before_training(self, server, client, net, shard):
         """Count the samples of each class."""

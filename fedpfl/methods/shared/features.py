@@ -14,15 +14,16 @@ BETAS, LEAST = (0.9, 0.999), 1e-8
 """Of Adam, as torch has them."""
 
 
-def generator(noise: int, hidden: int, classes: int, size: int, draw: torch.Generator) -> Tree:
-    """Return a linear map of noise and label, batch normalisation, ReLU and a linear map to `size` features.
+def generator(noise: int, hidden: int, head: Tensor, draw: torch.Generator) -> Tree:
+    """Return a linear map of noise and label, batch normalisation, ReLU and a linear map to features for a head.
 
-    learned: what is trained; moved: the statistics that batch normalisation keeps.
+    head: its weight `[classes, features]`. learned: what is trained; moved: batch normalisation's statistics.
     """
+    classes, size = head.shape
     first, last = linear(noise + classes, hidden, draw), linear(hidden, size, draw)
     norm = {"weight": torch.ones(hidden), "bias": torch.zeros(hidden)}
     moved = {"mean": torch.zeros(hidden), "variance": torch.ones(hidden)}
-    return {"learned": {"first": first, "norm": norm, "last": last}, "moved": moved}
+    return tree.to({"learned": {"first": first, "norm": norm, "last": last}, "moved": moved}, head.device)
 
 
 def made(generator: Tree, y: Tensor, noise: Tensor) -> Tensor:
