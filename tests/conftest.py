@@ -120,7 +120,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "heterofl": [{"scaler": True}, {"masked": False, "weighting": "samples", "dynamic": True}],
     "fedrolex": [{"widths": (0.3, 0.6, 1.0)}],
     "flexfl": [{}, {"levels": (0.4, 1.0), "apoz": (0.3, 0.6), "devices": (1, 1), "assign": "random"}],
-    "scaffold": [{"clients": 6}, {"clients": 6, "server_lr": 0.5}],
+    "scaffold": [{}, {"server_lr": 0.5}],
     "seqfededt": [{"q": 0.9}, {"score": "importance", "q": 0.5, "classifier_only": True}],
     "subflot": [{}, {"mode": "balanced", "alpha": 0.3, "initial": "prefix", "assign": "blocks"}],
 }
