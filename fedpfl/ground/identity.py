@@ -25,7 +25,7 @@ LATER: dict[str, Any] = {
     "stopping": {"early": False, "lam": 0.7},
     "validation": 0.0,
     "unseen": 0.0,
-    "model": {"weights": None},
+    "model": {"weights": None, "projection": 0},
     "partition": {"seed": None},
     "method": {"statistics": "aggregate"},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
