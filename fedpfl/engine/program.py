@@ -227,7 +227,8 @@ class Program:
             def moved(new: Tree, old: Tree) -> Tree:
                 return new if takes is None else tree.by_row(takes, new, old)
 
-            index, weight, place, random, views = (part[now] for part in inputs)
+            numbers, weight, random, views = (part[now] for part in inputs)
+            index, place = numbers.unbind(1)
             x, y = federation.seen(federation.normalize(federation.x[index]), views), federation.y[index]
             batches = [Batch(x[:, k], y[:, k], weight[:, k], random[:, k], place[:, k]) for k in range(index.shape[1])]
             stacked = (tree.take(part, now) for part in (own.buffers, own.client, own.servers or {}))
