@@ -99,6 +99,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"tau": 0.2, "include_norm": True, "cutoff": -1.0},
     ],
     "flute": [{}, {"rep_epochs": 2, "l3": 0.0}],
+    "knn_per": [{"k": 3}, {"lam": None, "scale": 0.1}, {"distance": "euclidean", "mix": "logits"}],
     "lg_fedavg": [{}, {"layers": 2}, {"variant": "as_published"}],
     "pfedfda": [{}, {"variant": "as_published"}],
     "per_fedavg": [{"outer_lr": 0.05}, {"version": "hf", "outer_lr": 0.05, "adapt_steps": 2}],
