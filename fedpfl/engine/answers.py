@@ -322,7 +322,7 @@ def _phases(value: Any, about: About, *given: Any) -> Faults:
     for phase in value:
         if not isinstance(phase, Phase):
             yield f"a list with {_kind(phase)} in it"
-        for name, least in (("epochs", 0), ("batches", 1), ("randoms", 0)):
+        for name, least in (("epochs", 0), ("batches", 1)):
             if not isinstance(count := getattr(phase, name), Integral) or count < least:
                 yield f"a phase of {count!r} {name}"
         for name in ("loss", "step", "after_gradient"):

@@ -31,9 +31,20 @@ class EvalJob:
 
     method: Method
     rows: list[Row]
+    draws: list[Draws]
     params: Tree
     buffers: dict[str, Tree]
     split: str = "test"
+
+    def random(self) -> list[Tensor]:
+        """Draw each row's numbers for its samples, `[samples, Method.randoms]`; none where nobody looks at them."""
+        count = 0 if type(self.method).predict is Method.predict else self.method.randoms
+        return [
+            draws.random(
+                row.client, self.split, 0, len(getattr(row.federation, self.split)[row.client]), count, "predict"
+            )
+            for row, draws in zip(self.rows, self.draws, strict=True)
+        ]
 
     def kind(self) -> tuple[Any, ...]:
         """Say what jobs of one program have in common: the images, predictions and form of trees."""
@@ -64,6 +75,11 @@ class TrainJob:
     def rates(self) -> list[float]:
         """The learning rate of each row."""
         return self.joined or [self.plan.local.lr] * len(self.rows)
+
+    @property
+    def randoms(self) -> int:
+        """How many numbers each sample is given: none where nobody looks at them."""
+        return 0 if self.plain else self.method.randoms
 
     @property
     def plain(self) -> bool:
