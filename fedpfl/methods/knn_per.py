@@ -66,7 +66,7 @@ class KNNPer(Method):
         return self._memory(net.still(), server, shard)
 
     def _memory(self, net: Bound, params: Tree, shard: Shard) -> dict[str, Tree]:
-        rows = shard.order("memory", 0)[: self.capacity].to(shard.data.y.device)
+        rows = shard.order("memory", 0)[: self.capacity].sort().values.to(shard.data.y.device)
         memory = {"z": shard.features(net, params)[rows], "y": shard.data.y[rows]}
         lam = self._tuned(net, params, memory, shard) if self.lam is None else self.lam
         return {"memory": Ragged(memory), "lam": torch.tensor(lam, dtype=torch.float32, device=rows.device)}
@@ -96,13 +96,13 @@ class KNNPer(Method):
         return self._mixed(logits, votes, torch.where(real.any(), params["lam"], 0.0))
 
     def _votes(self, z: Tensor, memory: Tree, real: Tensor, classes: int) -> Tensor:
-        """Return p_knn `[batch, classes]`, in float64, which no autocast rounds; zeros without samples."""
+        """Return p_knn `[batch, classes]`, in float64, which no autocast rounds."""
         keys, z = memory["z"].double(), z.double()
         apart = (z.square().sum(1, keepdim=True) - 2 * z @ keys.T + keys.square().sum(1)).clamp(min=0)
         apart = apart / (self.scale * z.shape[1]) if self.distance == "squared" else apart.sqrt() / self.scale
         far = torch.finfo(apart.dtype).max
         apart, rows = torch.where(real, apart, far).topk(min(self.k, len(keys)), largest=False)
-        shares = (-apart).softmax(1) * real[rows]  # softmax sets the least distance to 0: no underflow
+        shares = (-apart).softmax(1)  # which sets the least distance to 0: no underflow
         return torch.zeros_like(z[:, :1]).expand(-1, classes).scatter_add(1, memory["y"][rows], shares)
 
     def _mixed(self, logits: Tensor, votes: Tensor, lam: Tensor) -> Tensor:

@@ -129,6 +129,7 @@ def test_as_many_samples_are_laid_by_as_there_is_room(net, federation):
         rows = [(whole["z"] == z).all(1).nonzero().item() for z in own["z"]]
         assert len({*rows}) == count == len(own["y"])
         assert_same(whole["y"][rows], own["y"])
+        assert capacity > 40 or rows != [0, 1, 2, 3, 4]
 
 
 def test_only_who_tunes_lam_looks_at_held_out_samples(net, federation):
