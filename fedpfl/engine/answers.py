@@ -27,6 +27,10 @@ Found = dict[str, dict[int, dict[str, Any]]]
 
 UNSEEN = ("vmap: It looks like", "dynamic shape", "Cannot access data pointer", "aten::equal", "torch.allclose isn't")
 """What PyTorch says where a vectorised function asks for the values of a tensor."""
+ONE_HOT = (
+    "calls one_hot, which looks at the values of a tensor, but it is asked about many clients at once: write "
+    "(y[:, None] == torch.arange(classes, device=y.device)).float()"
+)
 INSTEAD = (
     "looks at the values of a tensor (if, while, int(), .item(), x[mask]), but it is asked about many clients at once: "
     "use torch.where, or find it out in before_training or after_training, which may look"
@@ -73,7 +77,10 @@ def asked(method: Method, *about: Any) -> Method:
 
 def unseen(error: BaseException) -> str:
     """Return what to do about an error by which a vectorised hook looked at values; "" of other errors."""
-    return INSTEAD if isinstance(error, RuntimeError) and any(sign in str(error) for sign in UNSEEN) else ""
+    if not isinstance(error, RuntimeError) or not any(sign in str(error) for sign in UNSEEN):
+        return ""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return ONE_HOT if last and "one_hot(" in (last[0].line or "") else INSTEAD
 
 
 def kept(client: dict[str, Tree], initial: dict[str, Tree]) -> dict[str, Tree]:
@@ -135,6 +142,11 @@ class Question:
                 raise
             last = traceback.extract_tb(error.__traceback__)[-1]
             raise Broken(f"{self.name} {instead} ({last.filename}:{last.lineno})") from error
+        except KeyError as error:
+            if not (instead := self._foreign()) or not isinstance(own := trees.get("params"), dict):
+                raise
+            has = f"the tree that is trained, which has {', '.join(own)}"
+            raise Broken(f"{self.name} looks for {error} in {has}: {instead}") from error
         unchanged(trees, before, self.name)
         try:
             fault = next(self.rule.faults(answer, self.about, *given), "")
@@ -143,6 +155,15 @@ class Question:
         if fault:
             raise Broken(f"{self.name} returned {fault}; it must return {self.rule.must} (docs/design.md#a-method)")
         return [self._functions(own) for own in answer] if self.rule.faults is _phases else answer
+
+    def _foreign(self) -> str:
+        """Say what to override where FedAvg's hooks give others a tree that is not theirs; "" where they do not."""
+        default, hook = self.about.default, self.name.rpartition(".")[2]
+        if hook == "loss" and default("loss"):
+            return "override `loss`, as FedAvg's asks `predict` of all that is trained"
+        if hook == "predict" and default("evaluated"):
+            return "override `evaluated`, which returns the part of it that `predict` takes"
+        return ""
 
     def _functions(self, phase: Phase) -> Phase:
         """A phase whose own functions are asked in the same way."""

@@ -285,7 +285,7 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
         found = tree.completed(ask(method.before_evaluation, server, client, net.bind(buffers), shard))
         personal = ask(method.personal, server, client | found)
         client |= ask(method.sample, server, draws.server(number))
-        client |= tree.completed(ask(method.before_training, server, client, net.bind(buffers, True), shard))
+        client |= tree.completed(ask(method.before_training, server, client, net.bind(buffers, training=True), shard))
         client = ask(method.prepare, server, client)
         sent = ask(method.download, server, client)
         assert flatten(count(sent))
