@@ -58,6 +58,8 @@ settings.load_profile("fedpfl")
 
 ENGINES = ("loop", "batched", "loop-bf16", "batched-bf16")
 
+TAUGHT = {"noise": 4, "hidden": 8, "steps": 2, "batch": 8}
+
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "apfl": [{}, {"mixing": "param", "alpha_lr": 1.0, "cold_start": "global"}],
     "ditto": [{}, {"lam": 0.3, "personal_epochs": 1}, {"personal_epochs": 3, "cold_start": "global"}],
@@ -76,6 +78,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedas": [{}, {"first": "init", "align": "means", "judge": "received"}, {"first": "global", "weights": "samples"}],
     "fedavg": [{}, {"statistics": "local"}],
     "fedala": [{}, {"layers": 2, "max_epochs": 12, "threshold": 0.0}],
+    "fedcp": [{}, {"lam": 0.3, "policy_noise": "off"}],
+    "fedgen": [TAUGHT, {**TAUGHT, "teacher": "mean_logits", "labels": "frequency"}],
     "fedbabu": [{}, {"finetune": "head"}],
     "feddpa": [{}, {"rule": "quantile", "train": "joint"}],
     "fedcac": [{}, {"tau": 0.1, "beta": 1}],
@@ -108,6 +112,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "per_fedavg": [{"outer_lr": 0.05}, {"version": "hf", "outer_lr": 0.05, "adapt_steps": 2}],
     "pfedme": [{}, {"average": "samples", "beta": 0.5, "inner_lr": 0.05}],
     "pfedsd": [{}, {"teacher": "train", "tau": 1.0}],
+    "pfedhn": [{"hidden": 10}, {"variant": "pc", "order": "sequential", "rows": "all", "hidden": 10, "embedding": 3}],
     "fedspu": [{"widths": (0.3, 0.6, 1.0)}, {}],
     "random_dropout": [{"widths": (0.3, 0.6, 1.0)}, {"judge": "own"}],
     "fjord": [{}, {"ordered": True, "distill": 0.3}],
@@ -116,7 +121,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "heterofl": [{"scaler": True}, {"masked": False, "weighting": "samples", "dynamic": True}],
     "fedrolex": [{"widths": (0.3, 0.6, 1.0)}],
     "flexfl": [{}, {"levels": (0.4, 1.0), "apoz": (0.3, 0.6), "devices": (1, 1), "assign": "random"}],
-    "scaffold": [{"clients": 6}, {"clients": 6, "server_lr": 0.5}],
+    "scaffold": [{}, {"server_lr": 0.5}],
     "seqfededt": [{"q": 0.9}, {"score": "importance", "q": 0.5, "classifier_only": True}],
     "subflot": [{}, {"mode": "balanced", "alpha": 0.3, "initial": "prefix", "assign": "blocks"}],
 }
