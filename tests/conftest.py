@@ -106,6 +106,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"tau": 0.2, "include_norm": True, "cutoff": -1.0},
     ],
     "flute": [{}, {"rep_epochs": 2, "l3": 0.0}],
+    "knn_per": [{"k": 3}, {"lam": None, "scale": 0.1}, {"distance": "euclidean", "mix": "logits"}],
     "lg_fedavg": [{}, {"layers": 2}, {"variant": "as_published"}],
     "moon": [{}, {"mu": 5.0, "tau": 0.2}],
     "pfedfda": [{}, {"variant": "as_published"}],
