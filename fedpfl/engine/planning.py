@@ -23,8 +23,8 @@ def train_steps(
 ) -> tuple[list[Tensor], list[int]]:
     """Plan all steps of a phase, and count the leading rows that take each; the rows of a job are sorted by steps.
 
-    Returns the samples' indices and places together, `[steps, rows, 2, minibatches, batch]`, their weights `[steps, rows,
-    minibatches, batch]`, numbers and views `[steps, rows, minibatches, batch, numbers]`. width: the least `batch`.
+    Returns the samples' indices and places together, `[steps, rows, 2, minibatches, batch]`, their weights
+    `[steps, rows, minibatches, batch]`, random numbers and views `[..., numbers]`. width: the least `batch`.
     """
     plans = [
         steps(phase, epochs, batch_size, draws, row.federation, row.client, job.plan.local.steps, job.randoms)
