@@ -58,6 +58,8 @@ settings.load_profile("fedpfl")
 
 ENGINES = ("loop", "batched", "loop-bf16", "batched-bf16")
 
+TAUGHT = {"noise": 4, "hidden": 8, "steps": 2, "batch": 8}
+
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "apfl": [{}, {"mixing": "param", "alpha_lr": 1.0, "cold_start": "global"}],
     "ditto": [{}, {"lam": 0.3, "personal_epochs": 1}, {"personal_epochs": 3, "cold_start": "global"}],
@@ -76,12 +78,15 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedas": [{}, {"first": "init", "align": "means", "judge": "received"}, {"first": "global", "weights": "samples"}],
     "fedavg": [{}, {"statistics": "local"}],
     "fedala": [{}, {"layers": 2, "max_epochs": 12, "threshold": 0.0}],
+    "fedcp": [{}, {"lam": 0.3, "policy_noise": "off"}],
+    "fedgen": [TAUGHT, {**TAUGHT, "teacher": "mean_logits", "labels": "frequency"}],
     "fedbabu": [{}, {"finetune": "head"}],
     "feddpa": [{}, {"rule": "quantile", "train": "joint"}],
     "fedcac": [{}, {"tau": 0.1, "beta": 1}],
     "fedpac": [{}, {"lam": 0.3, "body_epochs": 1, "combine": False, "keep_prototypes": True}],
     "fedproto": [{}, {"weights": "counts", "judge": "nearest_own"}, {"prototypes": "final", "judge": "head"}],
     "fedper": [{}, {"layers": 2}, {"head_init": "server_average", "statistics": "local"}],
+    "feddbe": [{"bias_lr": 0.05}, {"rho": 0.3, "kappa": 5.0, "mean": "data"}],
     "feddyn": [{"alpha": 0.3}],
     "fedphp": [{"participation": 0.5}, {"transfer": "mmd", "lam": 0.5, "momentum": 0.5}],
     "fedprox": [{"mu": 0.5}],
@@ -101,12 +106,14 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"tau": 0.2, "include_norm": True, "cutoff": -1.0},
     ],
     "flute": [{}, {"rep_epochs": 2, "l3": 0.0}],
+    "knn_per": [{"k": 3}, {"lam": None, "scale": 0.1}, {"distance": "euclidean", "mix": "logits"}],
     "lg_fedavg": [{}, {"layers": 2}, {"variant": "as_published"}],
     "moon": [{}, {"mu": 5.0, "tau": 0.2}],
     "pfedfda": [{}, {"variant": "as_published"}],
     "per_fedavg": [{"outer_lr": 0.05}, {"version": "hf", "outer_lr": 0.05, "adapt_steps": 2}],
     "pfedme": [{}, {"average": "samples", "beta": 0.5, "inner_lr": 0.05}],
     "pfedsd": [{}, {"teacher": "train", "tau": 1.0}],
+    "pfedhn": [{"hidden": 10}, {"variant": "pc", "order": "sequential", "rows": "all", "hidden": 10, "embedding": 3}],
     "fedspu": [{"widths": (0.3, 0.6, 1.0)}, {}],
     "random_dropout": [{"widths": (0.3, 0.6, 1.0)}, {"judge": "own"}],
     "fjord": [{}, {"ordered": True, "distill": 0.3}],

@@ -224,7 +224,7 @@ RIGHT = {
         return params, {"last": torch.zeros(32)}
     def phases(self, server, client, params, epochs):
         return [Phase(epochs, after_gradient=self._note)]
-    def _note(self, server, client, params, grads, loss, batch):
+    def _note(self, server, client, params, grads, batch, loss, kept):
         return {**client, "last": F.pad((batch.y * batch.samples), (0, 32 - len(batch.y)))}
         """,
     "is judged by what it has found out": """

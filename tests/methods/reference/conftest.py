@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
 from fedpfl.models import Net
-from tests.conftest import COHORTS, LOCAL, Tiny, tiny
+from tests.conftest import COHORTS, LOCAL, TRAIN, Tiny, tiny
 from tests.methods.reference import plain
 
 SEED = 3
@@ -47,3 +47,13 @@ def normed(setting) -> tuple[Net, plain.Setting]:
     module.norm = nn.BatchNorm2d(4)
     module.load_state_dict({**net.params, **net.buffers})
     return net, dataclasses.replace(setting, module=module)
+
+
+def randoms(t: int, client: int, epoch: int, count: int) -> Tensor:
+    """What samples are given in local training, `[samples, count]`, in the epoch's order: drawn first for each batch's
+    first sample, then for each one's second.
+    """
+    samples = TRAIN[client]
+    batches, size = samples // LOCAL.batch_size + (samples % LOCAL.batch_size > 1), min(LOCAL.batch_size, samples)
+    drawn = Draws(SEED, "train", t).random(client, "main", epoch, batches * size, count)
+    return drawn.view(size, batches, count).transpose(0, 1).reshape(-1, count)[:samples]
