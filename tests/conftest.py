@@ -86,6 +86,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedpac": [{}, {"lam": 0.3, "body_epochs": 1, "combine": False, "keep_prototypes": True}],
     "fedproto": [{}, {"weights": "counts", "judge": "nearest_own"}, {"prototypes": "final", "judge": "head"}],
     "fedper": [{}, {"layers": 2}, {"head_init": "server_average", "statistics": "local"}],
+    "feddbe": [{"bias_lr": 0.05}, {"rho": 0.3, "kappa": 5.0, "mean": "data"}],
     "feddyn": [{"alpha": 0.3}],
     "fedphp": [{"participation": 0.5}, {"transfer": "mmd", "lam": 0.5, "momentum": 0.5}],
     "fedprox": [{"mu": 0.5}],

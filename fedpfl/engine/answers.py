@@ -32,8 +32,9 @@ ONE_HOT = (
     "(y[:, None] == torch.arange(classes, device=y.device)).float()"
 )
 INSTEAD = (
-    "looks at the values of a tensor (if, while, int(), .item(), x[mask]), but it is asked about many clients at once: "
-    "use torch.where, or find it out in before_training or after_training, which may look"
+    "looks at the values of a tensor (if, while, int(), .item(), x[mask], x[number]), but it is asked about many "
+    "clients at once: use torch.where, x[number[None]][0], or find it out in before_training or after_training, "
+    "which may look"
 )
 
 
@@ -41,14 +42,13 @@ INSTEAD = (
 class About:
     """Hold what answers are compared with, as far as it is known.
 
-    keeps: whether the method's loss keeps something. seen: which of the hooks that every step asks have answered.
+    seen: which of the hooks that every step asks have answered.
     """
 
     method: Method
     net: Net | None = None
     client: dict[str, Tree] | None = None
     classes: int = 0
-    keeps: bool = False
     seen: set[str] = field(default_factory=set)
 
     def default(self, *hooks: str) -> bool:
@@ -167,9 +167,8 @@ class Question:
 
     def _functions(self, phase: Phase) -> Phase:
         """A phase whose own functions are asked in the same way."""
-        loss = KEPT if phase.keeps else RULES["loss"]._replace(faults=_lone)
         new: dict[str, Any] = {}
-        for name, rule in {"loss": loss, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
+        for name, rule in {"loss": LOSS, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
             if hook := getattr(phase, name):
                 of = f"{type(self.about.method).__name__}.{getattr(hook, '__name__', 'phases')} (Phase.{name})"
                 new[name] = Question(hook, of, rule, self.about)
@@ -352,7 +351,6 @@ def _phases(value: Any, about: About, *given: Any) -> Faults:
         yield from _mask(phase.mask, params)
         if wrong := phase.sgd.keys() - {own.name for own in fields(Local)}:
             yield f"a phase with sgd value {min(wrong)}, which `local` does not have"
-    about.keeps = any(phase.keeps and not phase.loss for phase in value)
 
 
 def _mask(mask: Tree, params: Tree) -> Faults:
@@ -379,19 +377,17 @@ def _detached(value: Tensor, params: Tree) -> Faults:
         yield "what has no gradient (is it detached, or computed under torch.no_grad?)"
 
 
-def _lone(value: Any, about: About, server: Any, client: Any, net: Any, params: Tree, batch: Any) -> Faults:
+def _loss(value: Any, about: About, server: Any, client: Any, net: Any, params: Tree, batch: Batch) -> Faults:
+    """A loss, and perhaps a tree of what is kept of each sample beside it."""
+    if isinstance(value, tuple):
+        yield from _pair(value)
+        yield from _tree(value[1], about)
+        for name, leaf in tree.items(value[1]):
+            if not leaf.dim() or len(leaf) != len(batch.x):
+                yield f"beside the loss {_kind(leaf)} as {name or 'a tree'} for {len(batch.x)} samples"
+        value = value[0]
     yield from _scalar(value)
     yield from _detached(value, params)
-
-
-def _kept(value: Any, about: About, *given: Any) -> Faults:
-    yield from _pair(value)
-    yield from _lone(value[0], about, *given)
-    yield from _tree(value[1], about)
-
-
-def _loss(value: Any, about: About, *given: Any) -> Faults:
-    yield from (_kept if about.keeps else _lone)(value, about, *given)
 
 
 def _step(value: Any, about: About, *given: Any) -> Faults:
@@ -448,7 +444,7 @@ PHASES = Rule(
     "a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes",
     _phases,
 )
-KEPT = Rule("the loss, a 0-dimensional tensor, and with Phase.keeps a tree beside it", _kept, often=True)
+LOSS = Rule("the loss, a 0-dimensional tensor, or `(loss, tree of [batch, ...])`", _loss, often=True)
 STEP = Rule("two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step, often=True)
 AFTER_GRADIENT = Rule("the client's state, in the form in which it was given", _after_gradient, often=True)
 
@@ -464,7 +460,7 @@ RULES = {
     "download": Rule("a tree of tensors, `tree.Masked` or `tree.Agreed`", _tree),
     "start": Rule("a tree of tensors; FedAvg's `loss` takes all the network's parameters by name", _start),
     "phases": PHASES,
-    "loss": KEPT._replace(faults=_loss),
+    "loss": LOSS,
     "after_training": FOUND,
     "updated_buffers": Rule("by model role a tree of bools in the form of its statistics", _updated),
     "finish": Rule("two things: the upload, a tree, and the client's state, a dict in the form of init's", _finish),

@@ -335,10 +335,10 @@ def one_step(
         given = batches if phase.batches > 1 else batch
         return ask(phase.step, server, client, bound, params, given), {}, client
     loss, kept = ask(phase.loss or method.loss, server, client, bound, params, batch), {}
-    if phase.keeps:
+    if isinstance(loss, tuple):
         loss, kept = loss
     if phase.after_gradient:
-        client = ask(phase.after_gradient, server, client, params, params, loss, batch)
+        client = ask(phase.after_gradient, server, client, params, params, batch, loss, kept)
     return loss, kept, client
 
 

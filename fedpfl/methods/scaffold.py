@@ -52,7 +52,7 @@ class Scaffold(Method):
         return super().loss(server, client, net, params, batch) + sum(tree.leaves(terms))
 
     @staticmethod
-    def _add(server, client, params, grads, loss, batch):
+    def _add(server, client, params, grads, batch, loss, kept):
         """Add up the raw gradients."""
         raw = tree.map(lambda g, c, own: g - (c - own), grads, server["control"], client["control"])
         return {**client, "sum": tree.map(torch.add, client["sum"], raw), "steps": client["steps"] + 1}
