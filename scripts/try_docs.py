@@ -45,7 +45,7 @@ PROGRAMS = (TRAIN, "torchrun ", "python -m fedpfl.", "python scripts/", "make ",
 SMALL = ("rounds=2", "participation=0.5", "local.epochs=1", "eval.every=1", "checkpoint.seconds=0")
 SMALL_PARTITION = {"samples_per_client": 40, "train_samples": 8, "test_samples": 2, "test_samples_per_client": 10}
 BRIEF = {
-    "python -m fedpfl.tune": (*SMALL, "clients=4", "validation=0.2", "trials=2", "seeds=1"),
+    "python -m fedpfl.tune": ("rounds=2", "participation=0.5", "clients=4", "validation=0.2", "trials=2", "seeds=1"),
     "make bench": ("ARGS='--rounds 1 --repeats 1 --samples 20000'",),
     "wandb sync": ("--dry-run",),
     "scripts/benchmark.py": ("--rounds 1", "--repeats 1", "--samples 20000"),
@@ -57,6 +57,7 @@ NOT_HERE = {  # part of a command: why it is not run, and the package with which
     "make test": ("these are the tests", ""),
     "scripts/try_docs.py": ("this is it", ""),
     "train experiment=fedselect/ablation": ("one of its data sets is no archive, one needs weights", ""),
+    "train experiment=fedselect/alpha": ("one of its data sets needs weights", ""),
     "extend=": ("goes on from a run in full length; tests/runner/test_extend.py does it", ""),
     "wandb login": ("needs an account", ""),
     "wandb_dashboard.py --project": ("needs an account", ""),

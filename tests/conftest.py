@@ -32,7 +32,7 @@ from fedpfl.engine.toy import (  # noqa: F401
     tiny,
 )
 from fedpfl.ground import tree
-from fedpfl.methods import FACTS, METHODS, Method
+from fedpfl.methods import FACTS, METHODS, STORED, Method
 from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
 
@@ -223,9 +223,9 @@ def given(state: State, client: dict[str, Any] | None = None, buffers: dict[str,
     """The state where all clients hold these entries, facts included, or these statistics, beside what they have."""
     held = {**state.client(range(state.rows.clients)), **(client or {})}
     stacked = {
-        "client": {name: own for name, own in held.items() if name not in FACTS},
+        "client": tree.without(held, FACTS),
         "buffers": {**state.client_buffers, **(buffers or {})},
-        "facts": tree.named(held, FACTS),
+        "facts": tree.named(held, STORED),
     }
     rows = Rows(tree.take(stacked, 0), {}, state.rows.clients, CPU)
     rows.put_(range(rows.clients), stacked)

@@ -124,6 +124,7 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     if given.get("weights"):
         given["weights"] = _weights(Path(settings.data_dir), given["weights"])
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **given)
+    net = net.told(clients=federation.clients, rounds=settings.rounds)
     plan.method.init(net.params, net.parts)  # refuses what this network does not have, while nothing is written
     if plan.method.validates and not any(map(len, federation.validation)):
         name = config["method"]["name"]

@@ -18,7 +18,7 @@ from fedpfl.engine.sgd import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import FACTS, ORDER, Method, Phase, Turn, misplaced
+from fedpfl.methods import FACTS, ORDER, Batch, Method, Phase, Turn, misplaced
 from fedpfl.models import Net
 
 Faults = Iterator[str]
@@ -216,6 +216,14 @@ def _init(value: Any, about: About, *given: Any) -> Faults:
         yield f"a client state with {known[0]!r}, which the engine lays over it: read it, and leave it out here"
 
 
+def _before_turn(value: Any, about: About, server: Any, clients: dict[str, Tree], *given: Any) -> Faults:
+    yield from _dict(value, about)
+    cohort = len(clients["number"])
+    for name, leaf in tree.items(value):
+        if leaf.dim() == 0 or len(leaf) != cohort:
+            yield f"{name} as a tensor {list(leaf.shape)} for {cohort} clients"
+
+
 def _finish(value: Any, about: About, *given: Any) -> Faults:
     yield from _states(value, about)
     if about.client is not None and (told := difference(kept(value[1], about.client), about.client)):
@@ -224,7 +232,7 @@ def _finish(value: Any, about: About, *given: Any) -> Faults:
 
 def _aggregate(value: Any, about: About, *given: Any) -> Faults:
     yield from _states(value, about)
-    cohort = len(given[3])
+    cohort = len(given[4])
     for name, leaf in tree.items(value[1]):
         if leaf.dim() == 0 or len(leaf) != cohort:
             yield f"the clients' {name} as a tensor {list(leaf.shape)} for a cohort of {cohort}"
@@ -260,6 +268,8 @@ def _turns(value: Any, about: About, played: int, cohort: list[int], clients: in
             yield f"client {wrong[0]!r} of {clients}"
         if not turn.clients:
             yield "a turn without clients"
+        if not turn.trains and not turn.survey:
+            yield "a turn in which nobody trains, and no survey of it"
     train = sorted(number for turn in value if not turn.survey for number in turn.clients)
     for numbers in (train, *(sorted(turn.clients) for turn in value)):
         if twice := [number for number, after in pairwise(numbers) if number == after]:
@@ -272,8 +282,6 @@ def _phases(value: Any, about: About, *given: Any) -> Faults:
     if not isinstance(value, list):
         yield _kind(value)
     params = next(own for own in (*given[2:3], given[0]) if isinstance(own, dict | Tensor))
-    if not value:
-        yield "an empty list"
     for phase in value:
         if not isinstance(phase, Phase):
             yield f"a list with {_kind(phase)} in it"
@@ -353,12 +361,12 @@ def _updated(value: Any, about: About, *given: Any) -> Faults:
             yield f"{role}.{wrong[0]} too many or too few"
 
 
-def _predict(value: Any, about: About, net: Any, params: Tree, x: Tensor) -> Faults:
+def _predict(value: Any, about: About, net: Any, params: Tree, batch: Batch) -> Faults:
     if about.default("predict"):
         return  # what the network answers is no matter of the method
     yield from _detached(value, params) if isinstance(value, Tensor) else ()
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != (len(x), about.classes):
-        yield f"{_kind(value)} for {len(x)} samples of {about.classes} classes"
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != (len(batch.x), about.classes):
+        yield f"{_kind(value)} for {len(batch.x)} samples of {about.classes} classes"
 
 
 def _metrics(value: Any, about: About, *given: Any) -> Faults:
@@ -379,7 +387,7 @@ def _masks(value: Any, about: About, *given: Any) -> Faults:
 FOUND = Rule("a dict of trees, to be laid over the client's state", _dict)
 MODEL = Rule("a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name", _judged)
 PHASES = Rule(
-    "a list of Phase, one at least, whose masks are bools or bool tensors of the trained tree's shapes",
+    "a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes",
     _phases,
 )
 KEPT = Rule("the loss, a 0-dimensional tensor, and with Phase.keeps a tree beside it", _kept, often=True)
@@ -391,6 +399,7 @@ RULES = {
     "init_clients": Rule("a dict of entries of init's client state, stacked `[clients, ...]`", _init_clients),
     "buffers": Rule("a dict of 'aggregate' or 'local' by model role", _buffers),
     "turns": Rule("a list of Turn, in which clients train, each once", _turns),
+    "before_turn": Rule("a dict of trees, stacked `[cohort, ...]`, to be laid over the clients' states", _before_turn),
     "sample": FOUND,
     "before_training": FOUND,
     "prepare": Rule("the client's state, a dict of trees", _dict),

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.answers import unchanged, versions
-from fedpfl.engine.keys import Draws
+from fedpfl.engine.answers import asked, unchanged, versions
+from fedpfl.engine.keys import Draws, generator, watched
 from fedpfl.engine.sgd import Local, Tuning
 from fedpfl.engine.state import State
 from fedpfl.ground import tree
@@ -21,7 +21,8 @@ from fedpfl.ground.casting import Checked
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method
+from fedpfl.methods import Method, Turn
+from fedpfl.models import Net
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class TrainCall(NamedTuple):
     """Ask to prepare, train and finish a cohort, evaluating each client before and after. The answer: Participation.
 
     stopping: whether the losses by which clients stop are asked for.
+    turn: of the round, where it is no plain one: in a survey nobody is evaluated, and perhaps nobody trains.
+    laid: over the clients' states, stacked, in the order of `clients`; None before the server has been asked.
     """
 
     method: Method
@@ -87,6 +90,8 @@ class TrainCall(NamedTuple):
     local: Local
     draws: Draws
     stopping: bool = False
+    turn: Turn | None = None
+    laid: dict[str, Tree] | None = None
 
 
 class EvalCall(NamedTuple):
@@ -94,6 +99,7 @@ class EvalCall(NamedTuple):
 
     The answer: Counts by split, `test` and, where the federation holds samples out, `validation`.
     before: batch size and draws for methods that look at training data in `before_evaluation`.
+    laid: as in TrainCall.
     """
 
     method: Method
@@ -102,6 +108,7 @@ class EvalCall(NamedTuple):
     clients: list[int]
     tuning: Tuning | None = None
     before: Tuning | None = None
+    laid: dict[str, Tree] | None = None
 
     @property
     def draws(self) -> Draws:
@@ -110,6 +117,7 @@ class EvalCall(NamedTuple):
 
 
 Call = TrainCall | EvalCall
+AnyCall = TypeVar("AnyCall", TrainCall, EvalCall)
 Answer = Participation | dict[str, Counts] | Exception
 
 
@@ -144,14 +152,29 @@ def work(call: Call, client: int) -> float:
     return (local.epochs * train if local.epochs else (local.steps or 0) * min(local.batch_size, train)) + test / 3
 
 
+def met(call: AnyCall) -> AnyCall:
+    """Return the call with what the server finds out for its clients (`Method.before_turn`), if that is not yet there.
+
+    Raises Broken where the hook breaks its rule.
+    """
+    method, state, draws = call.method, call.state, call.draws
+    if call.laid is not None or type(method).before_turn is Method.before_turn:
+        return call
+    key = draws.seed, draws.purpose, draws.round, "before_turn"
+    with watched(method, *key, "process"), torch.no_grad():
+        clients, hook = state.client(call.clients), asked(method, None, state.rows.initial["client"]).before_turn
+        return call._replace(laid=hook(state.server, clients, state.others(), generator(*key)))
+
+
 class Backend(ABC):
     """Run one-client hooks of a Method over many clients, and change nothing in a call's state.
 
-    engine: how it does so; a backend that runs out of memory may narrow its width.
+    engine: how it does so; a backend that runs out of memory may narrow its width. net: the network that it trains.
     """
 
     name: str
     engine: Engine
+    net: Net
 
     @abstractmethod
     def run(self, calls: Sequence[Call]) -> list[Answer]:
@@ -173,8 +196,8 @@ class Backend(ABC):
         """Return what `judge` does, of the test samples."""
         return self.judge(*about, **more)["test"]
 
-    def _one(self, call: Call) -> Any:
-        state = call.state
+    def _one(self, call: Any) -> Any:
+        state, call = call.state, met(call)
         shown = {"server": state.server, "buffers": state.server_buffers, "rows": dict(enumerate(state.rows.trees))}
         before = versions(shown)
         answer = self.run([call])[0]

@@ -40,7 +40,7 @@ class Batched(Backend):
     name = "batched"
 
     def __init__(self, net: Net, device: torch.device, engine: Engine):
-        self._net, self.engine = net, engine
+        self.net, self.engine = net, engine
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16")
         self._arithmetic = partial(arithmetic, device, engine.precision)
         graphs = CudaGraphs(device) if engine.graphs and device.type == "cuda" else None
@@ -119,7 +119,7 @@ class Batched(Backend):
         """Take slices through their calls; what they want trained or evaluated at the same time is done together."""
         works = [
             (participation if isinstance(own.call, TrainCall) else evaluation)(
-                own.call, Many(own.clients), self._net, self._autocast
+                own.call, Many(own.clients), self.net, self._autocast
             )
             for own in slices
         ]
@@ -149,8 +149,9 @@ class Batched(Backend):
         def one(p: Tree, b: dict[str, Tree], batch: Batch) -> tuple[Tensor, Tensor]:
             # As if differentiated, like in training: autocast then meets whole layers. Under vmap alone it would meet
             # their parts, and round other ones on a CPU than on a GPU.
-            bound = self._net.bind(b, weight=batch.samples)
-            seen: Any = vjp(lambda none: (none, method.predict(bound, p, batch.x)), batch.samples, has_aux=True)
+            bound = self.net.bind(b, weight=batch.samples)
+            shown = batch.unlabelled()
+            seen: Any = vjp(lambda none: (none, method.predict(bound, p, shown)), batch.samples, has_aux=True)
             logits = seen[2]
             return ((logits.argmax(1) == batch.y) & (batch.samples > 0)).sum(), batch.sum(batch.losses(logits))
 

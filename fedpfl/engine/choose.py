@@ -63,12 +63,13 @@ class Chosen(Backend):
 
     def __init__(
         self,
+        net: Net,
         engines: Sequence[Engine],
         make: Callable[[Engine], Backend],
         wait: Callable[[], None] = lambda: None,
         share: Callable[[Any], Any] = lambda value: value,
     ):
-        self._engines, self._make, self._wait, self._share = engines, make, wait, share
+        self.net, self._engines, self._make, self._wait, self._share = net, engines, make, wait, share
         self._backend: Backend | None = None
         self.engine = engines[-1]
         self.seconds: dict[str, float] = {}
@@ -149,7 +150,7 @@ def choose(
         return over(make(engine, net, on))
 
     if on.type == "cuda" and engine.backend == "auto" and not known:
-        return Chosen(candidates(engine), build, partial(torch.cuda.synchronize, on), share)
+        return Chosen(net, candidates(engine), build, partial(torch.cuda.synchronize, on), share)
     return build(replace(engine, **known) if known and engine.backend == "auto" else engine)
 
 

@@ -19,6 +19,7 @@ import torch
 
 from fedpfl.engine import Backend, Engine
 from fedpfl.engine.backend import Answer, Call
+from fedpfl.models import Net
 
 T = TypeVar("T")
 
@@ -156,6 +157,11 @@ class Shared(Backend):
     def engine(self) -> Engine:  # type: ignore[override]
         """That of the shared backend."""
         return self._backend.engine
+
+    @property
+    def net(self) -> Net:  # type: ignore[override]
+        """That of the shared backend."""
+        return self._backend.net
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend."""

@@ -46,7 +46,7 @@ class Loop(Backend):
             torch.set_num_threads(1)
             keep_memory()
         self.engine = engine
-        self._net, self._local = net, threading.local()
+        self.net, self._local = net, threading.local()
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16")
         self._arithmetic = partial(arithmetic, device, engine.precision)
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
@@ -100,7 +100,7 @@ class Loop(Backend):
     def _answer(self, call: Call, row: One, stop: threading.Event) -> Any:
         """Take one client through a call, each of its jobs at once."""
         if not hasattr(self._local, "net"):
-            self._local.net = self._net.copy()
+            self._local.net = self.net.copy()
         net, follow = self._local.net, participation if isinstance(call, TrainCall) else evaluation
         work = follow(call, row, net, self._autocast)  # type: ignore[arg-type]
         answer = None
@@ -118,7 +118,7 @@ class Loop(Backend):
         loss = torch.zeros((), device=data.y.device)
         with torch.no_grad(), self._autocast():
             for batch in data.chunks():
-                logits = job.method.predict(bound, job.params, batch.x)
+                logits = job.method.predict(bound, job.params, batch.unlabelled())
                 correct += (logits.argmax(1) == batch.y).sum()
                 loss += F.cross_entropy(logits, batch.y, reduction="sum")
         return Counts(correct, loss, torch.tensor(len(data.y), device=data.y.device))

@@ -9,23 +9,22 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedpfl.engine.answers import asked
-from fedpfl.engine.backend import Counts, EvalCall, Participation, TrainCall
+from fedpfl.engine.answers import asked, difference
+from fedpfl.engine.backend import AnyCall, Counts, EvalCall, Participation, TrainCall
 from fedpfl.engine.jobs import End, EvalJob, Row, TrainJob
 from fedpfl.engine.program import each
 from fedpfl.engine.sgd import TrainPlan, fine_tuning, training
 from fedpfl.engine.shard import training_shard
-from fedpfl.engine.state import State
 from fedpfl.ground import traffic, tree
 from fedpfl.ground.errors import Broken
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import FACTS, Method
+from fedpfl.methods import FACTS
 from fedpfl.models import Net
 
 
@@ -36,21 +35,26 @@ class One:
         self.clients = [client]
         self._common = {} if common is None else common
 
-    def states(self, state: State) -> tuple[dict[str, Tree], dict[str, Tree]]:
-        """Return the clients' states and the buffers that they start from."""
-        return state.client(self.clients[0]), state.buffers(self.clients[0])
+    def states(self, call: TrainCall | EvalCall) -> dict[str, Tree]:
+        """Return the clients' states, with what the server laid over them."""
+        laid = tree.take(call.laid or {}, call.clients.index(self.clients[0]))
+        return laid_over(call.state.client(self.clients[0]), laid)
 
     def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
         """Apply a pure hook."""
         return hook(*trees)
 
-    def personal(self, method: Method, state: State, client: dict[str, Tree], found: dict[str, Tree]) -> Tree:
-        """Apply that hook: once for all clients of a call that are in the initial state and found out nothing."""
+    def personal(self, call: EvalCall, client: dict[str, Tree], found: bool) -> Tree:
+        """Apply that hook: once for all clients of a call in the initial state, unless it asks for their numbers."""
+        hook, state = partial(call.method.personal, call.state.server), call.state
         if found or not state.rows.alike(self.clients[0]):
-            return method.personal(state.server, client | found)
+            return hook(client)
         if "personal" not in self._common:
-            self._common["personal"] = method.personal(state.server, client)
-        return self._common["personal"]
+            try:
+                self._common["personal"] = hook(tree.without(client, ["number"]))
+            except KeyError:
+                self._common["personal"] = None
+        return hook(client) if self._common["personal"] is None else self._common["personal"]
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
         """Apply `hook(client number, ...)`, which may branch on values; `kept` has an entry per client."""
@@ -67,17 +71,22 @@ class Many(One):
     def __init__(self, clients: list[int]):
         self.clients = clients
 
-    def states(self, state: State) -> tuple[dict[str, Tree], dict[str, Tree]]:
-        """Return copies of the clients' rows."""
-        return state.client(self.clients), state.buffers(self.clients)
+    def states(self, call: TrainCall | EvalCall) -> dict[str, Tree]:
+        """Return copies of the clients' rows, with what the server laid over them."""
+        rows = torch.tensor([call.clients.index(client) for client in self.clients])
+
+        def taken(leaf: Tensor) -> Tensor:  # what is one for all stays one
+            return leaf[: len(rows)] if leaf.dim() and not leaf.stride(0) else leaf[tree.send(rows, leaf.device)]
+
+        return laid_over(call.state.client(self.clients), tree.map(taken, call.laid or {}))
 
     def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
         """Vectorise it."""
         return each(hook, *trees, count=len(self.clients))
 
-    def personal(self, method: Method, state: State, client: dict[str, Tree], found: dict[str, Tree]) -> Tree:
+    def personal(self, call: EvalCall, client: dict[str, Tree], found: bool) -> Tree:
         """Apply that hook to all."""
-        return self.each(partial(method.personal, state.server), client | found)
+        return self.each(partial(call.method.personal, call.state.server), client)
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
         """Call it client by client and stack the answers."""
@@ -105,9 +114,15 @@ class Many(One):
         return replace(common[0], phases=[phase._replace(mask=fill(phase.mask)) for phase in common[0].phases])
 
 
-Autocast = Callable[[], AbstractContextManager]
-AnyCall = TypeVar("AnyCall", TrainCall, EvalCall)
+def laid_over(client: dict[str, Tree], found: dict[str, Tree]) -> dict[str, Tree]:
+    """Return a state with what was found; of the FACTS the statistics alone may be other ones, of the same form."""
+    own = client["statistics"]
+    if told := difference(new := found.get("statistics", own), own):
+        raise Broken(f"statistics were found in another form than the network's, {told}")
+    return {**client, **found, **tree.named(client, FACTS), "statistics": new}
 
+
+Autocast = Callable[[], AbstractContextManager]
 _first: dict[tuple[Any, ...], int] = {}  # the round in which a call of a kind was first answered here
 
 
@@ -125,7 +140,7 @@ def participation(
 ) -> Generator[TrainJob | EvalJob, Any, Participation]:
     """Take clients through a round in the order of the Method's hooks."""
     call = newly(call, net)
-    method, federation, state, _, local, draws, stopping = call
+    method, federation, state, _, local, draws, stopping, turn, _ = call
     server, device = state.server, federation.x.device
     places = [Row(federation, number) for number in rows.clients]
 
@@ -153,25 +168,31 @@ def participation(
 
     evaluated = partial(method.evaluated, server)
 
-    client, buffers = rows.states(state)
-    client |= rows.one_by_one(sample)
-    client |= rows.one_by_one(before_training, client, buffers)
+    client = rows.states(call)
+    client = laid_over(client, rows.one_by_one(sample))
+    client = laid_over(client, rows.one_by_one(before_training, client, client["statistics"]))
     facts = tree.named(client, FACTS)  # which stay as they are, whatever hooks return
+    buffers = facts["statistics"]
     client = {**rows.each(partial(method.prepare, server), client), **facts}
     start, down = rows.each(begin, client)
     metrics = rows.each(partial(method.metrics, server), client)
-    before = yield EvalJob(method, places, rows.each(evaluated, client, start), buffers)
+    nobody = Counts(*[torch.zeros_like(facts["number"], dtype=torch.float32)] * 3)
+    before = nobody if turn else (yield EvalJob(method, places, rows.each(evaluated, client, start), buffers))
 
-    plan = replace(rows.plan(partial(training, method, local, server), client, start), by_sample=stopping)
+    client = tree.without(client, ["statistics"])
+    plan = TrainPlan(method.loss, [], local)
+    if turn is None or turn.trains:
+        plan = rows.plan(partial(training, method, local, server), client, start)
+    plan = replace(plan, by_sample=stopping)
     end: End = yield TrainJob(method, places, [draws] * len(places), plan, start, server, client, buffers)
-    facts["trained"] = facts["trained"] | end.stepped
+    facts |= {"trained": facts["trained"] | end.stepped, "statistics": end.buffers}
     client = {**end.client, **facts}
     updated = rows.each(partial(method.updated_buffers, server), client)
     moved = {role: tree.map(torch.where, own, end.buffers[role], buffers[role]) for role, own in updated.items()}
-    buffers = {**end.buffers, **moved}
+    buffers = client["statistics"] = {**end.buffers, **moved}
     client |= rows.one_by_one(after_training, client, buffers, end.params, kept=end.kept)
     params = rows.each(evaluated, client, end.params)
-    after = yield EvalJob(method, places, params, buffers)
+    after = nobody if turn else (yield EvalJob(method, places, params, buffers))
     held_out = torch.zeros_like(after.loss)
     if stopping:
         held = (yield EvalJob(method, places, params, buffers, "held_out")) if federation.validation else after
@@ -186,7 +207,7 @@ def evaluation(
 ) -> Generator[TrainJob | EvalJob, Any, dict[str, Counts]]:
     """Evaluate clients' personal models, or copies fine-tuned on their training data."""
     call = newly(call, net)
-    method, federation, state, _, tuning, before = call
+    method, federation, state, _, tuning, before, _ = call
     server, places = state.server, [Row(federation, number) for number in rows.clients]
     draws, batch_size = call.draws, before.local.batch_size if before else 32
 
@@ -195,11 +216,11 @@ def evaluation(
         with autocast():
             return method.before_evaluation(server, client, net.bind(buffers, training=True), shard)
 
-    client, buffers = rows.states(state)
-    found = rows.one_by_one(before_evaluation, client, buffers)
-    params = rows.personal(method, state, client, found)
-    client |= found
+    client = rows.states(call)
+    client = laid_over(client, found := rows.one_by_one(before_evaluation, client, client["statistics"]))
+    params, buffers = rows.personal(call, client, bool(found or call.laid)), client["statistics"]
     if tuning:
+        client = tree.without(client, ["statistics"])
         plan = rows.plan(partial(fine_tuning, method, tuning, net.parts), params)
         end: End = yield TrainJob(method, places, [tuning.draws] * len(places), plan, params, server, client, buffers)
         params, buffers = end.params, end.buffers

@@ -189,7 +189,7 @@ class Ranks(Backend):
     """Every process answers for some clients of a call, by a backend of its own, and hears of the others."""
 
     def __init__(self, backend: Backend, device: torch.device):
-        self._backend, self._device = backend, device
+        self._backend, self._device, self.net = backend, device, backend.net
         self.name = f"{backend.name} in {dist.get_world_size()} processes"
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -213,7 +213,7 @@ class Ranks(Backend):
             dealt[owner].append(place)
         here, mine, failed = dealt[dist.get_rank()], None, None
         try:
-            mine = self._backend._one(call._replace(clients=[call.clients[place] for place in here])) if here else None
+            mine = self._backend._one(_some(call, here)) if here else None
         except Exception as error:
             failed = error
         said = _portable(failed) if failed else tree.map(_Form.of, tree.take(mine, 0)) if here else None
@@ -248,6 +248,12 @@ class Ranks(Backend):
             for leaf, piece in zip(leaves, buffer.split(sizes), strict=True):
                 leaf[rows] = piece.view(leaf.dtype).view(len(places), *leaf.shape[1:])
         return whole
+
+
+def _some(call: Call, places: list[int]) -> Call:
+    """Return the call about some of its clients."""
+    laid = None if call.laid is None else tree.take(call.laid, torch.tensor(places))
+    return call._replace(clients=[call.clients[place] for place in places], laid=laid)
 
 
 @dataclass(frozen=True)

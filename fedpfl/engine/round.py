@@ -11,7 +11,8 @@ from torch import Tensor
 from fedpfl.data.federation import Federation
 from fedpfl.engine import stopping as early
 from fedpfl.engine.answers import asked, difference
-from fedpfl.engine.backend import Backend, Counts, Participation
+from fedpfl.engine.answers import kept as named
+from fedpfl.engine.backend import Backend, Counts, Participation, arithmetic
 from fedpfl.engine.keys import Draws, generator, watched
 from fedpfl.engine.sgd import Local
 from fedpfl.engine.state import State
@@ -63,7 +64,7 @@ def play(
     number, cohort, device = state.round + 1, sorted(cohort), federation.x.device
     stopping = stopping if state.stopping else None
     sent, parts, order, kept = [], [], [], []
-    looked_at = asked(method, None, state.rows.initial["client"])
+    looked_at, random = asked(method, None, state.rows.initial["client"]), generator(seed, "aggregate", number)
     hooks = method if state.round else looked_at
     with watched(method, seed, "turns", number, "process"):
         turns = looked_at.turns(state.round, cohort, federation.clients, generator(seed, "turns", number))
@@ -71,16 +72,20 @@ def play(
         clients = turn.clients
         draws = Draws(seed, "gather" if turn.survey else "train", number)
         stops = stopping is not None and not turn.survey
-        part = backend.participate(method, federation, state, clients, local, draws, stops)
+        survey = turn if turn.survey else None
+        part = backend.participate(method, federation, state, clients, local, draws, stops, survey)
         sent.append(_sent(part, state, len(clients), stops))
 
         samples = federation.train_sizes[clients].double()
         weight = tree.send((samples / samples.sum()).float(), device)
-        with watched(method, seed, "aggregate", number, "process"):
+        with watched(method, seed, "aggregate", number, "process"), arithmetic(device, backend.engine.precision):
             if turn.survey:
-                server, own = turn.survey(state.server, state.rows.take("client", clients), part.uploads)
+                server, own = turn.survey(state.server, state.client(clients), part.uploads)
             else:
-                server, own = hooks.aggregate(state.server, part.clients, part.uploads, weight)
+                facts = {**state.facts(clients), "trained": part.trained, "statistics": part.buffers}
+                own, net = {**part.clients, **facts}, backend.net.bind(state.server_buffers)
+                server, own = hooks.aggregate(state.server, own, net, part.uploads, weight, random)
+        own = named(own, state.rows.initial["client"])
         _keep_form(method, "turns (Turn.survey)" if turn.survey else "aggregate", server, own, state)
         state.rows.put_(clients, {"client": own})
         state = replace(state, server=server)

@@ -374,7 +374,7 @@ def fine_tuning(method: Method, tuning: Tuning, parts: Parts, params: Tree) -> T
     """Return the plan of fine-tuning an evaluated model by plain cross-entropy."""
 
     def loss(server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch) -> Tensor:
-        return batch.cross_entropy(method.predict(net, params, batch.x))
+        return batch.cross_entropy(method.predict(net, params, batch))
 
     phases = method.finetuning(params, parts, tuning.local.epochs or 1)
     if tuning.part == "head":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,8 +13,9 @@ from fedpfl.engine.answers import asked
 from fedpfl.engine.keys import cohorts, generator, watched
 from fedpfl.engine.store import Rows, Store
 from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import FACTS, Method
+from fedpfl.methods import STORED, Method
 from fedpfl.models import Net
 
 
@@ -22,7 +23,8 @@ from fedpfl.models import Net
 class State:
     """Hold explicit trees of tensors and the number of rounds played.
 
-    rows: every client's state, and those of its BatchNorm statistics that stay local.
+    rows: every client's state, and those of its BatchNorm statistics that stay local. members: the rows of those who
+        take part, where `rows` are newcomers'.
     server_buffers: BatchNorm statistics by model role, at the server.
     stopping: of early stopping, stacked: each client's `last` loss, and whether it has `stopped`; {} without it.
     """
@@ -32,6 +34,7 @@ class State:
     rows: Rows
     server_buffers: dict[str, Tree]
     stopping: dict[str, Tensor]
+    members: Rows | None = None
 
     @property
     def clients(self) -> dict[str, Tree]:
@@ -45,7 +48,19 @@ class State:
 
     def client(self, client: int | Sequence[int]) -> dict[str, Tree]:
         """Return a client's state as hooks see it, with the engine's FACTS; of several clients stacked."""
-        return {**self.rows.take("client", client), **self.rows.take("facts", client)}
+        return {**self.rows.take("client", client), **self.facts(client)}
+
+    def facts(self, client: int | Sequence[int]) -> dict[str, Tree]:
+        """Return the FACTS of a client; of several clients stacked."""
+        number = torch.tensor(client, device=self.rows.device) + (self.members.clients if self.members else 0)
+        newcomer = torch.full_like(number, self.members is not None, dtype=torch.bool)
+        known = {"number": number, "newcomer": newcomer, "statistics": self.buffers(client)}
+        return {**self.rows.take("facts", client), **known}
+
+    def others(self) -> Callable[[Sequence[int]], dict[str, Tree]]:
+        """Return a function that gives the states, stacked, of clients that take part, as hooks see them."""
+        state = replace(self, rows=self.members, members=None) if self.members else self
+        return lambda numbers: state.client([*numbers])
 
     def buffers(self, client: int | Sequence[int]) -> dict[str, Tree]:
         """Return the buffers that a client starts from, by role; those of several clients stacked."""
@@ -89,18 +104,26 @@ def begin(
 ) -> State:
     """Return the state before round 1: every client and the server start from the net's initial parameters.
 
+    The method is told that there are so many clients where the net does not know it better.
+
     folder: for a store on disk. seed: of what makes clients differ (`Method.init_clients`). stopping: early.
-    mine: as in Rows.
+    mine: as in Rows. Raises FedpflError where that hides rows from a method that reads those of others.
     """
+    if mine and type(method).before_turn is not Method.before_turn:
+        raise FedpflError(
+            f"{type(method).__name__} reads other clients' states (before_turn), of which each process has its own "
+            "alone; leave out state.sharded=true"
+        )
     params, buffers = tree.to(net.params, device), tree.to(net.buffers, device)
     with watched(method, seed, "init", "process"):
-        server, client = asked(method).init(params, net.parts)
+        parts = net.parts if net.parts.clients else replace(net.parts, clients=clients)
+        server, client = asked(method).init(params, parts)
         method = asked(method, net, client)
         own = method.init_clients(clients, generator(seed, "endow"))
     roles = method.buffers()
     most = torch.full((clients,), torch.finfo(torch.float32).max, device=device)
     local = {role: buffers for role, place in roles.items() if place == "local"}
-    facts = {name: torch.tensor(False, device=device) for name in FACTS}
+    facts = {name: torch.tensor(False, device=device) for name in STORED}
     return State(
         round=0,
         server=server,

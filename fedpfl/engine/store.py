@@ -82,7 +82,7 @@ class Rows:
         mine: Callable[[int], bool] | None = None,
     ):
         self.clients, self.mine = clients, mine
-        self._store, self._device, self._folder = store or Store(), device, folder
+        self._store, self.device, self._folder = store or Store(), device, folder
         self.writes = 0  # so far
         self.initial = tree.clone(tree.to(initial, self._store.on(device)))
         self._own = tree.map(lambda leaf, mine: mine.to(leaf), tree.named(self.initial["client"], own), own)
@@ -109,15 +109,15 @@ class Rows:
     def take(self, part: str, clients: int | Sequence[int]) -> dict[str, Tree]:
         """Return a client's part on `device`, not to be changed; of several clients a stacked copy."""
         if isinstance(clients, int):
-            return tree.to(self._row(part, clients), self._device)
-        return tree.to(tree.stack([self._row(part, client) for client in clients]), self._device)
+            return tree.to(self._row(part, clients), self.device)
+        return tree.to(tree.stack([self._row(part, client) for client in clients]), self.device)
 
     def put_(self, clients: Sequence[int], rows: dict[str, Tree]) -> None:
         """Write parts of clients' rows, stacked, in place. Raises as `Store.repeat`."""
         self.writes += 1
         into: list[Tensor] = []
         values: list[Tensor] = []
-        rows = tree.to(rows, self._store.on(self._device))
+        rows = tree.to(rows, self._store.on(self.device))
         for place, client in enumerate(clients):
             if self.mine and not self.mine(client):
                 continue

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Engine, Local, Outcome, State, Stopping, begin, make, pick, play
-from fedpfl.engine.backend import Participation
+from fedpfl.engine.backend import Participation, TrainCall, met
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.participation import One
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
@@ -65,7 +66,7 @@ def tiny(norm: bool = False, seed: int = 1) -> Net:
     """Return a Tiny network; the same for the same seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Net(Tiny(norm))
+        return Net(Tiny(norm), sample=(1, 8, 8), rounds=len(COHORTS))
 
 
 def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Federation:
@@ -174,7 +175,8 @@ class Trial:
         """Return a client's state after `prepare`, as it enters the next round."""
         method, draws = self.method, Draws(0, "train", state.round + 1)
         shard = training_shard(small(), number, LOCAL.batch_size, draws)
-        client = state.client(number) | method.sample(state.server, draws.server(number))
+        call = met(TrainCall(method, small(), state, [number], LOCAL, draws))
+        client = One(number).states(call) | method.sample(state.server, draws.server(number))
         bound = net.bind(state.buffers(number), training=True)
         return method.prepare(state.server, client | method.before_training(state.server, client, bound, shard))
 

@@ -60,7 +60,7 @@ class APFL(Method):
         models = {"w": server, "v": client["v"]}
 
         def objective(net: Bound, models: Tree, batch: Batch) -> Tensor:
-            return batch.cross_entropy(self.predict(net, {**models, "alpha": alpha}, batch.x))
+            return batch.cross_entropy(self.predict(net, {**models, "alpha": alpha}, batch))
 
         def at_mixture(net: Bound, mixed: Tree, batch: Batch) -> Tensor:
             return batch.cross_entropy(net(mixed, batch.x, "v"))
@@ -105,9 +105,9 @@ class APFL(Method):
             alpha = torch.where(client["trained"], alpha, 0.0)
         return {"w": params["w"], "v": params["v"], "alpha": alpha}
 
-    def predict(self, net, params, x):
+    def predict(self, net, params, batch):
         """Return the mixture's logits."""
-        alpha = params["alpha"]
+        alpha, x = params["alpha"], batch.x
         if self.mixing == "param":
             return net(_mixed(alpha, params["v"], params["w"]), x, "v")
         return alpha * net(params["v"], x, "v") + (1 - alpha) * net(params["w"], x, "w")

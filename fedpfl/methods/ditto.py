@@ -63,6 +63,6 @@ class Ditto(Method):
         """Return the private model."""
         return params["v"]
 
-    def predict(self, net, params, x):
+    def predict(self, net, params, batch):
         """Use the private model's statistics."""
-        return net(params, x, "v")
+        return net(params, batch.x, "v")

@@ -35,7 +35,7 @@ class FedAdam(FedAvg):
         """Return the model alone."""
         return server["model"]
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Take a step of the server's optimiser."""
         change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
         m = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, server["m"], change)

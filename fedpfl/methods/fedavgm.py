@@ -29,7 +29,7 @@ class FedAvgM(FedAvg):
         """Return the model alone."""
         return server["model"]
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Move on with momentum."""
         change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
         speed = tree.map(lambda v, d: self.momentum * v + d, server["momentum"], change)

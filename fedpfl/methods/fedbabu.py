@@ -40,7 +40,7 @@ class FedBABU(Method):
         """Send the body up."""
         return tree.named(end, server["body"]), client
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the bodies under the head as it was."""
         return {**server, "body": tree.mean(uploads, weight)}, clients
 

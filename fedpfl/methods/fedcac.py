@@ -79,7 +79,7 @@ class FedCAC(Method):
         """Return how critical each entry is."""
         return tree.map(lambda old, new: ((new - old) * new).abs(), start, end)
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average over everybody, and for each client over itself and its collaborators."""
         models, played = tree.received(uploads["model"]), server["round"] + 1
         together = collaborators(overlaps(clients["mask"]), int(played), self.beta)

@@ -68,7 +68,7 @@ class FedDPA(ByMask):
 
     def after_training(self, server, client, net, params, shard, kept):
         """Return Fisher scores of the trained model, which serve until the client's next participation."""
-        return {"score": fisher.scores(net, lambda scored, x: self.predict(net, scored, x), params, shard)}
+        return {"score": fisher.scores(net, lambda scored, batch: self.predict(net, scored, batch), params, shard)}
 
     def finish(self, server, client, start, end):
         """Return all entries, and keep model and scores."""

@@ -9,6 +9,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast, Below, Between
 from fedpfl.ground.tree import Masked, Tree
 from fedpfl.methods.shared import fisher, importance
+from fedpfl.methods.shared.batch import Batch
 from fedpfl.methods.shared.by_mask import ByMask
 
 
@@ -100,8 +101,8 @@ class FedOBP(ByMask):
         if not self.score.startswith("fisher"):
             return {}
 
-        def logits(scored: Tree, x: Tensor) -> Tensor:
-            return self.predict(net, {**params, **scored}, x)
+        def logits(scored: Tree, batch: Batch) -> Tensor:
+            return self.predict(net, {**params, **scored}, batch)
 
         scored = tree.named(params, client["model"])
         return {"score": fisher.scores(net, logits, scored, shard, by_sample=self.score == "fisher")}

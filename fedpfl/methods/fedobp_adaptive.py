@@ -72,9 +72,10 @@ class FedOBPAdaptive(FedOBP):
         """Return hits and summed cross-entropy, `[2]`."""
         total = torch.zeros(2, dtype=torch.float64, device=data.y.device)
         with torch.no_grad():
-            for x, y, *_ in data.chunks():
-                logits = self.predict(net, model, x)
-                total += torch.stack([(logits.argmax(1) == y).sum(), F.cross_entropy(logits, y, reduction="sum")])
+            for batch in data.chunks():
+                logits = self.predict(net, model, batch)
+                loss = F.cross_entropy(logits, batch.y, reduction="sum")
+                total += torch.stack([(logits.argmax(1) == batch.y).sum(), loss])
         return total
 
     def _masks(self, score, client):
@@ -94,9 +95,9 @@ class FedOBPAdaptive(FedOBP):
         upload, client = super().finish(server, client, start, end)
         return {"model": upload, "chosen": torch.stack([client["q"] == q for q in self.q])[1:]}, client
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the models."""
-        return super().aggregate(server, clients, uploads["model"], weight)
+        return super().aggregate(server, clients, net, uploads["model"], weight, generator)
 
     def metrics(self, server, client):
         """Tell who chose which q, too."""

@@ -106,7 +106,7 @@ class FedPAC(ByName):
         body, kept = super().finish(server, client, start, end)
         return {"body": body, **kept, **tree.named(client, ("mean", "counts", "H", "v"))}, kept
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average bodies by samples and prototypes by class counts; mix each client's head (eq. 8 of the paper)."""
         counts = uploads["counts"]
         total = counts.sum(0)

@@ -59,9 +59,9 @@ class FedRoD(Method):
         """Return both heads; until it is trained, the personal one counts as zero."""
         return {"w": params["w"], "q": tree.map(lambda q: torch.where(client["trained"], q, 0.0), params["q"])}
 
-    def predict(self, net, params, x):
+    def predict(self, net, params, batch):
         """Add both heads' logits."""
-        generic, z = net.features(params["w"], x)
+        generic, z = net.features(params["w"], batch.x)
         return generic + _linear(params["q"], z)
 
 

@@ -37,7 +37,7 @@ class FedRolex(HeteroFL):
     def _active(self, server, client):
         return neurons.window(server["plan"], client["width"], client["rounds"], self.rounding)
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Roll the window on."""
-        server, clients = super().aggregate(server, clients, uploads, weight)
+        server, clients = super().aggregate(server, clients, net, uploads, weight, generator)
         return {**server, "rounds": server["rounds"] + 1}, clients

@@ -107,7 +107,7 @@ class FedSelect(ByMask):
         news = Agreed(kept["mask"], tree.map(lambda leaf: changed.expand_as(leaf), mask))
         return {"model": Agreed(end, _shared(end, mask)), "mask": news}, kept
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each entry over those who share it, with equal weights; what nobody shares stays.
 
         Clients take the mean of what they shared in this round, also where it will be personal from now on.

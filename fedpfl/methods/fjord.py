@@ -58,10 +58,10 @@ class FjORD(Submodel):
         held = (widths <= client["width"] + neurons.SLACK).sum()
         drawn = widths.gather(0, (batch.random * held).long().minimum(held - 1))[0]
         active = neurons.prefix(server["plan"], drawn, self.rounding)
-        narrow = self.predict(net, tree.masked(params, neurons.entries(server["plan"], active, params)), batch.x)
+        narrow = self.predict(net, tree.masked(params, neurons.entries(server["plan"], active, params)), batch)
         loss = batch.cross_entropy(narrow)
         if not self.distill:
             return loss
-        wide = self.predict(net, params, batch.x)
+        wide = self.predict(net, params, batch)
         apart = F.kl_div(narrow.log_softmax(1), wide.detach().softmax(1), reduction="none").sum(1)
         return batch.cross_entropy(wide) + (1 - self.distill) * loss + self.distill * batch.mean(apart)

@@ -67,6 +67,6 @@ class FlocoPlus(Floco):
         """Return the client's point of the private simplex."""
         return super().evaluated(server, client, params["v"])
 
-    def predict(self, net, params, x):
+    def predict(self, net, params, batch):
         """Use the private model's statistics."""
-        return net(params, x, "v")
+        return net(params, batch.x, "v")

@@ -80,7 +80,7 @@ class FLUTE(ByName):
         body, kept = super().finish(server, client, start, end)
         return {"body": body, **kept, "present": client["present"]}, kept
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average the bodies; make a step on the weight of each head, whose bias is as it came."""
         head = uploads["head"]
         if self.server_lr:

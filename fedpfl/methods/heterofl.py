@@ -96,7 +96,7 @@ class HeteroFL(Submodel):
         upload, client = super().finish(server, client, start, end)
         return {**upload, "labels": client["labels"]} if self.masked else upload, client
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each class's rows of the head over the clients that have the class."""
         if self.weighting == "equal":
             weight = torch.full_like(weight, 1 / len(weight))
@@ -106,7 +106,7 @@ class HeteroFL(Submodel):
             for name in server["classes"]:
                 mask[name] = mask[name] & labels.view(*labels.shape, *[1] * (mask[name].dim() - 2))
             sent = sent._replace(mask=mask)
-        return super().aggregate(server, clients, {"model": sent}, weight)
+        return super().aggregate(server, clients, net, {"model": sent}, weight, generator)
 
     def evaluated(self, server, client, params):
         """Add the client's classes, by which logits are masked."""
@@ -116,9 +116,9 @@ class HeteroFL(Submodel):
         """Return the client's classes even if it has not trained yet."""
         return self.before_training(server, client, net, shard)
 
-    def predict(self, net, params, x):
+    def predict(self, net, params, batch):
         """Return masked logits, without the scaler."""
-        return self._masked(net(params["model"], x), params) if self.masked else net(params, x)
+        return self._masked(net(params["model"], batch.x), params) if self.masked else net(params, batch.x)
 
     def finetuning(self, params, parts, epochs):
         """Train the model, and leave the classes beside it alone."""

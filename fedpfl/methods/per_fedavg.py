@@ -61,7 +61,7 @@ class PerFedAvg(Method):
         net.buffers = statistics
         return _moved(params, direction, -self.outer_lr), loss
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average uniformly."""
         return tree.mean(uploads, torch.full_like(weight, 1 / len(weight))), clients
 

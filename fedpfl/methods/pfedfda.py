@@ -94,7 +94,7 @@ class PFedFDA(Method):
         trained = {part: tree.named(end, server[part]) for part in ("body", "head")}
         return tree.named({**client, **trained}, self._travels), {"beta": client["beta"]}
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average what came."""
         return {**server, **tree.mean(uploads, weight)}, clients
 

@@ -79,7 +79,7 @@ class PFedMe(Method):
         """Send the copy of w up, keep th."""
         return end["w"], {"th": end["th"]}
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Make a step of length `beta` towards the mean."""
         share = weight if self.average == "samples" else torch.full_like(weight, 1 / len(weight))
         mean = tree.mean(uploads, share)

@@ -52,7 +52,7 @@ class PSPFL(ByMask):
         upload = end if self.upload == "all" else Agreed(end, tree.invert(client["mask"]))
         return upload, {"model": end, "score": importance.gradient(start, end)}
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average what came, entry by entry; what nobody sent stays."""
         if self.upload == "all":
             return tree.mean(uploads, weight), clients

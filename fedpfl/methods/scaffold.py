@@ -63,7 +63,7 @@ class Scaffold(Method):
         }
         return changes, {"control": control}
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Return x + eta_g mean(dy) and c + m / K mean(dc)."""
         mean = tree.mean(uploads, torch.full_like(weight, 1 / len(weight)))
         part = len(weight) / self.clients

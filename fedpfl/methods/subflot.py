@@ -118,10 +118,10 @@ class SubFLOT(Cut):
             loss = loss + self.lam * client["rate"].to(loss.dtype) * tree.squared_distance(params, client["received"])
         return loss
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average what has been moved to the global model's neurons."""
         if not self.ota and self.positions == "own":
-            return super().aggregate(server, clients, uploads, weight)
+            return super().aggregate(server, clients, net, uploads, weight, generator)
         plan, model, found = server["plan"], server["model"], []
         for row, own in enumerate(clients["own"]):
             active = neurons.with_always(own)

@@ -19,13 +19,14 @@ class Net:
     """A module without values of its own: `net.bind(buffers)(params, x)`.
 
     One Net serves one thread, because a functional call borrows the module for its duration; `copy()` makes more.
+    facts: of Parts, what a module does not tell.
     """
 
-    def __init__(self, module: nn.Module, seed: int = 0):
-        self.module = module
+    def __init__(self, module: nn.Module, **facts: Any):
+        self.module, self._facts = module, facts
         self.params: Tree = {name: p.detach().clone() for name, p in module.named_parameters()}
         self.buffers: Tree = {name: b.detach().clone() for name, b in module.named_buffers()}
-        self.parts: Parts = parts(module, seed)
+        self.parts: Parts = parts(module, **facts)
         self.head: nn.Module = module.get_submodule(self.parts.head[0].rpartition(".")[0])
         self.norms = [m for m in module.modules() if isinstance(m, BatchNorm2d)]
         self.slots: list[tuple[dict[str, Any], str, str]] = [
@@ -37,9 +38,13 @@ class Net:
         ]
         """Where the module keeps each parameter and buffer: a dict, its key there, the value's full name."""
 
+    def told(self, **facts: Any) -> Net:
+        """Return the same Net, which knows more of a run."""
+        return Net(self.module, **{**self._facts, **facts})
+
     def copy(self) -> Net:
         """Return an independent Net for another thread."""
-        return Net(copy.deepcopy(self.module), self.parts.seed)
+        return Net(copy.deepcopy(self.module), **self._facts)
 
     def bind(self, buffers: dict[str, Tree], training: bool = False, weight: Tensor | None = None) -> Bound:
         """Attach buffers (one tree per role) and, for padded batches, the samples' weights `[batch]`."""

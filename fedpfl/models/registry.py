@@ -64,9 +64,9 @@ def build(
             torch.manual_seed(seed)
             module = make()
         if weights is not None:
-            start_from(module, weights, parts(module, seed).head)
+            start_from(module, weights, parts(module).head)
         _try(module, shape, classes)
-        return Net(module, seed)
+        return Net(module, seed=seed, sample=tuple(shape))
     except Unfit as error:
         others = ", ".join(_fitting(shape, classes)) or "none"
         raise FedpflError(f"model={name}: {error}; models that take these: {others}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import Any
 
 from torch import nn
 
@@ -23,6 +24,8 @@ class Parts:
     layers: from input to output; a layer is a convolution, linear map or embedding with the normalisation behind it.
     batch_norm: those of `normalisation` that belong to layers with statistics over the batch.
     seed: what the initial values were drawn from, for methods that need more of them.
+    sample: the shape of a sample; () where nobody has said it. clients: of the federation, newcomers apart; rounds: of
+        the whole run; 0 where nobody has said them.
     """
 
     layers: tuple[tuple[str, ...], ...]
@@ -30,6 +33,10 @@ class Parts:
     normalisation: tuple[str, ...]
     batch_norm: tuple[str, ...]
     seed: int = 0
+    sample: tuple[int, ...] = ()
+    classes: int = 0
+    clients: int = 0
+    rounds: int = 0
     wire: Callable[[], Wiring] = field(default=_unknown, compare=False, repr=False)
 
     @property
@@ -46,8 +53,8 @@ class Parts:
         return tuple(name for layer in self.layers for name in layer if name not in self.head)
 
 
-def parts(module: nn.Module, seed: int = 0) -> Parts:
-    """Split by module: the head is the last linear layer (weight and bias)."""
+def parts(module: nn.Module, **facts: Any) -> Parts:
+    """Split by module: the head is the last linear layer (weight and bias). facts: `seed` and what follows it."""
     layers: list[list[str]] = []
     head: tuple[str, ...] = ()
     normalisation: list[str] = []
@@ -61,10 +68,10 @@ def parts(module: nn.Module, seed: int = 0) -> Parts:
         else:
             layers.append([*names])
         if isinstance(child, nn.Linear):
-            head = names
+            head, facts["classes"] = names, child.out_features
         if isinstance(child, NORMALISATION):
             normalisation.extend(names)
         if isinstance(child, nn.modules.batchnorm._NormBase):
             batch_norm.extend(names)
     wire = cache(partial(wiring.wire, module))
-    return Parts(tuple(map(tuple, layers)), head, tuple(normalisation), tuple(batch_norm), seed, wire)
+    return Parts(tuple(map(tuple, layers)), head, tuple(normalisation), tuple(batch_norm), **facts, wire=wire)

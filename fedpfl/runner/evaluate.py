@@ -74,7 +74,7 @@ def newcomers(run: Run, state: engine.State) -> engine.State:
     """Return the state as clients meet it who have never taken part: the server's, and theirs from the beginning."""
     assert run.unseen
     fresh = engine.begin(run.method, run.net, run.unseen.clients, run.device, seed=run.settings.seed)
-    return replace(state, rows=fresh.rows)
+    return replace(state, rows=fresh.rows, members=state.rows)
 
 
 def looking(run: Run, state: engine.State) -> engine.Tuning:

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
-from fedpfl.engine.backend import EvalCall, arithmetic
+from fedpfl.engine.backend import EvalCall, arithmetic, met
 from fedpfl.engine.jobs import EvalJob
 from fedpfl.engine.keys import watched
 from fedpfl.engine.participation import One, evaluation
 from fedpfl.engine.shard import laid_out
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import Batch
 from fedpfl.models.net import Bound
 from fedpfl.runner.evaluate import looking, newcomers
 from fedpfl.runner.everyone import places
@@ -82,7 +83,7 @@ class Models(ABC):
         bound = run.net.bind(job.buffers)
         with torch.no_grad(), arithmetic(run.device, run.engine.precision), self._autocast():
             chunks = laid_out(run.federation, x.to(run.device)).split(256)
-            return torch.cat([run.method.predict(bound, job.params, chunk).float() for chunk in chunks]).cpu()
+            return torch.cat([run.method.predict(bound, job.params, _shown(chunk)).float() for chunk in chunks]).cpu()
 
     def samples(self, client: int, split: str = "test") -> tuple[Tensor, Tensor]:
         """Return a client's samples of a split (train, test, validation) and their labels, as the data set has them."""
@@ -123,7 +124,7 @@ class Models(ABC):
     def _judged(self, client: int) -> EvalJob:
         """Return what the engine evaluates of a client: its personal model, and its statistics."""
         run, (federation, state, number) = self._run, self._place(client)
-        call = EvalCall(run.method, federation, state, [number], before=looking(run, state))
+        call = met(EvalCall(run.method, federation, state, [number], before=looking(run, state)))
         with arithmetic(run.device, run.engine.precision), watched(run.method, *call.draws.own(number)):
             job = next(evaluation(call, One(number), run.net, self._autocast))
         assert isinstance(job, EvalJob)
@@ -141,7 +142,7 @@ class Models(ABC):
         run = self._run
         with torch.no_grad():
             x = laid_out(run.federation, run.federation.x[:1])
-            run.method.predict(Asked(run.net, job.buffers, False, None), job.params, x)
+            run.method.predict(Asked(run.net, job.buffers, False, None), job.params, _shown(x))
         return asked[0]
 
     def _place(self, client: int) -> tuple[Federation, engine.State, int]:
@@ -162,6 +163,11 @@ class Models(ABC):
     @cached_property
     def _newcomers(self) -> engine.State:
         return newcomers(self._run, self._state)
+
+
+def _shown(x: Tensor) -> Batch:
+    """Return samples as `predict` sees them."""
+    return Batch(x, None)  # type: ignore[arg-type]
 
 
 def _own(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

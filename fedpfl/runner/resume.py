@@ -164,6 +164,11 @@ def extended(run: Run) -> dict[str, Any] | None:
     done = state["round"]
     if run.local.decay == "cosine":
         raise FedpflError("extend is not for local.decay=cosine, whose learning rates depend on rounds; run it anew")
+    begun = [run.method.init(run.net.params, replace(run.net.parts, rounds=n)) for n in (done, settings.rounds)]
+    if not all(torch.equal(*own) for own in zip(*map(tree.leaves, map(dict, map(enumerate, begun))), strict=True)):
+        raise FedpflError(
+            f"extend is not for method={run.config['method']['name']}, which goes by the number of rounds; run it anew"
+        )
     shorter = f"{identity({**run.config, 'rounds': done})}-seed{settings.seed}"
     if summary["identity"] != shorter or done >= settings.rounds:
         raise FedpflError(

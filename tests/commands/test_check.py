@@ -79,8 +79,8 @@ FAULTS = {
     ),
     "predicts by the batch": (
         """
-    def predict(self, net, params, x):
-        return net(params, x - x.mean())
+    def predict(self, net, params, batch):
+        return net(params, batch.x - batch.x.mean())
         """,
         {"backends_agree_in_evaluation"},
         "evaluated, test loss: up to 0.",
@@ -101,8 +101,9 @@ FAULTS = {
         return server["w"]
     def loss(self, server, client, net, params, batch):
         return super().loss(server, client, net, params, batch) + server["old"]["fc.bias"].sum()
-    def aggregate(self, server, clients, uploads, weight):
-        return {"w": super().aggregate(server, clients, uploads, weight)[0], "old": server["w"]}, clients
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        new, clients = super().aggregate(server, clients, net, uploads, weight, generator)
+        return {"w": new, "old": server["w"]}, clients
         """,
         {"sees_what_was_sent"},
         "a step of client",
@@ -136,8 +137,8 @@ FAULTS = {
     ),
     "forgets its return": (
         """
-    def aggregate(self, server, clients, uploads, weight):
-        super().aggregate(server, clients, uploads, weight)
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        super().aggregate(server, clients, net, uploads, weight, generator)
         """,
         {"keeps_form"},
         "Mine.aggregate returned None (is a `return` missing?); it must return two things",

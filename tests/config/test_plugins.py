@@ -229,6 +229,15 @@ def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> 
             METHOD.format("def sample(self, generator, server): return {{}}"),
             "plugins: {}:3: Mine.sample takes (generator, server) where the contract has (server, generator); change",
         ),
+        (
+            METHOD.format("def predict(self, net, params, x): return net(params, x)"),
+            "plugins: {}:3: Mine.predict takes (net, params, x) where the contract has (net, params, batch); change",
+        ),
+        (
+            METHOD.format("def aggregate(self, server, clients, uploads, weight): return server, clients"),
+            "plugins: {}:3: Mine.aggregate takes (server, clients, uploads, weight) where the contract has (server, "
+            "clients, net, uploads, weight, generator); change its arguments, and calls of it",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line_and_nothing_is_added(text: str | None, message: str, tmp_path: Path) -> None:

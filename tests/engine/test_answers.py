@@ -89,6 +89,7 @@ WRONG = {
         (lambda self, played, cohort, clients, generator: [], "returned no turn in which clients train"),
         (lambda self, played, cohort, clients, generator: [Turn(cohort, survey=_survey)], "no turn in which clients t"),
         (lambda self, played, cohort, clients, generator: [Turn([])], "returned a turn without clients"),
+        (lambda self, played, cohort, clients, generator: [Turn(cohort, trains=False)], "nobody trains, and no survey"),
         (lambda self, played, cohort, clients, generator: [Turn([2, 0, 2])], "returned client 2 twice"),
         (lambda self, played, cohort, clients, generator: [Turn([1]), Turn([1])], "returned client 1 twice"),
         (lambda self, *given: [Turn([0, 0], survey=_survey), Turn([1])], "returned client 0 twice"),
@@ -98,6 +99,10 @@ WRONG = {
             ],
             "a turn whose survey takes (server, uploads, clients) where the contract has (server, clients, uploads)",
         ),
+    ],
+    "before_turn": [
+        (lambda self, server, clients, others, generator: others([0])["number"], "returned a tensor torch.int64 [1]"),
+        (lambda self, server, clients, others, generator: {"w": torch.ones(2)}, "w as a tensor [2] for 3 clients"),
     ],
     "sample": [(lambda self, server, generator: torch.rand(2), "returned a tensor torch.float32 [2]")],
     "before_training": [(lambda self, server, client, net, shard: {"n": 3}, "returned a int as entry n")],
@@ -114,7 +119,6 @@ WRONG = {
             "returned a Phase; it must return a list of Phase",
         ),
         (lambda self, server, client, params, epochs: [epochs], "returned a list with a int in it"),
-        (lambda self, server, client, params, epochs: [], "returned an empty list"),
         (lambda self, server, client, params, epochs: [Phase(-1)], "returned a phase of -1 epochs"),
         (lambda self, server, client, params, epochs: [Phase(0.5)], "returned a phase of 0.5 epochs"),
         (lambda self, server, client, params, epochs: [Phase(1, batches=0)], "returned a phase of 0 batches"),
@@ -154,21 +158,27 @@ WRONG = {
     ],
     "aggregate": [
         (
-            lambda self, server, clients, uploads, weight: tree.mean(uploads, weight),
+            lambda self, server, clients, net, uploads, weight, generator: tree.mean(uploads, weight),
             "returned a dict; it must return two",
         ),
         (
-            lambda self, server, clients, uploads, weight: (uploads, clients),
+            lambda self, server, clients, net, uploads, weight, generator: (uploads, clients),
             "another form than init's, classifier.bias was torch.float32 [5] and is torch.float32 [3, 5]",
         ),
-        (lambda self, server, clients, uploads, weight: (server, {"n": weight.sum()}), "the clients' n as a tensor []"),
+        (
+            lambda self, server, clients, net, uploads, weight, generator: (server, {"n": weight.sum()}),
+            "the clients' n as a tensor []",
+        ),
     ],
     "evaluated": [(lambda self, server, client, params: None, "returned None")],
     "before_evaluation": [(lambda self, server, client, net, shard: shard, "returned a Shard")],
     "personal": [(lambda self, server, client: head(server), "returned a model without the network's conv.weight")],
     "predict": [
-        (lambda self, net, params, x: net(params, x).argmax(1), "torch.int64 [5] for 5 samples of 5 classes"),
-        (lambda self, net, params, x: net(params, x)[:, :4], "torch.float32 [5, 4] for 5 samples of 5 classes"),
+        (lambda self, net, params, batch: net(params, batch.x).argmax(1), "torch.int64 [5] for 5 samples of 5 classes"),
+        (
+            lambda self, net, params, batch: net(params, batch.x)[:, :4],
+            "torch.float32 [5, 4] for 5 samples of 5 classes",
+        ),
     ],
     "finetuning": [(lambda self, params, parts, epochs: Phase(epochs), "returned a Phase; it must return a list")],
     "metrics": [
@@ -367,8 +377,8 @@ def test_predictions_without_a_gradient_are_told_where_they_are_trained(backend)
         def loss(self, server, client, net, params, batch):
             return batch.cross_entropy(net(params, batch.x))
 
-        def predict(self, net, params, x):
-            return net(params, x).detach()
+        def predict(self, net, params, batch):
+            return net(params, batch.x).detach()
 
     with pytest.raises(Broken, match=r"^Frozen\.predict returned what has no gradient"):
         whole(Frozen(), backend)

@@ -24,7 +24,7 @@ class Played(Backend):
     clock = 0.0
 
     def __init__(self, engine, net, seconds=0.1, change=lambda answers: answers):
-        self._own, self.engine = make(replace(engine, graphs=False), net, CPU), engine
+        self._own, self.engine, self.net = make(replace(engine, graphs=False), net, CPU), engine, net
         self.name, self._seconds, self._change, self.runs = self._own.name, seconds, change, 0
 
     def run(self, calls):
@@ -56,7 +56,7 @@ def chosen(net, **kinds):
         made[name] = Played(engine, net, **kinds.get(name, {}))
         return made[name]
 
-    return Chosen(candidates(Engine()), build), made
+    return Chosen(net, candidates(Engine()), build), made
 
 
 def played(runner, federation, net, rounds=3):

@@ -15,9 +15,10 @@ import torch
 import yaml
 
 from fedpfl.engine import Engine, Stopping, Tuning, begin, contract, make, pick, play
-from fedpfl.engine.backend import EvalCall, TrainCall
+from fedpfl.engine.backend import EvalCall, TrainCall, met
 from fedpfl.engine.contract import PROMISES, one_step, poisoned
 from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.participation import One
 from fedpfl.engine.shard import training_shard
 from fedpfl.engine.toy import COHORTS, EVERYONE, TEST, TRAIN, Trial, Unkept, small
 from fedpfl.ground import tree
@@ -113,6 +114,7 @@ def test_beside_other_runs_a_run_is_the_same(name, values, backend, net, federat
         state = played(own, backend)[0][1 + seed % 2]
         calls.append(TrainCall(own, fed, state, cohort, LOCAL, Draws(seed, "train", 2)))
         calls.append(EvalCall(own, fed, state, cohort[1:], tuning))
+    calls = [met(call) for call in calls]
     for together, call in zip(runner.run(calls), calls, strict=True):
         assert not isinstance(together, Exception), together
         alone = runner.run([call])[0]
@@ -273,9 +275,11 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
         return answer
 
     ask(method.init, net.params, net.parts)
-    server, uploads, clients = state.server, [], []
+    server, uploads, clients, draws = state.server, [], [], Draws(0, "train", 2)
+    ask(method.before_turn, server, state.client(COHORTS[1]), state.others(), generator(0, "turn"))
     for number in COHORTS[1]:
-        client, buffers, draws = state.client(number), state.buffers(number), Draws(0, "train", 2)
+        client = One(number).states(met(TrainCall(method, federation, state, [number], LOCAL, draws)))
+        buffers = client["statistics"]
         shard = training_shard(federation, number, LOCAL.batch_size, draws)
         found = ask(method.before_evaluation, server, client, net.bind(buffers), shard)
         personal = ask(method.personal, server, client | found)
@@ -294,16 +298,17 @@ def test_no_answer_changes_its_arguments(name, values, net, federation):
         for phase in ask(method.phases, server, client, start, 2):
             bound = net.bind(buffers, training=True)
             _, kept, client = one_step(method, phase, bound, shard, start, server, client, ask)
-        ask(method.predict, net.bind(buffers), evaluated, shard.data.x)
+        ask(method.predict, net.bind(buffers), evaluated, next(shard.data.chunks()).unlabelled())
         ask(method.finetuning, evaluated, net.parts, 2)
         end = tree.map(lambda leaf: leaf + 0.01 * torch.ones_like(leaf), start)
         client |= ask(method.after_training, server, client, net.bind(buffers), end, shard, kept)
         ask(method.updated_buffers, server, client)
         upload, client = ask(method.finish, server, client, start, end)
         uploads.append(upload)
-        clients.append(tree.named(client, state.clients))
+        clients.append({**state.facts(number), **tree.named(client, state.clients)})
     weight = torch.full((4,), 0.25)
-    ask(method.aggregate, server, tree.stack(clients), tree.stack(uploads), weight)
+    bound, random = net.bind(state.server_buffers), generator(0, "aggregate", 2)
+    ask(method.aggregate, server, tree.stack(clients), bound, tree.stack(uploads), weight, random)
     assert weight.tolist() == [0.25] * 4
     for played_rounds in range(3):
         for turn in method.turns(played_rounds, COHORTS[1], len(EVERYONE), generator(0, "turns", 2)):

@@ -375,7 +375,7 @@ class Summarizer(Method):
         assert kept == {}
         batches = list(shard.data.chunks())
         assert all(batch.weight is None for batch in batches)
-        logits = sum(self.predict(net, params, batch.x).sum(0) for batch in batches)
+        logits = sum(self.predict(net, params, batch).sum(0) for batch in batches)
         n = sum(len(batch.y) for batch in batches)
         return {
             "mean": sum(batch.x.sum(0) for batch in batches) / n,
@@ -406,8 +406,8 @@ class Replying(Method):
     def init(self, params, parts):
         return params, {"gap": torch.zeros(())}
 
-    def aggregate(self, server, clients, uploads, weight):
-        server, clients = super().aggregate(server, clients, uploads, weight)
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        server, clients = super().aggregate(server, clients, net, uploads, weight, generator)
         gaps = [(uploads[name] - server[name]).abs().flatten(1).sum(1) for name in server]
         return server, {"gap": clients["gap"] + torch.stack(gaps).sum(0)}
 
@@ -453,9 +453,9 @@ class Weigher(FedAvg):
 
     shares: ClassVar[list] = []
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         self.shares.append(weight)
-        return super().aggregate(server, clients, uploads, weight)
+        return super().aggregate(server, clients, net, uploads, weight, generator)
 
 
 def test_shares_are_training_samples_over_the_cohorts(net, federation, backend):
@@ -475,7 +475,7 @@ class Sparse(Method):
         chosen = tree.map(lambda leaf: (torch.arange(leaf.numel()) * 10 < leaf.numel()).view(leaf.shape), end)
         return Masked(end, chosen), client
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         return tree.where(tree.take(uploads.mask, 0), tree.mean(uploads.values, weight), server), clients
 
     def metrics(self, server, client):

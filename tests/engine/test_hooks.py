@@ -1,14 +1,14 @@
 """Hooks beyond SGD on a loss, with methods made for them: looks at the data, records, steps, random numbers, turns."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import Tensor
 
 from fedpfl.engine import Store, Tuning, begin, make, play
-from fedpfl.engine.keys import Draws
+from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, Method, Phase, Turn
@@ -39,6 +39,57 @@ def minibatches(federation, client, draws=None, epochs=LOCAL.epochs):
         [own[part] for part in draws.order(client, "main", epoch, len(own)).split(LOCAL.batch_size) if len(part) > 1]
         for epoch in range(epochs)
     ]
+
+
+# At the server
+
+
+@dataclass(frozen=True)
+class Distilling(FedAvg):
+    """Takes its cohort in turns of one client, and notes what it sees at the server."""
+
+    seen: list = field(default_factory=list, compare=False)
+
+    def turns(self, played, cohort, clients, generator):
+        return [Turn([client]) for client in cohort]
+
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        x = torch.rand(3, 1, 8, 8, generator=generator)
+        self.seen.append((net.training, tree.clone(net.buffers), x, net(server, x)))
+        return super().aggregate(server, clients, net, uploads, weight, generator)
+
+
+def test_the_server_has_a_still_network_and_numbers_of_the_round(backend, federation):
+    """Statistics are the averaged ones from before the turn; numbers go on from turn to turn, and change by round."""
+    net, method = tiny(norm=True), Distilling()
+    states = trajectory(method, net, federation, [[0, 4], [2]], engine=backend)
+    (training, buffers, first, logits), (_, moved, second, _), (_, last, third, _) = method.seen
+    assert not training
+    drawn = generator(0, "aggregate", 1)
+    assert_same([first, second], [torch.rand(3, 1, 8, 8, generator=drawn) for _ in range(2)])
+    assert_same(third, torch.rand(3, 1, 8, 8, generator=generator(0, "aggregate", 2)))
+    assert_same([buffers, last], [state.server_buffers for state in states[:2]])
+    assert not torch.equal(moved["main"]["norm.running_mean"], buffers["main"]["norm.running_mean"])
+    assert_same(logits, net.bind(states[0].server_buffers)(states[0].server, first))
+
+
+# Labels
+
+
+@dataclass(frozen=True)
+class Blind(FedAvg):
+    def predict(self, net, params, batch):
+        assert (batch.y is None) != net.training
+        return super().predict(net, params, batch)
+
+
+def test_an_evaluation_shows_no_labels(backend, net, federation):
+    """Neither in a round, nor between rounds, nor after fine-tuning, which sees them."""
+    state, (outcome,) = rounds(Blind(), net, federation, COHORTS[:1], engine=backend)
+    runner = make(as_engine(backend), net, CPU)
+    tuned = runner.evaluate(Blind(), federation, state[-1], EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1)))
+    assert int(tuned.correct.sum()) > 0
+    assert int(outcome.after.correct.sum()) > 0
 
 
 # Looks at the data before training and before evaluation
@@ -148,8 +199,8 @@ class Recorder(FedAvg):
     def finish(self, server, client, start, end):
         return {"end": end, **tree.named(client, ("n", "code", "sum"))}, {}
 
-    def aggregate(self, server, clients, uploads, weight):
-        return super().aggregate(server, clients, uploads["end"], weight)
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        return super().aggregate(server, clients, net, uploads["end"], weight, generator)
 
 
 def test_records_are_of_all_steps_in_turn_without_padding(backend, net, federation):
@@ -297,7 +348,7 @@ class Surveyor(FedAvg):
     def start(self, received, client):
         return received["w"]
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         return {"w": tree.mean(uploads, weight)}, clients
 
     def _survey(self, server, clients, uploads):

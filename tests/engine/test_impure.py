@@ -47,8 +47,8 @@ class Looking(FedAvg):
 
 
 class Averaging(FedAvg):
-    def aggregate(self, server, clients, uploads, weight):
-        server, clients = super().aggregate(server, clients, uploads, weight)
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        server, clients = super().aggregate(server, clients, net, uploads, weight, generator)
         return moved(server, random.random()), clients
 
 

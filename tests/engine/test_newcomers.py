@@ -54,7 +54,7 @@ def rounds(method, net, world, watched):
         for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", now.round))):
             judged.append(runner.judge(method, federation, now, everyone, tuning))
             if watched:
-                late = dataclasses.replace(now, rows=fresh.rows)
+                late = dataclasses.replace(now, rows=fresh.rows, members=now.rows)
                 counts = runner.evaluate(method, unseen, late, list(range(unseen.clients)), tuning)
                 assert counts.total.tolist() == unseen.test_sizes.tolist()
         now, _ = play(runner, method, federation, now, cohort, LOCAL, 0)

@@ -53,7 +53,7 @@ def test_a_model_that_is_not_finite_has_no_accuracy(backend):
 def test_what_the_server_makes_of_finite_uploads_is_looked_at(backend):
     @dataclass(frozen=True)
     class Exploding(FedAvg):
-        def aggregate(self, server, clients, uploads, weight):
+        def aggregate(self, server, clients, net, uploads, weight, generator):
             return tree.map(lambda leaf: leaf.sum(0) * torch.inf, uploads), clients
 
     _, outcome = one_round(Exploding(), backend)
@@ -147,21 +147,22 @@ class OtherType(LocalOnly):
 
 @dataclass(frozen=True)
 class ServerKey(FedAvg):
-    def aggregate(self, server, clients, uploads, weight):
-        server, clients = super().aggregate(server, clients, uploads, weight)
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        server, clients = super().aggregate(server, clients, net, uploads, weight, generator)
         return {**server, "extra": torch.zeros(2)}, clients
 
 
 @dataclass(frozen=True)
 class OtherShape(LocalOnly):
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         return server, tree.map(lambda leaf: leaf.unsqueeze(1), clients)
 
 
 @dataclass(frozen=True)
 class Forgetful(FedAvg):
-    def aggregate(self, server, clients, uploads, weight):
-        return tree.without(super().aggregate(server, clients, uploads, weight)[0], ["fc.bias"]), clients
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        server, clients = super().aggregate(server, clients, net, uploads, weight, generator)
+        return tree.without(server, ["fc.bias"]), clients
 
 
 @dataclass(frozen=True)

@@ -191,10 +191,10 @@ class Watched(APFL):
 
     seen: ClassVar[list] = []
 
-    def predict(self, net, params, x):
+    def predict(self, net, params, batch):
         if not torch.is_grad_enabled():
             self.seen.append(copy.deepcopy(params))
-        return super().predict(net, params, x)
+        return super().predict(net, params, batch)
 
 
 @pytest.mark.parametrize("mixing", ["output", "param"])

@@ -69,7 +69,8 @@ def parts(method, net, federation, t=0, backend="loop", cohort=EVERYONE[0], **kw
     state = trajectory(method, net, federation, [cohort] * t, engine=backend, **kwargs)[-1]
     part = participate(method, net, federation, state, cohort, engine=backend, **kwargs)
     sizes = federation.train_sizes[cohort].double()
-    return state, part, *method.aggregate(state.server, part.clients, part.uploads, (sizes / sizes.sum()).float())
+    weight = (sizes / sizes.sum()).float()
+    return state, part, *method.aggregate(state.server, part.clients, None, part.uploads, weight, None)
 
 
 def begins(method, server, client):
@@ -341,7 +342,7 @@ def test_identical_clients_agree(method, net, federation):
     for count, t in itertools.product((2, 3), (0, 500)):
         before, copies = {**state.server, "round": torch.tensor(t)}, torch.zeros(count, dtype=torch.long)
         uploads, clients = (tree.take(stacked, copies) for stacked in (part.uploads, part.clients))
-        server, replied = method.aggregate(before, clients, uploads, torch.full((count,), 1 / count))
+        server, replied = method.aggregate(before, clients, None, uploads, torch.full((count,), 1 / count), None)
         end = row(tree.received(uploads["model"]), 0)
         for client in range(count):
             assert_close(begins(method, server, row(replied, client)), end, atol=1e-7)

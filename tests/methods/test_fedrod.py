@@ -109,9 +109,9 @@ def test_absent_classes_have_probability_zero_and_all_stays_finite(gamma, net, f
 def test_without_a_personal_head_the_prediction_is_the_generic_one(net, federation):
     x = federation.normalize(federation.x[:20])
     bound, zero = net.bind({"main": {}}), {name: torch.zeros_like(net.params[name]) for name in net.parts.head}
-    assert_same(FedRoD().predict(bound, {"w": net.params, "q": zero}, x), bound(net.params, x))
+    assert_same(FedRoD().predict(bound, {"w": net.params, "q": zero}, Batch(x, None)), bound(net.params, x))
     own = {name: net.params[name] for name in net.parts.head}
-    both = FedRoD().predict(bound, {"w": net.params, "q": own}, x)
+    both = FedRoD().predict(bound, {"w": net.params, "q": own}, Batch(x, None))
     assert_close({"": both}, {"": 2 * bound(net.params, x)}, atol=1e-6)
 
 

@@ -38,8 +38,8 @@ UNSEEN = 7  # until round 3
 class Uniform(FedAvg):
     """FedAvg with equal weights."""
 
-    def aggregate(self, server, clients, uploads, weight):
-        return super().aggregate(server, clients, uploads, torch.full_like(weight, 1 / len(weight)))
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        return super().aggregate(server, clients, net, uploads, torch.full_like(weight, 1 / len(weight)), generator)
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ def test_all_personal_is_local_training_without_communication(backend, net, fede
     (assert_same if backend == "loop" else assert_close)(own.clients["model"], other.clients["model"])
     for count in (*own.down, *own.up):
         assert count.tolist() == [0] * 10
-    _, kept = method.aggregate(state.server, own.clients, own.uploads, torch.full((10,), 0.1))
+    _, kept = method.aggregate(state.server, own.clients, None, own.uploads, torch.full((10,), 0.1), None)
     assert_same(kept["own"], own.uploads["model"].values)
 
 
@@ -347,7 +347,7 @@ def test_the_mean_is_over_those_who_share_an_entry(net):
     shared["fc.weight"][2] = False
     shared["classifier.weight"][:] = False
     sent, weight = {"model": Agreed(uploads, shared)}, torch.tensor([0.7, 0.2, 0.1])
-    server, _ = method.aggregate(state.server, state.clients, sent, weight)
+    server, _ = method.aggregate(state.server, state.clients, None, sent, weight, None)
     assert_close(server["fc.weight"], net.params["fc.weight"] + 0.5)
     assert_close(server["fc.bias"], net.params["fc.bias"] + 8 / 3)
     assert_same(server["classifier.weight"], net.params["classifier.weight"])
@@ -359,7 +359,7 @@ def test_two_clients_with_complementary_masks_each_keep_their_own(backend, net):
     method = FedSelect(p=0.0)
     state = with_masks(begin(method, net, 2, CPU), net, [mask, tree.invert(mask)])
     part = participate(method, net, federation, state, [0, 1], engine=backend)
-    server, kept = method.aggregate(state.server, part.clients, part.uploads, torch.tensor([0.9, 0.1]))
+    server, kept = method.aggregate(state.server, part.clients, None, part.uploads, torch.tensor([0.9, 0.1]), None)
     for client in (0, 1):
         assert_same(method._begin(server, row(kept, client)), row(part.uploads["model"].values, client))
     assert len(differing(row(part.clients["model"], 0), row(part.clients["model"], 1))) == len(net.params)

@@ -97,7 +97,7 @@ def test_a_zero_weight_and_a_perfect_one_have_finite_gradients():
 
 def replied(method, state, part):
     weight = torch.full((len(part.uploads["present"]),), 1 / len(part.uploads["present"]))
-    return method.aggregate(state.server, part.clients, part.uploads, weight)[1]["head"]
+    return method.aggregate(state.server, part.clients, None, part.uploads, weight, None)[1]["head"]
 
 
 def test_the_servers_step(net, federation):
@@ -117,7 +117,7 @@ def test_the_servers_step(net, federation):
     small = replied(FLUTE(server_lr=0.01), state, part)
     assert objective(small["classifier.weight"]) < objective(heads["classifier.weight"])
     alone = tree.take(part.uploads, slice(0, 1))
-    step = FLUTE(server_lr=0.1).aggregate(state.server, {}, alone, torch.ones(1))[1]["head"]  # 0.5 / 5
+    step = FLUTE(server_lr=0.1).aggregate(state.server, {}, None, alone, torch.ones(1), None)[1]["head"]  # 0.5 / 5
     assert_close({"": step["classifier.weight"][0]}, {"": moved["classifier.weight"][0]}, atol=1e-7)
 
 

@@ -46,8 +46,8 @@ class Equal(FedAvg):
     def buffers(self):
         return {"main": "local"}
 
-    def aggregate(self, server, clients, uploads, weight):
-        return super().aggregate(server, clients, uploads, torch.full_like(weight, 1 / len(weight)))
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        return super().aggregate(server, clients, net, uploads, torch.full_like(weight, 1 / len(weight)), generator)
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,8 @@ def test_windows_start_as_prefixes_and_roll_with_the_rounds(backend, net, federa
 def test_a_window_that_stands_still_is_heterofls(backend, net, federation):
     @dataclass(frozen=True)
     class Still(FedRolex):
-        def aggregate(self, server, clients, uploads, weight):
-            new, clients = super().aggregate(server, clients, uploads, weight)
+        def aggregate(self, server, clients, net, uploads, weight, generator):
+            new, clients = super().aggregate(server, clients, net, uploads, weight, generator)
             return {**new, "rounds": server["rounds"]}, clients
 
     own, other = (
@@ -360,8 +360,8 @@ def test_the_scaler_divides_what_convolutions_give_in_training_alone(norm, feder
     expected = F.cross_entropy(scaled.train()(x), y)
     assert_close(method.loss(server, client, bound, start, Batch(x, y)), expected.detach(), atol=1e-6)
     still = net.bind({"main": net.buffers})
-    assert_same(method.predict(still, start, x), plain.predict(still, start, x))
-    assert_same(method.predict(still, start, x), net.bind({"main": net.buffers})(start, x))
+    assert_same(method.predict(still, start, Batch(x, None)), plain.predict(still, start, Batch(x, None)))
+    assert_same(method.predict(still, start, Batch(x, None)), net.bind({"main": net.buffers})(start, x))
     other = net.bind({"main": net.buffers}, training=True)
     without = plain.loss(server, client, other, start, Batch(x, y))
     assert_same(bound.buffers, other.buffers)  # statistics are those of the network that is judged
@@ -397,7 +397,7 @@ def test_masked_logits_are_zero_in_the_loss_and_in_judging(net, federation):
     assert client["labels"].any()
     start, x = method._begin(server, client), federation.normalize(federation.x[:9])
     logits = net.bind({})(start, x)
-    judged = method.predict(net.bind({}), method.evaluated(server, client, start), x)
+    judged = method.predict(net.bind({}), method.evaluated(server, client, start), Batch(x, None))
     assert not judged[:, absent].any()
     assert torch.equal(judged[:, ~absent], logits[:, ~absent])
     y = federation.y[:9]

@@ -130,10 +130,10 @@ class Watched(FedAvg):
 
     seen: ClassVar[list] = []
 
-    def predict(self, net, params, x):
+    def predict(self, net, params, batch):
         if not torch.is_grad_enabled():
             self.seen.append(copy.deepcopy(params))
-        return super().predict(net, params, x)
+        return super().predict(net, params, batch)
 
 
 def tuned(method, net, federation, state, client, draws, part="all"):

@@ -149,10 +149,10 @@ def test_fine_tuning_moves_what_the_paper_says(base, part, played, net, federati
     seen = []
 
     class Watched(type(base)):
-        def predict(self, net, params, x):
+        def predict(self, net, params, batch):
             if not net.training:
                 seen.append({name: value.detach().clone() for name, value in params.items()})
-            return super().predict(net, params, x)
+            return super().predict(net, params, batch)
 
     method = Watched(**dataclasses.asdict(base))
     state = played(base)[-1]

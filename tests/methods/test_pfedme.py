@@ -99,7 +99,7 @@ def test_beta_is_the_length_of_the_servers_step(backend, net, federation):
     samples = [TRAIN[i] / total for i in COHORTS[0]]
     for beta, average in itertools.product((0.0, 0.5, 1.0, 2.0), ("uniform", "samples")):
         method = PFedMe(beta=beta, average=average)
-        server, _ = method.aggregate(first.server, part.clients, part.uploads, torch.tensor(samples))
+        server, _ = method.aggregate(first.server, part.clients, None, part.uploads, torch.tensor(samples), None)
         if beta == 0:
             assert_same(server, net.params)
         shares = [1 / 5] * 5 if average == "uniform" else samples

@@ -518,7 +518,9 @@ def test_a_part_left_out_is_taken_by_position(part, backend, net, federation):
         assert differing(ends, here.uploads["model"].values)
     else:
         assert_same(ends, here.uploads["model"].values)
-        merged, moved = (m.aggregate(state.server, away.clients, away.uploads, weight)[0] for m in (method, SubFLOT()))
+        merged, moved = (
+            m.aggregate(state.server, away.clients, None, away.uploads, weight, None)[0] for m in (method, SubFLOT())
+        )
         assert_same(merged["model"], tree.masked_mean(state.server["model"], ends, mask, weight))
         assert differing(merged["model"], moved["model"])
 

@@ -18,6 +18,8 @@ from fedpfl.models import Bound
 class Batch(NamedTuple):
     """Hold one minibatch of one client: `x` `[batch, *shape]` (images: channels, height, width), `y` `[batch]`.
 
+    y: None where labels are not shown, in the evaluation's `predict`.
+
     The batched backend pads short batches; `mean`, `sum` and `cross_entropy` leave the padding out, so no
     method looks at `weight`, `[batch]`, which is 0 for padding and 1 for samples (None: no padding).
     random: uniform numbers in [0, 1) drawn for this step, `[Phase.randoms]`; None where none are asked for.
@@ -31,7 +33,11 @@ class Batch(NamedTuple):
     @property
     def samples(self) -> Tensor:
         """Return 1.0 for each sample and 0.0 for padding, `[batch]`."""
-        return torch.ones(len(self.y), device=self.y.device) if self.weight is None else self.weight
+        return torch.ones(len(self.x), device=self.x.device) if self.weight is None else self.weight
+
+    def unlabelled(self) -> Batch:
+        """Return the samples without their labels."""
+        return self._replace(y=None)  # type: ignore[arg-type]
 
     def sum(self, values: Tensor) -> Tensor:
         """Add up `values` `[batch]` over the samples."""

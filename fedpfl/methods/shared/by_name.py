@@ -40,7 +40,7 @@ class ByName(Method):
 
     def _head_loss(self, server, client, net, params, batch):
         """Return the cross-entropy on the features of a frozen body, whose BatchNorm statistics do not move."""
-        return batch.cross_entropy(self.predict(net.still(), params, batch.x))
+        return batch.cross_entropy(self.predict(net.still(), params, batch))
 
 
 def only(params: Tree, names: Collection[str]) -> Tree:

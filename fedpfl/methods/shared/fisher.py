@@ -9,20 +9,20 @@ from torch.func import grad
 
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods.shared.batch import Shard
+from fedpfl.methods.shared.batch import Batch, Shard
 from fedpfl.models import Bound, squared_gradients
 
 
 def scores(
-    net: Bound, logits: Callable[[Tree, Tensor], Tensor], scored: Tree, shard: Shard, by_sample: bool = True
+    net: Bound, logits: Callable[[Tree, Batch], Tensor], scored: Tree, shard: Shard, by_sample: bool = True
 ) -> Tree:
     """Return, entry by entry of `scored`, the mean over the samples of (d log p(y | x) / d entry)^2.
 
-    logits: `logits(scored, x)`, computed by `net`. by_sample: otherwise it is the square of the mean gradient.
+    logits: `logits(scored, batch)`, computed by `net`. by_sample: otherwise it is the square of the mean gradient.
     """
 
     def loss(scored: Tree, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(logits(scored, x), y, reduction="sum")
+        return F.cross_entropy(logits(scored, Batch(x, y)), y, reduction="sum")
 
     total = None
     for batch in shard.data.chunks():

@@ -53,7 +53,8 @@ class Phase(NamedTuple):
     sgd: Mapping[str, float] = {}
 
 
-FACTS = ("participated", "trained")
+STORED = ("participated", "trained")
+FACTS = (*STORED, "number", "newcomer", "statistics")
 """What the engine says of a client, as entries of its state that no method keeps."""
 
 ORDER = {
@@ -71,10 +72,12 @@ class Turn(NamedTuple):
     survey: `survey(server, clients, uploads) -> server, clients` takes the place of `Method.aggregate`, with the states
         that the clients had before, stacked; nothing else of such a turn is kept, it is no participation, and its
         batch orders are its own.
+    trains: whether they train, in a survey; statistics or prototypes may need no step.
     """
 
     clients: list[int]
     survey: Callable[..., tuple[Tree, dict[str, Tree]]] | None = None
+    trains: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,10 @@ class Method(Checked):
 
     Trees: `server` is what the server knows; `client` is a client's state, wherever it is stored (always a dict, of
     equal structure, shapes and dtypes from `init` on; entries that hooks lay over it beside those live for one round);
-    `params` is what local training moves. The engine lays two bools over a client's state: `client["participated"]`,
-    whether it took part in an earlier round, and `client["trained"]`, whether it has made a step, be it in this one.
+    `params` is what local training moves. The engine lays FACTS over a client's state: the bools `participated` (in an
+    earlier round), `trained` (has made a step, be it in this round) and `newcomer`; its `number`, an int64 (none of the
+    federation's, for a newcomer); and outside training `statistics`, BatchNorm's by model role.
+
     Nothing is stored on self, no hook changes its arguments, and no control flow depends on tensor values, as the
     engine vectorises the hooks over clients. Some hooks say that they are called client by client on every backend;
     these may branch, optimise and solve. Hooks are annotated here, and nowhere else.
@@ -143,6 +148,22 @@ class Method(Checked):
         """Return who trains in the round that follows `played` rounds: one turn after another."""
         return [Turn(cohort)]
 
+    def before_turn(
+        self,
+        server: Tree,
+        clients: dict[str, Tree],
+        others: Callable[[Sequence[int]], dict[str, Tree]],
+        generator: Generator,
+    ) -> dict[str, Tree]:
+        """Return what the server finds out for a turn's clients, stacked `[cohort, ...]`, laid over their states.
+
+        clients: their states. others: gives the states of any clients that take part, stacked, by their numbers, as
+        they are now. It is also asked before all clients are evaluated, newcomers apart, and may branch on values.
+        `statistics` are those that the clients begin with, as they are of `before_training` and `before_evaluation`.
+        generator: the same for whatever cohort; to be drawn from for all clients, and only for turns.
+        """
+        return {}
+
     def sample(self, server: Tree, generator: Generator) -> dict[str, Tree]:
         """Return what the server draws at random for the client and round, laid over its state."""
         return {}
@@ -175,7 +196,7 @@ class Method(Checked):
 
     def loss(self, server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch) -> Any:
         """Return what local training minimises on a batch. Of several models add the losses: gradients stay apart."""
-        return batch.cross_entropy(self.predict(net, params, batch.x))
+        return batch.cross_entropy(self.predict(net, params, batch))
 
     def after_training(
         self, server: Tree, client: dict[str, Tree], net: Bound, params: Tree, shard: Shard, kept: Tree
@@ -196,11 +217,13 @@ class Method(Checked):
         return end, client
 
     def aggregate(
-        self, server: Tree, clients: dict[str, Tree], uploads: Tree, weight: Tensor
+        self, server: Tree, clients: dict[str, Tree], net: Bound, uploads: Tree, weight: Tensor, generator: Generator
     ) -> tuple[Tree, dict[str, Tree]]:
         """Return the new server's and the clients' states, from stacked uploads and states `[cohort, ...]`.
 
-        weight: the clients' shares of the cohort's training samples, `[cohort]`, which sum to 1.
+        The net is in evaluation mode, with the server's statistics from before the turn. weight: the clients' shares
+        of the cohort's training samples, `[cohort]`, which sum to 1. generator: of the round, on the CPU; a round's
+        turns draw from it one after another.
         """
         return tree.mean(uploads, weight), clients
 
@@ -219,9 +242,9 @@ class Method(Checked):
         client = self.prepare(server, client)
         return self.evaluated(server, client, self._begin(server, client))
 
-    def predict(self, net: Bound, params: Tree, x: Tensor) -> Tensor:
-        """Return the logits `[batch, classes]` of an evaluated model."""
-        return net(params, x)
+    def predict(self, net: Bound, params: Tree, batch: Batch) -> Tensor:
+        """Return the logits `[batch, classes]` of an evaluated model; its evaluation shows no labels (`batch.y`)."""
+        return net(params, batch.x)
 
     def finetuning(self, params: Tree, parts: Parts, epochs: int) -> list[Phase]:
         """Return the phases in which an evaluated model is fine-tuned, by default on plain cross-entropy."""
@@ -260,8 +283,8 @@ def arguments(function: Callable[..., Any]) -> list[str]:
 
 @functools.cache
 def _known() -> set[str]:
-    """Return the names of all hooks' arguments."""
-    return {name for hook in hooks() for name in arguments(getattr(Method, hook))}
+    """Return the names of all hooks' arguments, and `x`, which `predict` was given where it is given a batch now."""
+    return {name for hook in hooks() for name in arguments(getattr(Method, hook))} | {"x"}
 
 
 def misplaced(function: Callable[..., Any], like: Callable[..., Any] | Sequence[str]) -> str:

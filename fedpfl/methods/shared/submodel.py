@@ -66,7 +66,7 @@ class Cut(Method, ABC):
         """Upload the active entries, and keep the trained model."""
         return {"model": Agreed(end, client["mask"])}, {**client, "model": end}
 
-    def aggregate(self, server, clients, uploads, weight):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each entry over the clients that trained it."""
         sent = uploads["model"]
         return {**server, "model": tree.masked_mean(server["model"], sent.values, sent.mask, weight)}, clients

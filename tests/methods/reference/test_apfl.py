@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from fedpfl.methods import APFL
+from fedpfl.methods import APFL, Batch
 from tests.conftest import assert_close, rounds, row
 from tests.methods.reference import apfl
 from tests.methods.reference.conftest import SEED
@@ -38,8 +38,8 @@ def test_three_rounds_equal_the_plain_loops(name, norm, backend, expected, setti
             got = {**row(state.clients["v"], client), **row(state.client_buffers["v"], client)}
             assert_close(got, private, **tolerance)
             buffers = {"w": state.server_buffers["w"], "v": row(state.client_buffers["v"], client)}
-            x = setting.clients[client].test_x
-            logits = method.predict(net.bind(buffers), method.personal(state.server, state.client(client)), x)
+            batch = Batch(setting.clients[client].test_x, None)
+            logits = method.predict(net.bind(buffers), method.personal(state.server, state.client(client)), batch)
             assert_close(logits, want.logits[t][client], atol=2e-5, rtol=0)
         assert outcome.before.correct.tolist() == want.before[t]
         assert outcome.after.correct.tolist() == want.after[t]

@@ -12,7 +12,7 @@ import torch
 from fedpfl.engine import make
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
-from fedpfl.methods import PFedFDA
+from fedpfl.methods import Batch, PFedFDA
 from fedpfl.methods.shared.gaussian import unpacked
 from tests.conftest import CLASSES, CPU, as_engine, assert_close, rounds
 from tests.methods.reference.conftest import SEED
@@ -44,8 +44,8 @@ def test_three_rounds_equal_the_plain_loops(backend, played, expected, setting, 
             own = state.client(client)
             own |= METHOD.before_evaluation(state.server, own, net.bind({"main": {}}), shard)
             params = METHOD.personal(state.server, own)
-            x = setting.clients[client].test_x
-            assert_close(METHOD.predict(net.bind({"main": {}}), params, x), logits[t][client], atol=1e-3, rtol=1e-3)
+            told = METHOD.predict(net.bind({"main": {}}), params, Batch(setting.clients[client].test_x, None))
+            assert_close(told, logits[t][client], atol=1e-3, rtol=1e-3)
 
 
 def test_judging_uses_those_heads(backend, played, expected, setting, net, federation):

@@ -1,0 +1,220 @@
+"""What the engine tells of clients beside their states, and what the server finds out before a turn."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from fedpfl.engine import Tuning, begin, make, play
+from fedpfl.engine.keys import Draws
+from fedpfl.ground import tree
+from fedpfl.ground.errors import Broken, FedpflError
+from fedpfl.methods import FedAvg, Turn
+from tests.conftest import CLASSES, COHORTS, CPU, LOCAL, as_engine, assert_close, assert_same, rounds, row, tiny
+
+EVERYONE = list(range(10))
+
+
+@dataclass(frozen=True)
+class Counting(FedAvg):
+    """Each client keeps and shows the number that it is told."""
+
+    def init(self, params, parts):
+        assert (parts.clients, parts.classes) == (10, CLASSES)
+        return params, {"told": torch.tensor(-1)}
+
+    def finish(self, server, client, start, end):
+        return end, {"told": client["number"]}
+
+    def aggregate(self, server, clients, *rest):
+        assert clients["number"].tolist() == clients["told"].tolist()
+        assert not clients["newcomer"].any()
+        return super().aggregate(server, clients, *rest)
+
+    def personal(self, server, client):
+        sign = torch.where(client["newcomer"], -1.0, 1.0)
+        return tree.map(lambda leaf: leaf * 0 + sign * client["number"], server)
+
+
+def test_every_hook_is_told_whom_it_is_about(backend, net, federation):
+    states, _ = rounds(Counting(), net, federation, COHORTS[:1], engine=backend)
+    told = [client if client in COHORTS[0] else -1 for client in EVERYONE]
+    assert states[1].clients["told"].tolist() == told
+    late = replace(states[1], rows=begin(Counting(), net, 10, CPU).rows, members=states[1].rows)
+    known = late.client([0, 2])
+    assert (known["number"].tolist(), known["newcomer"].tolist()) == ([10, 12], [True, True])
+    assert float(Counting().personal(late.server, late.client(1))["fc.bias"][0]) == -11
+
+
+def test_who_shares_a_model_with_others_is_still_told_its_number(net, federation):
+    seen = []
+
+    @dataclass(frozen=True)
+    class Seen(Counting):
+        def personal(self, server, client):
+            seen.append(int(client["number"]))
+            return server
+
+    make(as_engine("loop"), net, CPU).evaluate(Seen(), federation, begin(Seen(), net, 10, CPU), EVERYONE)
+    assert sorted(seen) == EVERYONE
+
+
+@dataclass(frozen=True)
+class Neighbours(FedAvg):
+    """Each trains its own model, from the mean of it and that of the client after it, statistics included."""
+
+    def init(self, params, parts):
+        return {}, {"model": params}
+
+    def buffers(self):
+        return {"main": "local"}
+
+    def before_turn(self, server, clients, others, generator):
+        after = others([(int(number) + 1) % 10 for number in clients["number"]])
+        return tree.map(
+            lambda own, next: (own + next) / 2 if own.is_floating_point() else own,
+            {"mixed": clients["model"], "statistics": clients["statistics"]},
+            {"mixed": after["model"], "statistics": after["statistics"]},
+        )
+
+    def download(self, server, client):
+        return client["mixed"]
+
+    def finish(self, server, client, start, end):
+        return {}, {"model": end}
+
+    def aggregate(self, server, clients, *rest):
+        return server, clients
+
+
+def halfway(a, b):
+    return tree.map(lambda one, other: (one + other) / 2 if one.is_floating_point() else one, a, b)
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["", "norm"])
+def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, norm, federation):
+    """As a plain loop over FedAvg's local training."""
+    net = tiny(norm)
+    models = [{"w": net.params, "main": net.buffers}] * 10
+    runner, plain = make(as_engine(backend), net, CPU), begin(FedAvg(), net, 10, CPU)
+    states, _ = rounds(Neighbours(), net, federation, engine=backend)
+    for t, cohort in enumerate(COHORTS):
+        before, models = models, [*models]
+        for number in cohort:
+            mixed = halfway(before[number], before[(number + 1) % 10])
+            start = replace(plain, server=mixed["w"], server_buffers={"main": mixed["main"]})
+            part = runner.participate(FedAvg(), federation, start, [number], LOCAL, Draws(0, "train", t + 1))
+            models[number] = {"w": row(part.uploads, 0), "main": row(part.buffers["main"], 0)}
+        for number in EVERYONE:
+            assert_close(states[t + 1].client(number)["model"], models[number]["w"], atol=3e-6, rtol=1e-4)
+            assert_close(states[t + 1].buffers(number)["main"], models[number]["main"], atol=1e-5, rtol=1e-3)
+
+
+def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend, federation):
+    net, world = tiny(norm=True), federation.of([0, 2, 4])
+    state = rounds(Neighbours(), net, federation, COHORTS[:1], engine=backend)[0][-1]
+    runner, plain = make(as_engine(backend), net, CPU), begin(FedAvg(), net, 10, CPU)
+    late = replace(state, rows=begin(Neighbours(), net, 3, CPU).rows, members=state.rows)
+    for tuning in (None, Tuning(LOCAL, Draws(0, "finetune", 1))):
+        for own, who, numbers in ((state, federation, EVERYONE), (late, world, range(3))):
+            judged = runner.evaluate(Neighbours(), who, own, [*numbers], tuning)
+            for place, number in enumerate(numbers):
+                after = state.client((int(own.client(number)["number"]) + 1) % 10)
+                mine = own.client(number)
+                params = halfway(mine["model"], after["model"])
+                statistics = halfway(mine["statistics"], after["statistics"])
+                one = replace(plain, server=params, server_buffers=statistics)
+                alone = runner.evaluate(FedAvg(), who, one, [number], tuning)
+                assert_close(tree.take(judged, place), tree.take(alone, 0), atol=2e-5, rtol=1e-4)
+
+
+def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(backend, net, federation):
+    drawn = []
+
+    @dataclass(frozen=True)
+    class Drawing(FedAvg):
+        def before_turn(self, server, clients, others, generator):
+            drawn.append(torch.rand(3, generator=generator))
+            return {}
+
+    runner, state = make(as_engine(backend), net, CPU), begin(Drawing(), net, 10, CPU)
+    for seed, cohort in ((0, [1, 2]), (0, [4]), (1, [1, 2])):
+        play(runner, Drawing(), federation, state, cohort, LOCAL, seed)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_statistics_of_another_form_are_refused(backend, federation):
+    @dataclass(frozen=True)
+    class Wrong(FedAvg):
+        def before_training(self, server, client, net, shard):
+            return {"statistics": {"main": {}}}
+
+    state = begin(Wrong(), tiny(norm=True), 10, CPU)
+    with pytest.raises(Broken, match=r"statistics were found in another form than the network's, main.*is missing"):
+        make(as_engine(backend), tiny(norm=True), CPU).participate(
+            Wrong(), federation, state, [0], LOCAL, Draws(0, "train", 1)
+        )
+
+
+def test_where_processes_store_their_own_clients_nobody_can_read_others(net):
+    with pytest.raises(FedpflError, match=r"Neighbours reads other clients' states .*; leave out state.sharded=true"):
+        begin(Neighbours(), net, 10, CPU, mine=lambda client: True)
+
+
+# Turns and phases without training
+
+
+@dataclass(frozen=True)
+class Asking(FedAvg):
+    """Before round 1 all clients tell their class counts, and train nothing."""
+
+    def init(self, params, parts):
+        return {"w": params, "counts": torch.zeros(parts.classes)}, {}
+
+    def turns(self, played, cohort, clients, generator):
+        first = [Turn(list(range(clients)), survey=self._survey, trains=False)]
+        return [*(first if not played else []), Turn(cohort)]
+
+    def before_training(self, server, client, net, shard):
+        return {"counts": torch.bincount(shard.data.y, minlength=CLASSES).float()}
+
+    def start(self, received, client):
+        return received["w"]
+
+    def finish(self, server, client, start, end):
+        return {"counts": client["counts"], "moved": tree.squared_distance(start, end), "w": end}, {}
+
+    def _survey(self, server, clients, uploads):
+        assert not uploads["moved"].any()
+        return {**server, "counts": uploads["counts"].sum(0)}, {}
+
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        assert torch.equal(uploads["moved"] > 0, clients["trained"])
+        return {**server, "w": FedAvg.aggregate(self, server, {}, net, uploads["w"], weight, generator)[0]}, {}
+
+
+def test_a_survey_may_ask_without_training(backend, net, federation):
+    states, _ = rounds(Asking(), net, federation, COHORTS[:1], engine=backend, local=replace(LOCAL, batch_size=2))
+    labels = federation.y[torch.cat(federation.train)]
+    assert states[1].server["counts"].tolist() == torch.bincount(labels, minlength=CLASSES).tolist()
+    plain, _ = rounds(FedAvg(), net, federation, COHORTS[:1], engine=backend, local=replace(LOCAL, batch_size=2))
+    assert_same(states[1].server["w"], plain[1].server)
+
+
+def test_a_client_may_have_nothing_to_train(backend, net, federation):
+    @dataclass(frozen=True)
+    class Idle(FedAvg):
+        def phases(self, server, client, params, epochs):
+            return []
+
+        def finetuning(self, params, parts, epochs):
+            return []
+
+    states, (outcome, *_) = rounds(Idle(), net, federation, COHORTS[:1], engine=backend)
+    assert_close(states[1].server, net.params, atol=1e-7)
+    assert not states[1].client(EVERYONE)["trained"].any()
+    assert not outcome.loss.any()
+    runner = make(as_engine(backend), net, CPU)
+    tuned = runner.evaluate(Idle(), federation, states[1], EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1)))
+    assert_same(tuned, runner.evaluate(Idle(), federation, states[1], EVERYONE))
