@@ -59,7 +59,9 @@ settings.load_profile("fedpfl")
 ENGINES = ("loop", "batched", "loop-bf16", "batched-bf16")
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "apple": [{}, {"rate": 1.0, "schedule": "cosine", "until": 2.0}],
     "apfl": [{}, {"mixing": "param", "alpha_lr": 1.0, "cold_start": "global"}],
+    "cfl": [{}, {"eps1": 9.0, "eps2": 0.0, "warmup": 0, "linkage": "complete", "statistics": "aggregate"}],
     "ditto": [{}, {"lam": 0.3, "personal_epochs": 1}, {"personal_epochs": 3, "cold_start": "global"}],
     "fedobp": [
         {"q": 0.9},
@@ -75,6 +77,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "fedavg": [{}, {"statistics": "local"}],
     "fedala": [{}, {"layers": 2, "max_epochs": 12, "threshold": 0.0}],
+    "fedamp": [{"sigma": 0.3}, {"variant": "heurfedamp", "start_from": "cloud", "pool": "last_round"}],
+    "fedfomo": [{}, {"candidates": 2, "explore": 1.0, "fallback": "keep", "pool": "all"}],
     "fedbabu": [{}, {"finetune": "head"}],
     "feddpa": [{}, {"rule": "quantile", "train": "joint"}],
     "fedcac": [{}, {"tau": 0.1, "beta": 1}],
@@ -96,6 +100,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"beta": 1, "score": "delta", "hessian": True, "judge": "dense"},
         {"tau": 0.2, "include_norm": True, "cutoff": -1.0},
     ],
+    "ifca": [{}, {"clusters": 3, "layers": 1}],
     "flute": [{}, {"rep_epochs": 2, "l3": 0.0}],
     "lg_fedavg": [{}, {"layers": 2}, {"variant": "as_published"}],
     "pfedfda": [{}, {"variant": "as_published"}],

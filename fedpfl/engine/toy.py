@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Engine, Local, Outcome, State, Stopping, begin, make, pick, play
-from fedpfl.engine.backend import Participation, TrainCall, met
+from fedpfl.engine.backend import EvalCall, Participation, TrainCall, met
+from fedpfl.engine.jobs import EvalJob
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.participation import One
+from fedpfl.engine.participation import One, evaluation
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
@@ -144,6 +146,12 @@ def participate(
     """Return what the cohort brings back from the round after `state`, which is left as it is."""
     draws = Draws(seed, "train", state.round + 1)
     return make(as_engine(engine), net, CPU).participate(method, federation, state, cohort, local, draws)
+
+
+def judged(method: Method, net: Net, federation: Federation, state: State, client: int) -> EvalJob:
+    """Return what a client is evaluated by between rounds."""
+    call = met(EvalCall(method, federation, state, [client]))
+    return next(evaluation(call, One(client), net, nullcontext))  # type: ignore[return-value]
 
 
 class Trial:

@@ -17,8 +17,8 @@ from fedpfl.methods.shared.method import Method, Turn, flag
 class APPLE(Method):
     """APPLE (Luo and Wu, IJCAI 2022, arXiv:2110.08394): adaptive personalised cross-silo federated learning.
 
-    Client i keeps a core model w_i and numbers p_i, its directed relationships to all K clients, without constraint. Its
-    model is v_i = sum_j p_ij w_j. It is sent the other cores, which hold still while it trains w_i and p_i together on
+    Client i keeps a core model w_i and numbers p_i, its directed relationships to all K clients, without constraint.
+    Its model is v_i = sum_j p_ij w_j. It is sent the other cores, which hold still while it trains w_i and p_i on
 
         CE(v_i) + lambda(r) mu / 2 |p_i - p0|^2,    p0_j = n_j / n,
 

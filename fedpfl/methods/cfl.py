@@ -21,8 +21,8 @@ class CFL(Method):
     cosine between members of different ones, alpha_cross, is least, provided that gamma < sqrt((1 - alpha_cross) / 2).
     That is single linkage. Both groups begin with th_c, to which their own mean of d_i is added in the same round.
 
-    eps1, eps2: lengths, of a network, step size and number of epochs; the paper sets eps1 to a tenth or so of the
-        largest early |d_i|, and eps2 from eps1 to ten times it. eps1=0 is FedAvg. The column `clusters` tells of splits.
+    eps1, eps2: lengths, which belong to a network, step size and number of epochs: eps1 a tenth or so of the largest
+        early |d_i|, eps2 from eps1 to ten times it. eps1=0 is FedAvg. The column `clusters` tells whether any split.
     warmup: rounds before the first split. gamma: bound on the clients' relative gradient noise; 0 in all public code.
     linkage: `single`, the paper's optimum, or `complete`, as in all public code.
     clusters: how many the server has room for; then none splits. One of two clients never does, as in all public code.
@@ -104,8 +104,8 @@ def bipartition(cosines: Tensor, linkage: str) -> Tensor:
     """Return which rows of `cosines` `[n, n]` are not in the first one's of two groups, bool `[n]`."""
     from scipy.cluster import hierarchy  # takes a while to import
 
-    near = torch.triu_indices(*cosines.shape, offset=1)
-    merged = hierarchy.linkage((1 - cosines[near[0], near[1]]).clamp(min=0).numpy(), linkage)
+    rows, columns = torch.triu_indices(len(cosines), len(cosines), offset=1)
+    merged = hierarchy.linkage((1 - cosines[rows, columns]).clamp(min=0).numpy(), linkage)
     labels = torch.from_numpy(hierarchy.cut_tree(merged, 2)[:, 0])
     return labels != labels[0]
 

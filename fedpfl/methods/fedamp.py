@@ -61,12 +61,13 @@ class FedAMP(Method):
         """Return the clients' cloud models, and the share of others in them."""
         if generator is None:  # clients are evaluated by their own models
             return {}
-        own, numbers, pool = clients["model"], clients["number"], server["pool"].nonzero()[:, 0]
+        own, numbers, pool = clients["model"], clients["number"], server["pool"].nonzero()[:, 0].tolist()
         mixed = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), own)
         total = torch.zeros_like(numbers, dtype=torch.float64)
-        for some in pool.split(CHUNK):
-            models = others(some.tolist())["model"]
-            weight = torch.where(numbers[:, None] == some, 0.0, self._attention(own, models))
+        for place in range(0, len(pool), CHUNK):
+            some = others(pool[place : place + CHUNK])
+            models = some["model"]
+            weight = torch.where(numbers[:, None] == some["number"], 0.0, self._attention(own, models))
             total = total + weight.sum(1)
             add = lambda sum, leaf, weight=weight: sum + torch.tensordot(weight, leaf.double(), 1)  # noqa: E731
             mixed = tree.map(add, mixed, models)
@@ -82,7 +83,7 @@ class FedAMP(Method):
         return {"cloud": tree.map(cloud, own, mixed), "others_share": (scale * total).float()}
 
     def _attention(self, own: Tree, models: Tree) -> Tensor:
-        """Return how much each of `own` `[cohort, ...]` attends to each of `models`, from 0 to 1, `[cohort, models]`."""
+        """Return how much each of `own` attends to each of `models`, from 0 to 1, `[cohort, models]`."""
         ours, theirs = ([leaf.flatten(1).double() for leaf in tree.leaves(part)] for part in (own, models))
         product = sum(a @ b.T for a, b in zip(ours, theirs, strict=True))
         left, right = (sum(leaf.square().sum(1) for leaf in part) for part in (ours, theirs))

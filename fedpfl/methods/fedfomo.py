@@ -36,7 +36,7 @@ class FedFomo(Method):
     pool: whose models are offered, of those of the `last_round` (the official code) or of `all` that ever trained.
 
     A client is evaluated by th_i, as in PFLlib and FL-bench; the paper's mixed model is what the cohort's columns from
-    before training tell of. A client that never trained starts from, and is evaluated by, the initial model. In FL-bench
+    before training tell of. A client that never trained has the initial model. In FL-bench
     the baseline is th_i in place of th_i^old, so that the own weight is always 0, and V_i is drawn anew whenever a
     client is loaded; PFLlib never explores. The official code also offers averages of groups, measures distances by
     the L1 norm unless told otherwise, and adds scaled weights to P. BatchNorm statistics belong to a model and are
@@ -98,15 +98,15 @@ class FedFomo(Method):
         old, start, affinity = client["old"], offered[0], client["affinity"].clone()
         gains = affinity.new_zeros(self.candidates + 1)
         if bool(client["participated"]) and len(shard.held_out.y):
-            before, places = self._loss(net, old, shard), range(1 + self.candidates)
+            before, places = self._loss(net, old, shard), [0]
             if self.candidates:
-                places = [0, *(1 + client["there"].nonzero()[:, 0]).tolist()]
+                places += (1 + client["there"].nonzero()[:, 0]).tolist()
                 offered += [tree.take(client["sent"], place - 1) for place in places[1:]]
             for place, one in zip(places, offered, strict=True):
                 gains[place] = self._gain(before - self._loss(net, one, shard), one["model"], old["model"])
             for place, one in zip(places[1:], offered[1:], strict=True):
                 affinity[one["number"]] += gains[place]
-            shares = gains[list(places)].clamp(min=0)
+            shares = gains[places].clamp(min=0)
             start = old if self.fallback == "baseline" else start
             if bool(shares.any()):
                 helpful = shares.nonzero()[:, 0]

@@ -77,7 +77,7 @@ class IFCA(Method):
         member = torch.arange(self.clusters, device=client["cluster"].device) == client["cluster"]
         return {"model": end, "member": member, "statistics": client["statistics"]["main"]}, client
 
-    def aggregate(self, server, clients, uploads, weight, net, generator):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each cluster's models, and over all clients what is shared."""
         models, statistics = [], []
         for j, member in enumerate(uploads["member"].T):
@@ -115,4 +115,3 @@ def _shuffled(params: Tree, seed: int, number: int) -> Tree:
         return leaf.reshape(-1)[order.to(leaf.device)].view_as(leaf)
 
     return tree.map(shuffle, params)
-

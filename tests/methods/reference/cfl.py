@@ -57,7 +57,9 @@ def cfl(s: Setting, eps1: float, eps2: float, warmup: int, linkage: str, most: i
                 mean = sum(len(s.clients[i].y) / total * change[i] for i in here)
                 if mean.norm() < eps1 and max(d.norm() for d in change.values()) > eps2:
                     groups = merge(change, max if linkage == "single" else min)
-            news = [{k: average(s, group, [trained[i] for i in group])[k] for k in parameters} for group in groups if group]
+            news = [
+                {k: average(s, group, [trained[i] for i in group])[k] for k in parameters} for group in groups if group
+            ]
             after.append((groups[0] if len(groups) > 1 else members, news[0] if news else weights))
             born += zip(groups[1:], news[1:], strict=True)
         clusters = after + born

@@ -7,7 +7,9 @@ import pytest
 from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
+from fedpfl.engine import State, toy
 from fedpfl.engine.keys import Draws
+from fedpfl.methods import Method
 from fedpfl.models import Net
 from tests.conftest import COHORTS, LOCAL, Tiny, tiny
 from tests.methods.reference import plain
@@ -47,3 +49,9 @@ def normed(setting) -> tuple[Net, plain.Setting]:
     module.norm = nn.BatchNorm2d(4)
     module.load_state_dict({**net.params, **net.buffers})
     return net, dataclasses.replace(setting, module=module)
+
+
+def judged(method: Method, net: Net, federation: Federation, state: State, client: int) -> plain.Weights:
+    """The parameters and statistics by which the engine evaluates a client between rounds."""
+    job = toy.judged(method, net, federation, state, client)
+    return {**job.params, **job.buffers.get("main", {})}

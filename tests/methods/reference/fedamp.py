@@ -1,4 +1,4 @@
-"""FedAMP's and HeurFedAMP's rounds as plain loops (arXiv:2007.03797), message weights in float64, one pair at a time."""
+"""FedAMP's and HeurFedAMP's rounds as plain loops (arXiv:2007.03797), message weights pair by pair."""
 
 import math
 
