@@ -48,6 +48,7 @@ BRIEF = {
     "python -m fedpfl.tune": ("rounds=2", "participation=0.5", "clients=4", "validation=0.2", "trials=2", "seeds=1"),
     "make bench": ("ARGS='--rounds 1 --repeats 1 --samples 20000'",),
     "wandb sync": ("--dry-run",),
+    "fedpfl.report clean": ("--yes",),  # it would ask on a terminal
     "scripts/benchmark.py": ("--rounds 1", "--repeats 1", "--samples 20000"),
     "scripts/processes.py": ("--repeats 1",),
     "scripts/overhead.py": ("--rounds 1", "--samples 20000"),
@@ -58,6 +59,8 @@ NOT_HERE = {  # part of a command: why it is not run, and the package with which
     "scripts/try_docs.py": ("this is it", ""),
     "train experiment=fedselect/ablation": ("one of its data sets is no archive, one needs weights", ""),
     "train experiment=fedselect/alpha": ("one of its data sets needs weights", ""),
+    "report paper fedselect/figure3": ("made small, runs are no longer told apart by what it draws over", ""),
+    "report paper fedobp/public_logs": ("reads rounds 100 to 400 of runs at full length", ""),
     "extend=": ("goes on from a run in full length; tests/runner/test_extend.py does it", ""),
     "wandb login": ("needs an account", ""),
     "wandb_dashboard.py --project": ("needs an account", ""),

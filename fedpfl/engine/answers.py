@@ -22,6 +22,8 @@ from fedpfl.methods import FACTS, ORDER, Batch, Method, Phase, Turn, misplaced
 from fedpfl.models import Net
 
 Faults = Iterator[str]
+Found = dict[str, dict[int, dict[str, Any]]]
+"""By hook and client, the `form` of what the client found out."""
 
 UNSEEN = ("vmap: It looks like", "dynamic shape", "Cannot access data pointer", "aten::equal", "torch.allclose isn't")
 """What PyTorch says where a vectorised function asks for the values of a tensor."""
@@ -87,6 +89,26 @@ def difference(new: Tree, old: Tree) -> str:
     name = min(name for name in now.keys() | then.keys() if now.get(name) != then.get(name))
     was, became = (f"{form[0]} {list(form[1])}" if form else "missing" for form in (then.get(name), now.get(name)))
     return f"{name or 'it'} was {was} and is {became}"
+
+
+def form(found: dict[str, Tree]) -> dict[str, Any]:
+    """Return type and shape of what a client found out, by name; of what is Ragged, those without any rows."""
+    return tree.form(tree.at_ragged(lambda own: tree.map(lambda leaf: leaf[:0], own.values), found))
+
+
+def alike(hook: str, forms: dict[int, dict[str, Any]]) -> None:
+    """Raise Broken where a hook has answered one client in another form than the first of them."""
+    first, *others = sorted(forms)
+    for other in others:
+        one, own = forms[first], forms[other]
+        if one == own:
+            continue
+        name = min(name for name in one.keys() | own.keys() if one.get(name) != own.get(name))
+        was, now = (f"{got[0]} {list(got[1])}" if got else "missing" for got in (one.get(name), own.get(name)))
+        raise Broken(
+            f"{hook} answers with other forms: {name} is {was} for client {first} and {now} for client {other}; answer "
+            "all alike, and where their first axis differs by tree.Ragged(values) (docs/design.md#a-method)"
+        )
 
 
 @dataclass(frozen=True)
@@ -158,8 +180,13 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _tree(value: Any, about: About, *given: Any, at: str = "") -> Faults:
-    """A tree has tensors for leaves, and strings for names."""
+def _tree(value: Any, about: About, *given: Any, at: str = "", ragged: bool = False) -> Faults:
+    """A tree has tensors for leaves, and strings for names. ragged: and may have what is Ragged, not completed yet."""
+    if ragged and isinstance(value, tree.Ragged):
+        yield from _tree(value.values, about, at=at)
+        if len({leaf.shape[:1] or None for leaf in tree.leaves(value.values)} | {None}) != 2:
+            yield f"{at} as tree.Ragged, whose leaves have no first axis of one length"
+        return
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if not isinstance(value, dict):
@@ -169,13 +196,19 @@ def _tree(value: Any, about: About, *given: Any, at: str = "") -> Faults:
     for name, own in value.items():
         if not isinstance(name, str):
             yield f"an entry named {name!r}, which is no string"
-        yield from _tree(own, about, at=f"{at}.{name}" if at else name)
+        yield from _tree(own, about, at=f"{at}.{name}" if at else name, ragged=ragged)
 
 
 def _dict(value: Any, about: About, *given: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
     yield from _tree(value, about)
+
+
+def _found(value: Any, about: About, *given: Any) -> Faults:
+    if not isinstance(value, dict):
+        yield _kind(value)
+    yield from _tree(value, about, ragged=True)
 
 
 def _pair(value: Any) -> Faults:
@@ -225,7 +258,11 @@ def _before_turn(value: Any, about: About, server: Any, clients: dict[str, Tree]
 
 
 def _finish(value: Any, about: About, *given: Any) -> Faults:
+    ragged: list[tree.Ragged] = []
     yield from _states(value, about)
+    tree.at_ragged(ragged.append, value[0])
+    if ragged:
+        yield "an upload with a tree.Ragged in it; what goes up has one form for all"
     if about.client is not None and (told := difference(kept(value[1], about.client), about.client)):
         yield f"a client state in another form than init's, {told}"
 
@@ -285,7 +322,7 @@ def _phases(value: Any, about: About, *given: Any) -> Faults:
     for phase in value:
         if not isinstance(phase, Phase):
             yield f"a list with {_kind(phase)} in it"
-        for name, least in (("epochs", 0), ("batches", 1), ("randoms", 0)):
+        for name, least in (("epochs", 0), ("batches", 1)):
             if not isinstance(count := getattr(phase, name), Integral) or count < least:
                 yield f"a phase of {count!r} {name}"
         for name in ("loss", "step", "after_gradient"):
@@ -384,7 +421,7 @@ def _masks(value: Any, about: About, *given: Any) -> Faults:
             yield f"{_kind(mask)} as a mask"
 
 
-FOUND = Rule("a dict of trees, to be laid over the client's state", _dict)
+FOUND = Rule("a dict of trees, to be laid over the client's state", _found)
 MODEL = Rule("a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name", _judged)
 PHASES = Rule(
     "a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes",
@@ -400,7 +437,7 @@ RULES = {
     "buffers": Rule("a dict of 'aggregate' or 'local' by model role", _buffers),
     "turns": Rule("a list of Turn, in which clients train, each once", _turns),
     "before_turn": Rule("a dict of trees, stacked `[cohort, ...]`, to be laid over the clients' states", _before_turn),
-    "sample": FOUND,
+    "sample": FOUND._replace(faults=_dict),
     "before_training": FOUND,
     "prepare": Rule("the client's state, a dict of trees", _dict),
     "download": Rule("a tree of tensors, `tree.Masked` or `tree.Agreed`", _tree),

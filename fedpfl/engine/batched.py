@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
+from fedpfl.engine.answers import Found
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic
 from fedpfl.engine.jobs import End, EvalJob, TrainJob, by_kind, concatenate, divide, join, part
 from fedpfl.engine.keys import seeded, watched
@@ -99,13 +100,14 @@ class Batched(Backend):
         slices: list[_Slice] = []
         orders: list[Tensor] = []
         for number, call in enumerate(calls):
+            found: Found = {}
             trains = isinstance(call, TrainCall) or call.tuning
             sizes = call.federation.train_sizes if trains else call.federation.test_sizes
             order = sorted(range(len(call.clients)), key=lambda i: (-int(sizes[call.clients[i]]), call.clients[i]))
             orders.append(torch.tensor(order))
             width = self.engine.width or len(order)
             for at in range(0, len(order), width):
-                slices.append(_Slice(number, call, [call.clients[i] for i in order[at : at + width]]))
+                slices.append(_Slice(number, call, [call.clients[i] for i in order[at : at + width]], found))
         parts: list[list[Any]] = [[] for _ in calls]
         while slices:
             program = [slices.pop(0)]
@@ -119,7 +121,7 @@ class Batched(Backend):
         """Take slices through their calls; what they want trained or evaluated at the same time is done together."""
         works = [
             (participation if isinstance(own.call, TrainCall) else evaluation)(
-                own.call, Many(own.clients), self.net, self._autocast
+                own.call, Many(own.clients, own.found), self.net, self._autocast
             )
             for own in slices
         ]
@@ -156,8 +158,9 @@ class Batched(Backend):
             return ((logits.argmax(1) == batch.y) & (batch.samples > 0)).sum(), batch.sum(batch.losses(logits))
 
         owned = [getattr(row.federation, jobs[0].split)[row.client] for row in rows]
+        random = [numbers for job in jobs for numbers in job.random()]
         with torch.no_grad(), self._autocast():
-            for now, batch in passes(rows[0].federation, owned):
+            for now, batch in passes(rows[0].federation, owned, random):
                 hits, losses = each(one, tree.take(params, now), tree.take(buffers, now), batch)
                 correct[now] += hits
                 loss[now] += losses
@@ -173,8 +176,9 @@ class Batched(Backend):
 
 
 class _Slice(NamedTuple):
-    """Some clients of a call, and the call's number."""
+    """Some clients of a call, the call's number, and what its clients found out."""
 
     number: int
     call: Any
     clients: list[int]
+    found: Found

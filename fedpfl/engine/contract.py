@@ -300,7 +300,8 @@ def one_step(
     ask: Callable[..., Any] = lambda hook, *given: hook(*given),
 ) -> tuple[Any, Tree, dict[str, Tree]]:
     """Return what a phase says of one batch of all samples: its loss (or step), what it keeps, the client's state."""
-    batch = Batch(shard.data.x, shard.data.y, random=torch.full((phase.randoms,), 0.3))
+    (x, y), samples = shard.data, len(shard.data.y)
+    batch = Batch(x, y, None, torch.full((samples, method.randoms), 0.3), torch.arange(samples))
     if phase.step:
         batches = (batch,) * phase.batches if phase.batches > 1 else batch
         return ask(phase.step, server, client, bound, params, batches), {}, client

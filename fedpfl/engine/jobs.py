@@ -31,9 +31,20 @@ class EvalJob:
 
     method: Method
     rows: list[Row]
+    draws: list[Draws]
     params: Tree
     buffers: dict[str, Tree]
     split: str = "test"
+
+    def random(self) -> list[Tensor]:
+        """Draw each row's numbers for its samples, `[samples, Method.randoms]`; none where nobody looks at them."""
+        count = 0 if type(self.method).predict is Method.predict else self.method.randoms
+        return [
+            draws.random(
+                row.client, self.split, 0, len(getattr(row.federation, self.split)[row.client]), count, "predict"
+            )
+            for row, draws in zip(self.rows, self.draws, strict=True)
+        ]
 
     def kind(self) -> tuple[Any, ...]:
         """Say what jobs of one program have in common: the images, predictions and form of trees."""
@@ -66,6 +77,11 @@ class TrainJob:
         return self.joined or [self.plan.local.lr] * len(self.rows)
 
     @property
+    def randoms(self) -> int:
+        """How many numbers each sample is given: none where nobody looks at them."""
+        return 0 if self.plain else self.method.randoms
+
+    @property
     def plain(self) -> bool:
         """Whether the loss looks at the trained tree alone, so that it does not matter whose method it is."""
         method = type(self.method)
@@ -79,7 +95,8 @@ class TrainJob:
         phases = [alike(phase._replace(loss=None, step=None, after_gradient=None)) for phase in self.plan.phases]
         local = replace(self.plan.local, lr=1.0) if self.plan.local.scheduled else self.plan.local
         asker, plan = None if self.plain else self.method, (self.plan.tuned, self.plan.by_sample, local)
-        return asker, plan, _images(self.rows), phases, _form(self.start), _form(self.buffers)
+        client = {} if self.plain else self.client  # in which what is Ragged has a length of its own
+        return asker, plan, _images(self.rows), phases, *map(_form, (self.start, self.buffers, client))
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl.data.federation import Federation
+from fedpfl.engine.answers import Found, alike
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, work
 from fedpfl.engine.jobs import End, EvalJob, TrainJob
-from fedpfl.engine.keys import Draws, seeded, watched
+from fedpfl.engine.keys import seeded, watched
 from fedpfl.engine.participation import One, evaluation, participation
 from fedpfl.engine.ranks import cores
 from fedpfl.engine.sgd import Local, at_rest, bits, complete, idle, movement, numbered, parked, steps, update_
@@ -69,15 +69,20 @@ class Loop(Backend):
             (-work(call, client), number, client) for number, call in enumerate(calls) for client in call.clients
         )
         stops, common = [threading.Event() for _ in calls], [dict[str, Any]() for _ in calls]
+        found: list[Found] = [{} for _ in calls]
         futures: dict[tuple[int, int], Future] = {}
         for _, number, client in units:
-            row, answer = One(client, common[number]), self._answer if self._alone is None else self._drawing
+            row = One(client, common[number], found[number])
+            answer = self._answer if self._alone is None else self._drawing
             futures[number, client] = self._pool.submit(answer, calls[number], row, stops[number])
         answers: list[Answer] = []
         try:
             for number, call in enumerate(calls):
                 try:
-                    answers.append(tree.stack([futures[number, client].result() for client in call.clients]))
+                    ended = [futures[number, client].result() for client in call.clients]
+                    for hook, forms in found[number].items():
+                        alike(hook, forms)
+                    answers.append(tree.stack(ended))
                 except (Exception, SystemExit) as error:
                     stops[number].set()  # its other clients end within a step, or are not begun
                     for client in call.clients:
@@ -95,7 +100,7 @@ class Loop(Backend):
         """Do `_answer` for one client at a time, with random numbers of its own: no order and no cohort matters."""
         assert self._alone
         with self._alone, watched(call.method, *call.draws.own(row.clients[0])):
-            return self._answer(call, One(row.clients[0]), stop)
+            return self._answer(call, One(row.clients[0], found=row.found), stop)
 
     def _answer(self, call: Call, row: One, stop: threading.Event) -> Any:
         """Take one client through a call, each of its jobs at once."""
@@ -116,8 +121,9 @@ class Loop(Backend):
         data, bound = gathered(federation, getattr(federation, job.split)[client]), net.bind(job.buffers)
         correct = torch.zeros((), dtype=torch.int64, device=data.y.device)
         loss = torch.zeros((), device=data.y.device)
+        (random,) = job.random()
         with torch.no_grad(), self._autocast():
-            for batch in data.chunks():
+            for batch in data.chunks(random=tree.send(random, data.y.device)):
                 logits = job.method.predict(bound, job.params, batch.unlabelled())
                 correct += (logits.argmax(1) == batch.y).sum()
                 loss += F.cross_entropy(logits, batch.y, reduction="sum")
@@ -147,15 +153,14 @@ class _Training:
 
     def play(self, phase: Phase, epochs: range) -> None:
         """Take the steps of a phase."""
-        ((federation, number),), job = self._job.rows, self._job
-        leaves = tree.leaves(self._params)
+        job, leaves = self._job, tree.leaves(self._params)
         moves, local = movement(phase, self._params), job.plan.local.during(phase)
         for i, leaf in enumerate(leaves):
             leaf.requires_grad_(i in moves.moving)
         moving, moments = [leaves[i] for i in moves.moving], self._memory.of(moves.moving)
         masks = [None if mask is None else bits(mask, leaf) for mask, leaf in zip(moves.masks, moving, strict=True)]
         with parked(moments, moves.masks, local):
-            for batches in _batches(federation, self._data, phase, epochs, local, job.draws[0], number):
+            for batches in _batches(job, self._data, phase, epochs, local):
                 if self._stop.is_set():
                     raise CancelledError
                 bound = self._net.bind(self._buffers, training=True)
@@ -211,18 +216,17 @@ class _Training:
             self._samples += samples
 
 
-def _batches(
-    federation: Federation, data: Data, phase: Phase, epochs: range, local: Local, draws: Draws, client: int
-) -> Iterator[list[Batch]]:
+def _batches(job: TrainJob, data: Data, phase: Phase, epochs: range, local: Local) -> Iterator[list[Batch]]:
     """Give the minibatches of each step of a client whose training data are `data`, planned epoch by epoch."""
-    device = data.y.device
+    ((federation, client),), (draws,), device = job.rows, job.draws, data.y.device
     for epoch in epochs:
-        plan = steps(phase, range(epoch, epoch + 1), local.batch_size, draws, federation, client, local.steps)
+        now = range(epoch, epoch + 1)
+        plan = steps(phase, now, local.batch_size, draws, federation, client, local.steps, job.randoms)
         sizes = (plan.positions >= 0).sum(-1).tolist()
-        for positions, views, random, counts in zip(*plan, sizes, strict=True):
+        for *minibatches, counts in zip(*plan, sizes, strict=True):
             step = []
-            for rows, seen, count in zip(positions, views, counts, strict=True):
-                batch = data.rows(tree.send(rows[:count], device))._replace(random=tree.send(random, device))
+            for rows, seen, random, count in zip(*minibatches, counts, strict=True):
+                batch = data.rows(tree.send(rows[:count], device))._replace(random=tree.send(random[:count], device))
                 if federation.augment:
                     x = federation.seen(batch.x, tree.send(seen[:count], device))
                     batch = batch._replace(x=x.contiguous(memory_format=torch.channels_last))

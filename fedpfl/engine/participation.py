@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl.engine.answers import asked, difference
+from fedpfl.engine.answers import Found, alike, asked, difference, form
 from fedpfl.engine.backend import AnyCall, Counts, EvalCall, Participation, TrainCall
 from fedpfl.engine.jobs import End, EvalJob, Row, TrainJob
 from fedpfl.engine.program import each
@@ -29,11 +29,15 @@ from fedpfl.models import Net
 
 
 class One:
-    """Apply hooks to a single client, whose trees are as hooks see them."""
+    """Apply hooks to a single client, whose trees are as hooks see them.
 
-    def __init__(self, client: int, common: dict[str, Any] | None = None):
+    found: the forms of what each client of the call has found out, by hook.
+    """
+
+    def __init__(self, client: int, common: dict[str, Any] | None = None, found: Found | None = None):
         self.clients = [client]
         self._common = {} if common is None else common
+        self.found: Found = {} if found is None else found
 
     def states(self, call: TrainCall | EvalCall) -> dict[str, Tree]:
         """Return the clients' states, with what the server laid over them."""
@@ -58,7 +62,12 @@ class One:
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
         """Apply `hook(client number, ...)`, which may branch on values; `kept` has an entry per client."""
-        return hook(self.clients[0], *trees, *(kept or ()))
+        return self._noted(hook, self.clients[0], hook(self.clients[0], *trees, *(kept or ())))
+
+    def _noted(self, hook: Callable[..., Any], client: int, answer: dict[str, Tree]) -> dict[str, Tree]:
+        """Note the form of what a client has found out; return it with what is Ragged completed."""
+        self.found.setdefault(hook.__name__, {})[client] = form(answer)
+        return tree.completed(answer)
 
     def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
         """Return the clients' common plan, in which masks belong to a client."""
@@ -68,7 +77,8 @@ class One:
 class Many(One):
     """Apply hooks to several clients, whose trees are stacked, `[clients, ...]`."""
 
-    def __init__(self, clients: list[int]):
+    def __init__(self, clients: list[int], found: Found | None = None):
+        super().__init__(clients[0], found=found)
         self.clients = clients
 
     def states(self, call: TrainCall | EvalCall) -> dict[str, Tree]:
@@ -89,15 +99,13 @@ class Many(One):
         return self.each(partial(call.method.personal, call.state.server), client)
 
     def one_by_one(self, hook: Callable[..., Any], *trees: Any, kept: Sequence[Tree] | None = None) -> Any:
-        """Call it client by client and stack the answers."""
-        answers = [
-            hook(client, *(tree.take(stacked, row) for stacked in trees), *([kept[row]] if kept is not None else []))
-            for row, client in enumerate(self.clients)
-        ]
-        if any(answer.keys() != answers[0].keys() for answer in answers):
-            others = ", ".join(answers[0]) or "none"
-            raise Broken(f"{hook.__name__} answers some clients with other entries than {others}")
-        return tree.stack(answers)
+        """Call it client by client and stack the answers, what is Ragged padded."""
+        answers = []
+        for row, client in enumerate(self.clients):
+            own = [tree.take(stacked, row) for stacked in trees] + ([kept[row]] if kept is not None else [])
+            answers.append(self._noted(hook, client, hook(client, *own)))
+        alike(hook.__name__, self.found[hook.__name__])
+        return tree.padded(answers)
 
     def plan(self, make: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
         """Stack the masks; the rest is common."""
@@ -142,7 +150,7 @@ def participation(
     call = newly(call, net)
     method, federation, state, _, local, draws, stopping, turn, _ = call
     server, device = state.server, federation.x.device
-    places = [Row(federation, number) for number in rows.clients]
+    places, drawing = [Row(federation, number) for number in rows.clients], [draws] * len(rows.clients)
 
     def sample(number: int) -> dict[str, Tree]:
         return tree.map(lambda leaf: tree.send(leaf, device), method.sample(server, draws.server(number)))
@@ -177,14 +185,14 @@ def participation(
     start, down = rows.each(begin, client)
     metrics = rows.each(partial(method.metrics, server), client)
     nobody = Counts(*[torch.zeros_like(facts["number"], dtype=torch.float32)] * 3)
-    before = nobody if turn else (yield EvalJob(method, places, rows.each(evaluated, client, start), buffers))
+    before = nobody if turn else (yield EvalJob(method, places, drawing, rows.each(evaluated, client, start), buffers))
 
     client = tree.without(client, ["statistics"])
     plan = TrainPlan(method.loss, [], local)
     if turn is None or turn.trains:
         plan = rows.plan(partial(training, method, local, server), client, start)
     plan = replace(plan, by_sample=stopping)
-    end: End = yield TrainJob(method, places, [draws] * len(places), plan, start, server, client, buffers)
+    end: End = yield TrainJob(method, places, drawing, plan, start, server, client, buffers)
     facts |= {"trained": facts["trained"] | end.stepped, "statistics": end.buffers}
     client = {**end.client, **facts}
     updated = rows.each(partial(method.updated_buffers, server), client)
@@ -192,10 +200,12 @@ def participation(
     buffers = client["statistics"] = {**end.buffers, **moved}
     client |= rows.one_by_one(after_training, client, buffers, end.params, kept=end.kept)
     params = rows.each(evaluated, client, end.params)
-    after = nobody if turn else (yield EvalJob(method, places, params, buffers))
+    after = nobody if turn else (yield EvalJob(method, places, drawing, params, buffers))
     held_out = torch.zeros_like(after.loss)
     if stopping:
-        held = (yield EvalJob(method, places, params, buffers, "held_out")) if federation.validation else after
+        held = after
+        if federation.validation:
+            held = yield EvalJob(method, places, drawing, params, buffers, "held_out")
         held_out = held.loss / held.total.clamp(min=1)
     uploads, kept, up = rows.each(finish, client, start, end.params)
     told = (before, after, down, up, metrics, end.loss, end.sample_loss, held_out)
@@ -224,7 +234,8 @@ def evaluation(
         plan = rows.plan(partial(fine_tuning, method, tuning, net.parts), params)
         end: End = yield TrainJob(method, places, [tuning.draws] * len(places), plan, params, server, client, buffers)
         params, buffers = end.params, end.buffers
-    counts = {"test": (yield EvalJob(method, places, params, buffers))}
+    drawing = [draws] * len(places)
+    counts = {"test": (yield EvalJob(method, places, drawing, params, buffers))}
     if federation.validation:
-        counts["validation"] = yield EvalJob(method, places, params, buffers, "validation")
+        counts["validation"] = yield EvalJob(method, places, drawing, params, buffers, "validation")
     return counts

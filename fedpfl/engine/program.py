@@ -225,9 +225,9 @@ class Program:
             def moved(new: Tree, old: Tree) -> Tree:
                 return new if takes is None else tree.by_row(takes, new, old)
 
-            index, weight, random, views = (part[now] for part in inputs)
+            index, weight, place, random, views = (part[now] for part in inputs)
             x, y = federation.seen(federation.normalize(federation.x[index]), views), federation.y[index]
-            batches = [Batch(x[:, k], y[:, k], weight[:, k], random) for k in range(index.shape[1])]
+            batches = [Batch(x[:, k], y[:, k], weight[:, k], random[:, k], place[:, k]) for k in range(index.shape[1])]
             stacked = (tree.take(part, now) for part in (own.buffers, own.client, own.servers or {}))
             buffers, client, servers = stacked
             if phase.step:

@@ -317,7 +317,7 @@ class Steps(NamedTuple):
 
     positions: of samples in its training data, `[steps, Phase.batches, batch]`; -1 behind those of a short minibatch.
     views: how each of them is seen, uniform numbers `[steps, Phase.batches, batch, Federation.views]`.
-    random: `[steps, Phase.randoms]`.
+    random: the samples' numbers `[steps, Phase.batches, batch, randoms]`.
     """
 
     positions: Tensor
@@ -333,11 +333,13 @@ def steps(
     federation: Federation,
     client: int,
     fixed: int | None = None,
+    randoms: int = 0,
 ) -> Steps:
     """Deal a client's samples to the steps of some epochs of a phase, reshuffled each epoch.
 
     A last partial minibatch is kept, a lone sample not; minibatches that do not make a whole step are left out.
-    fixed: so many steps take the place of an epoch, from one pass over the samples into the next.
+    fixed: so many steps take the place of an epoch, from one pass over the samples into the next. randoms: how many
+    numbers each sample is given.
     """
     samples = len(federation.train[client])
     count = (samples // batch_size + (samples % batch_size > 1)) // phase.batches
@@ -356,7 +358,9 @@ def steps(
         if federation.views:
             seen = draws.random(client, phase.stream, epoch, samples, federation.views, "views")
             views[place, :taken] = seen[order]
-    random = [draws.random(client, phase.stream, epoch, count, phase.randoms) for epoch in epochs]
+    drawn = [draws.random(client, phase.stream, epoch, room, randoms) for epoch in epochs]
+    # The numbers of all first samples are drawn first, then those of all second ones.
+    random = [own.view(phase.batches, batch, count, randoms).permute(2, 0, 1, 3) for own in drawn]
     shape = (len(epochs) * count, phase.batches, batch)
     whole = Steps(positions.view(shape), views.view(*shape, federation.views), torch.cat(random))
     return Steps(*(part[now] for part in whole))

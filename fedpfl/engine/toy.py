@@ -23,6 +23,7 @@ from fedpfl.engine.jobs import EvalJob
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.participation import One, evaluation
 from fedpfl.engine.shard import training_shard
+from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import Net
@@ -186,7 +187,8 @@ class Trial:
         call = met(TrainCall(method, small(), state, [number], LOCAL, draws))
         client = One(number).states(call) | method.sample(state.server, draws.server(number))
         bound = net.bind(state.buffers(number), training=True)
-        return method.prepare(state.server, client | method.before_training(state.server, client, bound, shard))
+        found = method.before_training(state.server, client, bound, shard)
+        return method.prepare(state.server, client | tree.completed(found))
 
 
 # ---- comparisons

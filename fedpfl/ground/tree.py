@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 Tree = Any  # Tensor | dict[str, Tree] | NamedTuple; spelling it out recursively buys nothing from the type checker
 
@@ -33,6 +34,17 @@ class Known(NamedTuple):
     """Mark a tree that a client has without its being sent: of `Method.download` it is read, and not counted."""
 
     values: Tree
+
+
+class Ragged(NamedTuple):
+    """Mark what a client finds out whose first axis differs from client to client, the same for all of `values`.
+
+    Hooks read `values` `[most, ...]`, zeros behind a client's own, and `real` `[most]`, bool: which are its own. Who
+    marks something leaves `real` out.
+    """
+
+    values: Tree
+    real: Tensor | None = None
 
 
 def received(sent: Tree) -> Tree:
@@ -175,6 +187,35 @@ def invert(mask: Tree) -> Tree:
 def stack(trees: Sequence[Tree]) -> Tree:
     """Stack equal structures on a new axis 0."""
     return map(lambda *leaves: torch.stack(leaves), *trees)
+
+
+def at_ragged(f: Callable[[Ragged], Tree], tree: Tree) -> Tree:
+    """Apply `f` to what is Ragged, and leave the rest."""
+    if isinstance(tree, Ragged):
+        return f(tree)
+    if isinstance(tree, tuple):
+        return type(tree)(*(at_ragged(f, part) for part in tree))
+    return {name: at_ragged(f, part) for name, part in tree.items()} if isinstance(tree, dict) else tree
+
+
+def completed(tree: Tree) -> Tree:
+    """Return a tree in which what is Ragged says that all of it is `real`, unless it says more."""
+
+    def complete(own: Ragged) -> Ragged:
+        first = leaves(own.values)[0]
+        return own if own.real is not None else own._replace(real=first.new_ones(len(first), dtype=torch.bool))
+
+    return at_ragged(complete, tree)
+
+
+def padded(trees: Sequence[Tree]) -> Tree:
+    """Stack trees on a new axis 0, the first axes of their leaves filled up with zeros to the longest."""
+
+    def stacked(*leaves: Tensor) -> Tensor:
+        alike = all(leaf.shape == leaves[0].shape for leaf in leaves)
+        return torch.stack(leaves) if alike else pad_sequence(list(leaves), batch_first=True)
+
+    return map(stacked, *trees)
 
 
 def repeat(tree: Tree, count: int) -> Tree:

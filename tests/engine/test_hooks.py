@@ -1,6 +1,7 @@
 """Hooks beyond SGD on a loss, with methods made for them: looks at the data, records, steps, random numbers, turns."""
 
 import dataclasses
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,7 +12,7 @@ from fedpfl.engine import Store, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
-from fedpfl.methods import FedAvg, Method, Phase, Turn
+from fedpfl.methods import Batch, FedAvg, Method, Phase, Turn
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -20,6 +21,7 @@ from tests.conftest import (
     assert_close,
     assert_same,
     federate,
+    holding,
     participate,
     rounds,
     row,
@@ -292,13 +294,12 @@ def test_minibatches_taken_together_are_consecutive_and_leftovers_skipped(backen
 
 @dataclass(frozen=True)
 class Gambler(FedAvg):
-    """Its gradient is the step's random numbers."""
+    """Its gradient is the numbers of each step's first sample."""
 
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, randoms=12)]
+    randoms = 12
 
     def loss(self, server, client, net, params, batch):
-        return (params["fc.bias"] * batch.random).sum()
+        return (params["fc.bias"] * batch.random[0]).sum()
 
 
 def test_each_step_has_random_numbers_of_its_own(backend, net, federation):
@@ -318,6 +319,38 @@ def test_each_step_has_random_numbers_of_its_own(backend, net, federation):
     assert 0 <= min(seen) < 0.05
     assert 0.95 < max(seen) < 1
     assert len(set(seen)) > 0.99 * len(seen)
+
+
+@dataclass(frozen=True)
+class Shaken(FedAvg):
+    """Predicts by numbers and place of each sample; learns by the same."""
+
+    randoms = 5
+
+    def predict(self, net, params, batch):
+        return net(params, batch.x) + 2 * batch.random + (batch.place[:, None] % 5 == torch.arange(5))
+
+
+def test_each_sample_has_numbers_and_a_place(net, federation):
+    """In training and fine-tuning alike on both backends; in evaluation a function of (seed, round, client, split)."""
+    held = holding(federation)
+    state = begin(Shaken(), net, 10, CPU)
+    loop, batched = (participate(Shaken(), net, held, state, EVERYONE, engine=b) for b in ("loop", "batched"))
+    assert_close(loop._replace(before={}, after={}), batched._replace(before={}, after={}), atol=1e-5, rtol=1e-4)
+    tuning, draws = Tuning(LOCAL, Draws(0, "finetune", 0)), Draws(7, "adapt", 3)
+    tuned = [make(as_engine(b), net, CPU).judge(Shaken(), held, state, EVERYONE, tuning) for b in ("loop", "batched")]
+    assert_close(*tuned, atol=1e-4, rtol=1e-4)
+    for split, engine in itertools.product(("test", "validation"), ("loop", "batched")):
+        runner = make(as_engine(engine), net, CPU)
+        told = runner.judge(Shaken(), held, state, EVERYONE, None, Tuning(LOCAL, draws))[split]
+        for client in EVERYONE:
+            own = getattr(held, split)[client]
+            random = draws.random(client, split, 0, len(own), 5, "predict")
+            batch = Batch(held.normalize(held.x[own]), None, None, random, torch.arange(len(own)))
+            logits = Shaken().predict(net.bind({}), net.params, batch)
+            assert int(told.correct[client]) == int((logits.argmax(1) == held.y[own]).sum())
+            expected = torch.nn.functional.cross_entropy(logits, held.y[own], reduction="sum")
+            assert_close(told.loss[client], expected, atol=1e-4, rtol=1e-5)
 
 
 @dataclass(frozen=True)

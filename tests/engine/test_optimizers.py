@@ -254,7 +254,7 @@ def positions(samples, phase, epochs, fixed, batch=8):
 
 @pytest.mark.parametrize(("samples", "count"), [(24, 3), (26, 4), (25, 3), (5, 1)])
 def test_as_many_steps_as_epochs_have_are_these_epochs(samples, count):
-    phase = Phase(1, randoms=2)
+    phase = Phase(1)
     assert_same(positions(samples, phase, range(1), 3 * count), positions(samples, phase, range(3), None))
 
 

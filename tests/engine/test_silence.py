@@ -165,12 +165,6 @@ class Forgetful(FedAvg):
         return tree.without(server, ["fc.bias"]), clients
 
 
-@dataclass(frozen=True)
-class Uneven(FedAvg):
-    def before_training(self, server, client, net, shard):
-        return {} if len(shard.data.y) == 33 else {"found": torch.zeros(())}
-
-
 @pytest.mark.parametrize(
     ("broken", "word"),
     [
@@ -188,11 +182,6 @@ def test_a_hook_that_breaks_the_contract_is_told_in_the_first_round(broken, word
         one_round(broken())
     assert word in str(told.value)
     assert "\n" not in str(told.value)
-
-
-def test_a_hook_that_answers_some_clients_otherwise_is_told():
-    with pytest.raises(FedpflError, match="before_training answers some clients with other entries than found"):
-        one_round(Uneven(), "batched")
 
 
 def test_evaluation_may_not_change_the_state_either():

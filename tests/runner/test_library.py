@@ -400,6 +400,20 @@ def test_changed_code_of_the_method_is_told(copy, monkeypatch):
         fedpfl.load(copy).personal(0)
 
 
+def test_predictions_have_the_same_numbers_and_places_each_time(folder, monkeypatch):
+    def predict(self, net, params, batch):
+        return torch.cat([batch.random, batch.place[:, None].float().expand(-1, 9)], 1)
+
+    run = fedpfl.load(folder)
+    samples = run.samples(0, "train")[0][:1].expand(300, -1, -1, -1)  # of which not all go at once
+    monkeypatch.setattr(METHODS["fedobp"], "predict", predict)
+    monkeypatch.setattr(METHODS["fedobp"], "randoms", 1)
+    logits = run.predict(0, samples)
+    assert len(set(logits[:, 0].tolist())) == 300
+    assert logits[:, -1].tolist() == list(range(300))
+    assert_same(logits, run.predict(0, samples))
+
+
 @pytest.mark.parametrize(
     ("ask", "line"),
     [

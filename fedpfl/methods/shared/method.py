@@ -37,7 +37,7 @@ class Phase(NamedTuple):
         gradients by `net.gradient`.
     after_gradient: `after_gradient(server, client, params, grads, loss, batch) -> client`, before the step is made.
     batches: minibatches that a step takes; with more than one `step` is given a tuple of so many, and what is left of
-        an epoch is skipped. randoms: random numbers that a step takes, in `batch.random`.
+        an epoch is skipped.
     sgd: values that take the place of those of `local`, such as `{"lr": 0.1, "momentum": 0.0}`.
     """
 
@@ -49,7 +49,6 @@ class Phase(NamedTuple):
     step: Callable[..., tuple[Tree, Tensor]] | None = None
     after_gradient: Callable[..., dict[str, Tree]] | None = None
     batches: int = 1
-    randoms: int = 0
     sgd: Mapping[str, float] = {}
 
 
@@ -111,6 +110,12 @@ class Method(Checked):
         super().__post_init__()
         where = sorted({*self.buffers().values()})
         self.check(self.statistics in (None, *where), "statistics", f"{' or '.join(where)} for {type(self).__name__}")
+        self.check(isinstance(self.randoms, int) and self.randoms >= 0, "randoms", "a whole number, 0 or more")
+
+    @property
+    def randoms(self) -> int:
+        """Return how many uniform numbers each sample is given, in `batch.random`."""
+        return 0
 
     def __init_subclass__(cls) -> None:
         """Raise FedpflError for a public function that is no hook, or takes a hook's arguments in another order."""
@@ -169,9 +174,10 @@ class Method(Checked):
         return {}
 
     def before_training(self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard) -> dict[str, Tree]:
-        """Return what the client finds out from its training data, laid over its state; of one structure for all.
+        """Return what the client finds out from its training data, laid over its state; of one form for all clients.
 
-        Called client by client. The net is in training mode (`net.still()` is not); its statistics are restored.
+        Where the first axis differs from client to client mark it `tree.Ragged`. Called client by client. The net is in
+        training mode (`net.still()` is not); its statistics are restored.
         """
         return {}
 
