@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast
-from fedpfl.ground.tree import Agreed, Tree
+from fedpfl.ground.tree import Agreed, Known, Tree
 from fedpfl.methods.shared.method import Method, Turn, flag
 
 
@@ -29,8 +29,8 @@ class APPLE(Method):
 
     rate: step size of p_i over that of w_i, which is local.lr (the official code: 0.001 / 0.01, and local.momentum=0.9;
         its penalty lacks the 1/2, so that its mu of 0.1 is 0.2 here). Weight decay pulls p_i to where the round began.
-    Cross-silo: the paper has all clients take part (participation=1) and holds K models in memory per client. Where
-    some are not drawn, their cores stay, and take part as they are. The official limit on downloads is not offered.
+    Cross-silo: the paper has all clients take part (participation=1), and each receives K - 1 models. Where some are
+    not drawn, their cores stay, and are mixed as they are. The official limit on downloads is not offered.
 
     All cores begin as the network's initial model, those of the official code as different ones, whose mean is a
     shrunken network. v_i moves by p_ii^2 of a step: tune local.lr. Clients are evaluated by v_i with the latest cores,
@@ -45,13 +45,14 @@ class APPLE(Method):
     until: Annotated[float, Above(0)] = 0.1
 
     def init(self, params, parts):
-        """Begin with equal shares, until the clients' numbers of samples are known, and with equal cores."""
-        some = tree.leaves(params)[0]
-        shares = torch.full((parts.clients,), 1 / max(1, parts.clients), device=some.device)
+        """Begin with equal cores, and with equal shares, until the clients' numbers of samples are known."""
+        clients, some = max(1, parts.clients), tree.leaves(params)[0]
+        shares = torch.full((clients,), 1 / clients, device=some.device)
         played = torch.zeros((), dtype=torch.int64, device=some.device)
         end = torch.full((), self.until * parts.rounds, device=some.device)
-        server = {"shares": shares, "counted": flag(params), "played": played, "end": end}
-        return server, {"core": params, "p": shares}
+        cores = tree.map(lambda leaf: leaf.expand(clients, *leaf.shape), params)
+        known = {"shares": shares, "counted": flag(params), "played": played, "end": end}
+        return {"cores": cores, **known}, {"p": shares}
 
     def buffers(self):
         """Keep BatchNorm statistics with the client."""
@@ -68,66 +69,64 @@ class APPLE(Method):
         shares = uploads["samples"] / uploads["samples"].sum()
         return {**server, "shares": shares, "counted": ~server["counted"]}, clients
 
-    def before_turn(self, server, clients, others, generator):
-        """Return all cores, one copy for all clients, p0, and p_i."""
-        cohort, shares = len(clients["number"]), server["shares"]
-        cores = others(range(len(shares)))["core"]
-        laid = tree.map(lambda leaf: leaf.expand(cohort, *leaf.shape), {"cores": cores, "p0": shares})
-        return {**laid, "p": tree.by_row(clients["participated"], clients["p"], laid["p0"])}
-
     def before_training(self, server, client, net, shard):
         """Return the number of training samples."""
         return {"samples": torch.tensor(float(len(shard.data.y)), device=shard.data.y.device)}
 
+    def prepare(self, server, client):
+        """Begin with p0."""
+        return {**client, "p": torch.where(client["participated"], client["p"], server["shares"])}
+
     def download(self, server, client):
-        """Return the other clients' cores, but not for the counting."""
+        """Return the other clients' cores, but not for the counting; its own core and p0 the client has."""
         numbers = torch.arange(len(client["p"]) - 1, device=client["p"].device)
         numbers = numbers + (numbers >= client["number"])
-        return _unless_counting(server, tree.map(lambda leaf: leaf.index_select(0, numbers), client["cores"]))
+        others = tree.map(lambda leaf: leaf.index_select(0, numbers), server["cores"])
+        own = tree.map(lambda leaf: leaf.index_select(0, client["number"].view(1)).squeeze(0), server["cores"])
+        return {"others": _unless_counting(server, others), "own": Known(own), "p0": Known(server["shares"])}
 
     def start(self, received, client):
-        """Return the client's own core, and how far p_i has come from where it begins, in steps of local.lr."""
-        return {"core": client["core"], "moved": torch.zeros_like(client["p"])}
+        """Return the client's core, and how far p_i has come since the round began, in steps of local.lr."""
+        return {"core": received["own"], "moved": torch.zeros_like(client["p"])}
 
     def loss(self, server, client, net, params, batch):
         """Add the penalty to the cross-entropy of v_i."""
-        p, r, end = self._p(client, params["moved"]), server["played"], server["end"]
+        r, end = server["played"], server["end"]
         falling = (torch.cos(math.pi * r / end) + 1) / 2 if self.schedule == "cosine" else 0.001 ** (r / end)
-        penalty = torch.where(r < end, falling, 0.0) * self.mu / 2 * (p - client["p0"]).square().sum()
-        return batch.cross_entropy(net(self._mixed(client, params["core"], p), batch.x)) + penalty
+        apart = (self._p(client, params) - server["shares"]).square().sum()
+        penalty = torch.where(r < end, falling, 0.0) * self.mu / 2 * apart
+        return batch.cross_entropy(net(self.evaluated(server, client, params), batch.x)) + penalty
 
-    def _p(self, client: Tree, moved: Tensor) -> Tensor:
-        """Return p_i; a step of local.lr on `moved` is one of rate * local.lr on p_i, momentum and all."""
-        return client["p"] + math.sqrt(self.rate) * moved
-
-    @staticmethod
-    def _mixed(client: Tree, core: Tree, p: Tensor) -> Tree:
-        """Return v_i, with `core` for the client's own."""
-        own = torch.arange(len(p), device=p.device) == client["number"]
-        mine, theirs = torch.where(own, p, 0.0).sum(), torch.where(own, 0.0, p)
-        return tree.map(lambda w, cores: mine * w + torch.tensordot(theirs, cores, 1), core, client["cores"])
-
-    def finish(self, server, client, start, end):
-        """Send the core up, or the number of samples; keep core and p_i."""
-        core, p = end["core"], self._p(client, end["moved"])
-        return {"core": _unless_counting(server, core), "samples": client["samples"]}, {"core": core, "p": p}
-
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Count the round; nothing is averaged."""
-        return {**server, "played": server["played"] + 1}, clients
+    def _p(self, client: Tree, params: Tree) -> Tensor:
+        """Return p_i: a step of local.lr on `moved` is one of rate * local.lr on it, momentum and all."""
+        return client["p"] + math.sqrt(self.rate) * params["moved"]
 
     def evaluated(self, server, client, params):
-        """Return v_i."""
-        return self._mixed(client, params["core"], self._p(client, params["moved"]))
+        """Return v_i, with the trained core for the client's own."""
+        p = self._p(client, params)
+        own = torch.arange(len(p), device=p.device) == client["number"]
+        mine, theirs = torch.where(own, p, 0.0).sum(), torch.where(own, 0.0, p)
+        return tree.map(lambda w, all: mine * w + torch.tensordot(theirs, all, 1), params["core"], server["cores"])
+
+    def finish(self, server, client, start, end):
+        """Send the core up, or the number of samples; keep p_i."""
+        upload = {"core": _unless_counting(server, end["core"]), "samples": client["samples"]}
+        return upload, {"p": self._p(client, end)}
+
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        """Store the cores; nothing is averaged."""
+        put = lambda leaf, new: leaf.index_copy(0, clients["number"], new)  # noqa: E731
+        cores = tree.map(put, server["cores"], uploads["core"].values)
+        return {**server, "cores": cores, "played": server["played"] + 1}, clients
 
     def personal(self, server, client):
         """Return v_i of the latest cores."""
-        return self._mixed(client, client["core"], client["p"])
+        p = self.prepare(server, client)["p"]
+        return tree.map(lambda all: torch.tensordot(p, all, 1), server["cores"])
 
     def metrics(self, server, client):
         """Return the weight of the client's own core."""
-        own = torch.arange(len(client["p"]), device=client["p"].device) == client["number"]
-        return {"own_weight": torch.where(own, client["p"], 0.0).sum()}
+        return {"own_weight": client["p"].gather(0, client["number"].view(1)).squeeze(0)}
 
 
 def _unless_counting(server: Tree, sent: Tree) -> Agreed:

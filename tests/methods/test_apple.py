@@ -18,9 +18,9 @@ SHARES = torch.tensor(TRAIN) / sum(TRAIN)
 class Alone(APPLE):
     """p_i is a unit vector."""
 
-    def before_turn(self, server, clients, others, generator):
-        laid = super().before_turn(server, clients, others, generator)
-        return {**laid, "p": torch.nn.functional.one_hot(clients["number"], len(server["shares"])).float()}
+    def prepare(self, server, client):
+        p = (torch.arange(len(client["p"])) == client["number"]).float()
+        return {**client, "p": p}
 
 
 def test_of_the_own_core_alone_it_is_local_only(backend, net, federation):
@@ -28,8 +28,8 @@ def test_of_the_own_core_alone_it_is_local_only(backend, net, federation):
     own, other = (trajectory(m, net, federation, engine=backend) for m in (Alone(rate=0.0), LocalOnly()))
     for ours, theirs in zip(own, other, strict=True):
         if backend == "batched":
-            assert_same(ours.clients["core"], theirs.clients["model"])
-        assert_close(ours.clients["core"], theirs.clients["model"], atol=1e-7, rtol=0.0)
+            assert_same(ours.server["cores"], theirs.clients["model"])
+        assert_close(ours.server["cores"], theirs.clients["model"], atol=1e-7, rtol=0.0)
 
 
 def test_p_begins_as_the_shares_of_samples_and_stays_without_a_rate(backend, net, federation):
@@ -50,15 +50,15 @@ def test_one_step_a_round_is_fedavg_with_a_shorter_one(backend, net):
     own = trajectory(apple, net, equal, cohorts, engine=backend, local=PLAIN)
     other = trajectory(FedAvg(), net, equal, cohorts, engine=backend, local=replace(PLAIN, lr=PLAIN.lr / 4))
     for ours, theirs in zip(own, other, strict=True):
-        assert_close(tree.map(lambda leaf: leaf.mean(0), ours.clients["core"]), theirs.server, atol=1e-7)
+        assert_close(tree.map(lambda leaf: leaf.mean(0), ours.server["cores"]), theirs.server, atol=1e-7)
 
 
 def slope(method, net, played, p):
     """Of the loss in p's entries, divided by sqrt(rate), with equal cores of ones."""
     state = begin(method, net.told(rounds=10), 3, CPU)
-    server = {**state.server, "played": torch.tensor(played), "counted": torch.tensor(True)}
     ones = tree.map(lambda leaf: torch.ones(3, *leaf.shape) / 50, net.params)
-    client = {"cores": ones, "p": p, "p0": torch.tensor([0.2, 0.3, 0.5]), "number": torch.tensor(1)}
+    server = {**state.server, "played": torch.tensor(played), "cores": ones, "shares": torch.tensor([0.2, 0.3, 0.5])}
+    client = {"p": p, "number": torch.tensor(1)}
     x, y = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 5
     core = tree.map(lambda leaf: leaf[1], ones)
 
@@ -87,8 +87,7 @@ def test_the_slope_in_p_is_the_inner_product(net):
     module = copy.deepcopy(net.module).double()
     cores = tree.map(lambda leaf: leaf + 0.1 * torch.randn(3, *leaf.shape, generator=generator).double(), net.params)
     p = torch.tensor([0.5, 0.2, 0.4], dtype=torch.float64)
-    server = {"played": torch.tensor(9), "end": torch.tensor(1.0)}
-    client = {"cores": cores, "p": p, "p0": p, "number": torch.tensor(2)}
+    server, client = {"cores": cores}, {"p": p, "number": torch.tensor(2)}
     batch = Batch(torch.rand(8, 1, 8, 8, generator=generator).double(), torch.arange(8) % 5)
 
     def loss(moved):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedpfl.methods import APPLE
-from tests.conftest import assert_close, rounds
+from tests.conftest import assert_close, rounds, row
 from tests.methods.reference.apple import apple
 from tests.methods.reference.conftest import SEED, judged
 
@@ -37,7 +37,7 @@ def test_three_rounds_equal_the_plain_loops(name, backend, expected, normed, net
         for client in range(10):
             assert_close(judged(method, net, federation, state, client), want.personal[t][client], **tolerance)
             own = state.client(client)
-            assert_close(own["core"], want.cores[t][client], **tolerance)
+            assert_close(row(state.server["cores"], client), want.cores[t][client], **tolerance)
             p = own["p"] if took_part[client] else state.server["shares"]
             assert_close(p, torch.tensor(want.p[t][client]).float(), atol=1e-5, rtol=0.0)
         assert outcome.before.correct.tolist() == want.before[t]
