@@ -29,7 +29,7 @@ METHODS = titles(
     "method",
     "local_only fedavg fedavgm fedadam fedyogi fedprox scaffold fedper apfl lg_fedavg fedrep fedbabu fedbn fedrod "
     "ditto pfedme per_fedavg knn_per ifca cfl fedamp fedfomo apple fedproto fedpac gpfl fedas pfedfda flute feddpa "
-    "floco floco_plus fedala fedselect pspfl seqfededt random_dropout fjord heterofl fedrolex flexfl hermes fedmp prunefl fedspu pfedsd "
-    "fedcac fedpurin subflot fedobp_adaptive fedobp",
+    "floco floco_plus fedala fedselect pspfl seqfededt random_dropout fjord heterofl fedrolex flexfl hermes "
+    "fedmp prunefl fedspu pfedsd fedcac fedpurin subflot fedobp_adaptive fedobp",
 )
 DATASETS = titles("dataset")
