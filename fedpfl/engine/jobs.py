@@ -82,6 +82,11 @@ class TrainJob:
         return 0 if self.plain else self.method.randoms
 
     @property
+    def records(self) -> bool:
+        """Whether anybody asks for what the losses keep of all steps."""
+        return not self.plan.tuned and type(self.method).after_training is not Method.after_training
+
+    @property
     def plain(self) -> bool:
         """Whether the loss looks at the trained tree alone, so that it does not matter whose method it is."""
         method = type(self.method)

@@ -196,16 +196,17 @@ class _Training:
         server, objective = self._job.server, phase.loss or self._job.plan.loss
         with self._autocast():
             loss = objective(server, self._client, bound, self._params, batch)
-        if phase.keeps:
-            loss, kept = loss
-            self._records.append(tree.map(Tensor.detach, kept))
+        loss, kept = loss if isinstance(loss, tuple) else (loss, {})
+        kept = tree.map(Tensor.detach, kept)
+        if kept and self._job.records:
+            self._records.append(kept)
         grads = list(torch.autograd.grad(loss, [leaves[i] for i in moving], materialize_grads=True))
         loss = loss.detach()
         if phase.after_gradient:
             now, gradient = tree.map(Tensor.detach, self._params), complete(grads, leaves, moving)
             with torch.no_grad():
                 whole = tree.rebuild(self._params, gradient)
-                self._client = phase.after_gradient(server, self._client, now, whole, loss, batch)
+                self._client = phase.after_gradient(server, self._client, now, whole, batch, loss, kept)
         return loss, grads
 
     def _count(self, loss: Tensor, samples: int) -> None:

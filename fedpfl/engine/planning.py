@@ -23,8 +23,8 @@ def train_steps(
 ) -> tuple[list[Tensor], list[int]]:
     """Plan all steps of a phase, and count the leading rows that take each; the rows of a job are sorted by steps.
 
-    Returns the samples' indices, weights and places, `[steps, rows, minibatches, batch]`, then their random numbers and
-    views, `[steps, rows, minibatches, batch, numbers]`. width: the least `batch`.
+    Returns the samples' indices and places together, `[steps, rows, 2, minibatches, batch]`, their weights
+    `[steps, rows, minibatches, batch]`, random numbers and views `[..., numbers]`. width: the least `batch`.
     """
     plans = [
         steps(phase, epochs, batch_size, draws, row.federation, row.client, job.plan.local.steps, job.randoms)
@@ -33,16 +33,15 @@ def train_steps(
     counts = [len(plan.positions) for plan in plans]
     assert counts == sorted(counts, reverse=True), "the rows of a job are sorted by their steps"
     batch = max([width, *(plan.positions.shape[2] for plan in plans if len(plan.positions))])
-    chosen, places, random, views = [], [], [], []
+    chosen, random, views = [], [], []
     for row, plan in zip(job.rows, plans, strict=True):
         short = batch - plan.positions.shape[2]
         indices = torch.where(plan.positions < 0, -1, row.federation.train[row.client][plan.positions])
-        chosen.append(F.pad(indices, (0, short), value=-1))
-        places.append(F.pad(plan.positions.clamp(min=0), (0, short)))
+        chosen.append(F.pad(torch.stack([indices, plan.positions], 1), (0, short), value=-1))
         random.append(F.pad(plan.random, (0, 0, 0, short)))
         views.append(F.pad(plan.views, (0, 0, 0, short)))
     indices, weight = _real(_beside(chosen))
-    parts = [indices, weight, _beside(places).clamp(min=0), _beside(random), _beside(views)]
+    parts = [indices, weight[:, :, 0], _beside(random), _beside(views)]
     return parts, [sum(n > step for n in counts) for step in range(counts[0])]
 
 

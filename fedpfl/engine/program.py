@@ -52,7 +52,7 @@ class Programs:
 
     def run(self, job: TrainJob) -> End:
         """Take all steps of a job, whose rows are sorted, the longest first."""
-        if self._capture is None or any(phase.keeps for phase in job.plan.phases):  # a graph would overwrite it
+        if self._capture is None:
             return Program(self._net, self._autocast, job).run(job)
         key = (len(job.rows), *job.kind())
         program = next((kept for known, kept in self._kept if known == key), None)
@@ -113,6 +113,7 @@ class Program:
         self._idle = torch.zeros(rows, dtype=torch.bool, device=device)
         self._inputs: dict[int, list[Tensor]] = {}
         self._kept: list[tuple[Tree, Tensor]] = []
+        self._keeping: set[int] = set()  # slots of which a graph would overwrite what is kept of the step before
         self._graphs: dict[tuple[int, int, bool], Callable[[], None] | None] = {}
 
     @property
@@ -179,8 +180,9 @@ class Program:
     def _records(self) -> list[Tree]:
         """What was kept, per row, without the padding."""
         found: list[list[Tree]] = [[] for _ in self._own.rows]
-        counts = tree.fetch({step: weight.sum(1) for step, (_, weight) in enumerate(self._kept)})
-        for step, (kept, _) in enumerate(self._kept):
+        steps, self._kept = self._kept, []
+        counts = tree.fetch({step: weight.sum(1) for step, (_, weight) in enumerate(steps)})
+        for step, (kept, _) in enumerate(steps):
             for row, count in enumerate(counts[step].long().tolist()):
                 found[row].append(tree.map(lambda leaf, row=row, count=count: leaf[row][:count], kept))
         return [tree.map(lambda *leaves: torch.cat(leaves), *own) if own else {} for own in found]
@@ -195,7 +197,7 @@ class Program:
     def _step(self, key: tuple[int, int, bool], make: Callable[[], Callable[[], None]]) -> None:
         """Run eagerly the first time, which warms up; captured the second; replayed from then on."""
         graph = self._graphs.get(key)
-        if self._capture is None or key not in self._graphs:
+        if self._capture is None or key not in self._graphs or key[0] in self._keeping:
             make()()
             self._graphs[key] = None
             return
@@ -225,7 +227,8 @@ class Program:
             def moved(new: Tree, old: Tree) -> Tree:
                 return new if takes is None else tree.by_row(takes, new, old)
 
-            index, weight, place, random, views = (part[now] for part in inputs)
+            numbers, weight, random, views = (part[now] for part in inputs)
+            index, place = numbers.unbind(1)
             x, y = federation.seen(federation.normalize(federation.x[index]), views), federation.y[index]
             batches = [Batch(x[:, k], y[:, k], weight[:, k], random[:, k], place[:, k]) for k in range(index.shape[1])]
             stacked = (tree.take(part, now) for part in (own.buffers, own.client, own.servers or {}))
@@ -241,7 +244,8 @@ class Program:
                 update_(moving, moments, grads, masks, local, stacked=True, rates=rates)
                 if phase.after_gradient:
                     tree.put_(own.client, now, moved(seen, client))
-                if phase.keeps:
+                if kept and own.records:
+                    self._keeping.add(slot)
                     real = weight[:, 0] if takes is None else weight[:, 0] * takes[:, None]
                     self._kept.append((kept, real.clone()))
             tree.put_(own.buffers, now, moved(after, buffers))
@@ -291,14 +295,14 @@ class Program:
                 params = tree.rebuild(own.start, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)])
                 bound = net.bind(buffers, training=True, weight=batch.weight)
                 loss = objective(server, client, bound, params, batch)
-                loss, kept = loss if phase.keeps else (loss, {})
+                loss, kept = loss if isinstance(loss, tuple) else (loss, {})
                 return loss, (bound.buffers, kept)
 
             grads, (loss, (after, kept)) = grad_and_value(loss_of, has_aux=True)(values)
             seen = {}
             if phase.after_gradient:
-                gradient = tree.rebuild(own.start, complete(grads, leaves, moving))
-                seen = phase.after_gradient(server, client, tree.rebuild(own.start, leaves), gradient, loss, batch)
+                now, gradient = (tree.rebuild(own.start, part) for part in (leaves, complete(grads, leaves, moving)))
+                seen = phase.after_gradient(server, client, now, gradient, batch, loss, kept)
             return grads, loss, after, seen, kept
 
         return one

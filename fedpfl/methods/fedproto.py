@@ -61,10 +61,6 @@ class FedProto(LocalOnly):
         """Return the client's model."""
         return client["model"]
 
-    def phases(self, server, client, params, epochs):
-        """Train everything."""
-        return [Phase(epochs, keeps=True)]
-
     def loss(self, server, client, net, params, batch):
         """Add the pull of the prototypes to the cross-entropy, and keep the features."""
         logits, z = net.features(params, batch.x)

@@ -67,7 +67,7 @@ class GPFL(Method):
     def loss(self, server, client, net, params, batch):
         """Add the losses of both ways through the valve."""
         received, valve = server["embeddings"], params["valve"]
-        z = _features(net, params, batch.x)
+        z = net.features({**params["body"], **params["head"]}, batch.x)[1]
         own = _through(valve, z, client["frequencies"] @ received)
         logits = F.linear(own, *params["head"].values()).float()
         common = _through(valve, z, received.mean(0))
@@ -92,7 +92,8 @@ class GPFL(Method):
 
     def predict(self, net, params, batch):
         """Return the head's logits of personal features."""
-        own = _through(params["valve"], _features(net, params, batch.x), params["condition"])
+        z = net.features({**params["body"], **params["head"]}, batch.x)[1]
+        own = _through(params["valve"], z, params["condition"])
         return F.linear(own, *params["head"].values()).float()
 
     def finetuning(self, params, parts, epochs):
@@ -116,7 +117,3 @@ def _through(valve: Tree, z: Tensor, condition: Tensor) -> Tensor:
         for own in (valve["gamma"], valve["beta"])
     )
     return torch.relu(z * (gamma + 1) + beta)
-
-
-def _features(net, params: Tree, x: Tensor) -> Tensor:
-    return net.features({**params["body"], **params["head"]}, x)[1]

@@ -180,9 +180,6 @@ def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
 class Recorder(FedAvg):
     """Keeps the labels and logits of every training sample."""
 
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, keeps=True)]
-
     def loss(self, server, client, net, params, batch):
         logits = net(params, batch.x)
         return batch.cross_entropy(logits), {"y": batch.y, "logits": logits}
@@ -212,6 +209,47 @@ def test_records_are_of_all_steps_in_turn_without_padding(backend, net, federati
         y = torch.cat(labels) if labels else torch.empty(0)
         assert int(part.uploads["n"][client]) == len(y)
         assert float(part.uploads["code"][client]) == float(((torch.arange(len(y)) + 1) * y).sum())
+
+
+@dataclass(frozen=True)
+class Noting(FedAvg):
+    """Adds up the labels that its loss keeps twice: step by step at the gradient, and after training."""
+
+    both: bool = True
+
+    def init(self, params, parts):
+        return params, {"steps": torch.zeros(()), "end": torch.zeros(())}
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, after_gradient=self._add)]
+
+    def loss(self, server, client, net, params, batch):
+        loss = super().loss(server, client, net, params, batch)
+        return (
+            (loss, {"y": 1.0 + batch.y, "logits": params["fc.bias"].sum().expand(len(batch.y))}) if self.both else loss
+        )
+
+    def _add(self, server, client, params, grads, batch, loss, kept):
+        assert not (kept and kept["logits"].requires_grad)
+        return {**client, "steps": client["steps"] + (batch.sum(kept["y"]) if kept else 0.5)}
+
+
+@dataclass(frozen=True)
+class Twice(Noting):
+    def after_training(self, server, client, net, params, shard, kept):
+        return {"end": kept["y"].sum() if kept else torch.zeros(())}
+
+
+def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, federation):
+    twice, once, nothing = (
+        participate(method, net, federation, begin(method, net, 10, CPU), EVERYONE, engine=backend).clients
+        for method in (Twice(), Noting(), Noting(both=False))
+    )
+    assert_same(twice["steps"], twice["end"])
+    assert (twice["steps"] > 0).sum() == 9  # the last has a lone sample
+    assert_same(once["steps"], twice["steps"])
+    steps = [sum(map(len, minibatches(federation, client))) for client in EVERYONE]
+    assert nothing["steps"].tolist() == [count / 2 for count in steps]
 
 
 def test_keeping_records_changes_no_training(backend, net, federation):

@@ -70,8 +70,7 @@ def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name,
 
     A method that `validates` chooses by the validation samples, and then test samples are no more than judged by.
     """
-    clients = {"clients": 7} if name == "scaffold" else {}
-    method = METHODS[name](**{**values, **clients})
+    method = METHODS[name](**values)
     assert method.validates == (name in VALIDATE)
     same, other = ("validation", "test") if method.validates else ("test", "validation")
     clean, secret = worlds[0], worlds[2 if method.validates else 1]
@@ -164,9 +163,9 @@ def test_samples_are_scaled_by_what_those_who_take_part_train_on():
 
 
 def test_scaffold_counts_those_who_take_part():
-    plan = check(composed(*SETTINGS, "method=scaffold"))
-    assert plan.method.clients == 4
-    assert plan.config["method"]["clients"] == 6
+    run = build(check(composed(*SETTINGS, "method=scaffold")))
+    assert run.settings.clients == 6
+    assert run.method.init(run.net.params, run.net.parts)[0]["clients"] == 4
 
 
 def test_it_tells_runs_apart_and_0_is_what_all_had_before():

@@ -50,9 +50,10 @@ def dealt(federation, client, phase, epochs, batch):
 @pytest.mark.parametrize("sizes", [(33, 24, 17, 9, 8, 3, 1, 0), (5, 3, 2), (1, 0), (9, 9)])
 def test_steps_side_by_side_are_those_of_a_plain_loop(sizes, width, together):
     phase, epochs = Phase(1, stream="head", batches=together), range(1, 4)
-    federation, ((indices, weight, places, randoms, views), active) = planned(
+    federation, ((numbers, weight, randoms, views), active) = planned(
         sizes, phase, epochs, 8, width, Augment(flip=True)
     )
+    indices, places = numbers.unbind(2)
     own = [dealt(federation, client, phase, epochs, 8) for client in range(len(sizes))]
     assert len(indices) == len(active) == max(map(len, own))
     for step, rows in enumerate(active):

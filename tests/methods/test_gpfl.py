@@ -123,6 +123,8 @@ def test_what_travels_and_what_is_drawn(net, federation):
     assert tree.size(server["valve"]) == 527_360
     assert tree.size(server) == 1_405_888
     assert_same(server, GPFL().init(built.params, built.parts)[0])
+    other = GPFL().init(built.params, dataclasses.replace(built.parts, seed=1))[0]
+    assert (server["embeddings"] - other["embeddings"]).abs().max() > 0.01
     assert float(server["embeddings"].std()) == pytest.approx(1, abs=0.05)
     weight = server["valve"]["gamma"]["weight"]
     assert float(weight.abs().max()) <= 512**-0.5

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from fedpfl.engine import begin, toy
+from fedpfl.engine import begin
 from fedpfl.ground import tree
 from fedpfl.methods import IFCA, FedAvg, LocalOnly
 from tests.conftest import (
@@ -14,6 +14,7 @@ from tests.conftest import (
     CPU,
     assert_close,
     assert_same,
+    judged,
     rounds,
     tiny,
     trajectory,
@@ -86,7 +87,7 @@ def test_a_model_without_a_finite_loss_is_nobodys(net, federation):
     state = begin(IFCA(clusters=3), net, 10, CPU)
     for broken in (0, 1):
         state.server["models"]["fc.bias"][broken] = torch.nan
-    assert_same(toy.judged(IFCA(clusters=3), net, federation, state, 0).params, tree.take(state.server["models"], 2))
+    assert_same(judged(IFCA(clusters=3), net, federation, state, 0).params, tree.take(state.server["models"], 2))
 
 
 def test_a_model_is_judged_by_its_own_statistics(federation):
@@ -98,7 +99,7 @@ def test_a_model_is_judged_by_its_own_statistics(federation):
         state.server["models"].update(tree.map(lambda leaf: leaf.repeat(2, *[1] * (leaf.dim() - 1)), trained["models"]))
         wrong = state.server["statistics"]["norm.running_var"]
         wrong[1 - fits] = 1e6
-        job = toy.judged(method, net, federation, state, 4)
+        job = judged(method, net, federation, state, 4)
         assert_same(job.buffers["main"], tree.take(state.server["statistics"], fits))
 
 

@@ -31,11 +31,12 @@ class Phase(NamedTuple):
         A phase in which nothing of a client moves is left out, its losses and statistics included.
     stream: minibatch order is a pure function of (seed, round, client, stream, epoch); epochs count up per stream,
         so that phases of equal streams continue each other and those of different streams do not.
-    loss: takes the place of `Method.loss`. keeps: the loss comes as `(loss, tree of [batch, ...])`; what is beside it
-        is collected over all steps for `Method.after_training`.
+    loss: takes the place of `Method.loss`. Either may answer `(loss, tree of [batch, ...])`: what is beside the loss is
+        kept for `after_gradient` and, over all steps, for `Method.after_training`.
     step: `step(server, client, net, params, batch) -> params, loss` takes the place of an SGD step on a loss;
         gradients by `net.gradient`.
-    after_gradient: `after_gradient(server, client, params, grads, loss, batch) -> client`, before the step is made.
+    after_gradient: `after_gradient(server, client, params, grads, batch, loss, kept) -> client`, before the step is
+        made; kept is {} where the loss left nothing.
     batches: minibatches that a step takes; with more than one `step` is given a tuple of so many, and what is left of
         an epoch is skipped.
     sgd: values that take the place of those of `local`, such as `{"lr": 0.1, "momentum": 0.0}`.
@@ -45,7 +46,6 @@ class Phase(NamedTuple):
     mask: Tree | None = None
     stream: str = "main"
     loss: Callable[..., Any] | None = None
-    keeps: bool = False
     step: Callable[..., tuple[Tree, Tensor]] | None = None
     after_gradient: Callable[..., dict[str, Tree]] | None = None
     batches: int = 1
@@ -59,7 +59,7 @@ FACTS = (*STORED, "number", "newcomer", "statistics")
 ORDER = {
     "loss": ("server", "client", "net", "params", "batch"),
     "step": ("server", "client", "net", "params", "batch"),
-    "after_gradient": ("server", "client", "params", "grads", "loss", "batch"),
+    "after_gradient": ("server", "client", "params", "grads", "batch", "loss", "kept"),
     "survey": ("server", "clients", "uploads"),
 }
 """The arguments of a Phase's functions and a Turn's."""
@@ -201,7 +201,10 @@ class Method(Checked):
         return [Phase(epochs)]
 
     def loss(self, server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch) -> Any:
-        """Return what local training minimises on a batch. Of several models add the losses: gradients stay apart."""
+        """Return what local training minimises on a batch. Of several models add the losses: gradients stay apart.
+
+        Or return `(loss, tree of [batch, ...])`, as `Phase.loss`.
+        """
         return batch.cross_entropy(self.predict(net, params, batch))
 
     def after_training(
@@ -209,8 +212,8 @@ class Method(Checked):
     ) -> dict[str, Tree]:
         """Return what the client finds out from its data with the trained `params`, laid over its state.
 
-        Called client by client, the net in evaluation mode. kept: what the losses left (`Phase.keeps`), of all steps in
-        turn; {} if there were none.
+        Called client by client, the net in evaluation mode. kept: what the losses left beside them, of all steps in
+        turn; {} if there was nothing.
         """
         return {}
 
