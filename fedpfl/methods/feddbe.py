@@ -85,7 +85,7 @@ class FedDBE(Method):
             loss = loss + torch.where(server["known"], self.kappa / 2 * (running - zbar).square().mean(), 0.0)
         return loss
 
-    def _advance(self, server, client, params, grads, loss, batch):
+    def _advance(self, server, client, params, grads, batch, loss, kept):
         """Move u_i by its gradient, once zbar is known, and the running mean by the batch's."""
         rate, slope = torch.where(server["known"], self.bias_lr, 0.0), grads["probe"]
         u = tree.map(lambda own, g: own - rate * g, client["u"], slope["u"])

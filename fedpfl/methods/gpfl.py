@@ -112,7 +112,7 @@ def _through(valve: Tree, z: Tensor, condition: Tensor) -> Tensor:
     """Return V(z; condition) `[batch, features]`."""
     gamma, beta = (
         F.layer_norm(
-            torch.relu(F.linear(condition, own["weight"], own["bias"])), z.shape[1:], own["scale"], own["shift"]
+            torch.relu(F.linear(condition[None], own["weight"], own["bias"])), z.shape[1:], own["scale"], own["shift"]
         )
         for own in (valve["gamma"], valve["beta"])
     )

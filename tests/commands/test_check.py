@@ -159,7 +159,7 @@ FAULTS = {
     def init(self, params, parts):
         return {"net": params, "rows": torch.zeros(parts.clients, 2)}, {}
     def loss(self, server, client, net, params, batch):
-        own = params["rows"][client["number"]]
+        own = params["rows"][client["number"].clamp(max=5)]
         return batch.cross_entropy(net(params["net"], batch.x)) + own.square().sum()
     def evaluated(self, server, client, params):
         return params["net"]

@@ -203,7 +203,7 @@ def test_the_cohort_is_evaluated_by_what_it_starts_from_and_ends_with(name, valu
     for t, cohort in enumerate(COHORTS):
         before, after = (runner.evaluate(method, federation, state, cohort) for state in states[t : t + 2])
         assert outcomes[t].before.total.tolist() == outcomes[t].after.total.tolist() == [TEST[i] for i in cohort]
-        if name not in ANEW and not trained:
+        if name not in ANEW and not trained and getattr(method, "order", None) != "sequential":
             assert outcomes[t].before.correct.tolist() == before.correct.tolist()
         if trained or name == "local_only":
             assert outcomes[t].after.correct.tolist() == after.correct.tolist()
