@@ -32,8 +32,9 @@ ONE_HOT = (
     "(y[:, None] == torch.arange(classes, device=y.device)).float()"
 )
 INSTEAD = (
-    "looks at the values of a tensor (if, while, int(), .item(), x[mask]), but it is asked about many clients at once: "
-    "use torch.where, or find it out in before_training or after_training, which may look"
+    "looks at the values of a tensor (if, while, int(), .item(), x[mask], x[number]), but it is asked about many "
+    "clients at once: use torch.where, x[number[None]][0], or find it out in before_training or after_training, "
+    "which may look"
 )
 
 

@@ -57,7 +57,7 @@ class FedDBE(Method):
             mean = shard.features(net.still(), server["model"]).mean(0)
         elif samples == 1:
             samples = 0  # which makes no step
-        return {"running": {name: mean}, "samples": u.new_tensor(float(samples))}
+        return {"running": {name: mean}, "samples": u.new_full((), samples)}
 
     def download(self, server, client):
         """Return the model, and once the consensual mean."""
@@ -85,7 +85,7 @@ class FedDBE(Method):
             loss = loss + torch.where(server["known"], self.kappa / 2 * (running - zbar).square().mean(), 0.0)
         return loss
 
-    def _advance(self, server, client, params, grads, loss, batch):
+    def _advance(self, server, client, params, grads, batch, loss, kept):
         """Move u_i by its gradient, once zbar is known, and the running mean by the batch's."""
         rate, slope = torch.where(server["known"], self.bias_lr, 0.0), grads["probe"]
         u = tree.map(lambda own, g: own - rate * g, client["u"], slope["u"])

@@ -97,11 +97,11 @@ class FedGen(Method):
         """Average the models; teach the generator."""
         model, counts = tree.mean(uploads["model"], weight), uploads["counts"]
         model = {name: tree.named(model, server[name]) for name in ("body", "head")}
-        made, adam, lr = server["generator"], server["adam"], self.lr * self.decay ** float(server["rounds"])
-        heads, known = tree.named(uploads["model"], server["head"]), counts.sum(0).nonzero().flatten().cpu()
-        for _ in range(self.steps):
-            y = known[torch.randint(len(known), (self.batch,), generator=generator)].to(counts.device)
-            noise = torch.rand(self.batch, self.noise, generator=generator).to(counts.device)
+        made, adam, lr = server["generator"], server["adam"], self.lr * self.decay ** server["rounds"]
+        heads, known = tree.named(uploads["model"], server["head"]), (counts.sum(0) > 0).float()
+        random = torch.rand(self.steps, self.batch, 1 + self.noise, generator=generator)
+        for numbers in tree.send(random, counts.device):
+            y, noise = features.drawn(known, numbers[:, 0]), numbers[:, 1:]
             slope = torch.func.grad(partial(self._lesson, heads, counts, y, noise), has_aux=True)
             grads, moved = slope(made["learned"], made["moved"])
             learned, adam = features.adam(made["learned"], grads, adam, lr, self.weight_decay)

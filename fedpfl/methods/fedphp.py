@@ -54,7 +54,7 @@ class FedPHP(Method):
 
     def before_evaluation(self, server, client, net, shard):
         """Return the global model's statistics for a client without a private model."""
-        own = net.buffers["q" if client["participated"] else "w"]
+        own = tree.where(client["participated"], net.buffers["q"], net.buffers["w"])
         return {"statistics": {**net.buffers, "q": own}}
 
     def prepare(self, server, client):

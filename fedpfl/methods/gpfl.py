@@ -108,12 +108,14 @@ def _layer(width: int, generator: Generator) -> Tree:
     return {"weight": weight, "bias": bias, "scale": torch.ones(width), "shift": torch.zeros(width)}
 
 
+def _linear(x: Tensor, own: Tree) -> Tensor:
+    return F.linear(x, own["weight"], own["bias"]).float()
+
+
 def _through(valve: Tree, z: Tensor, condition: Tensor) -> Tensor:
     """Return V(z; condition) `[batch, features]`."""
     gamma, beta = (
-        F.layer_norm(
-            torch.relu(F.linear(condition, own["weight"], own["bias"])), z.shape[1:], own["scale"], own["shift"]
-        )
+        F.layer_norm(_linear(condition[None], own).relu(), z.shape[1:], own["scale"], own["shift"])
         for own in (valve["gamma"], valve["beta"])
     )
     return torch.relu(z * (gamma + 1) + beta)

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.ground import tree
@@ -56,10 +57,13 @@ class PFedHN(Method):
         private = tree.named(params, parts.head) if self.variant == "pc" else {}
         size = self.embedding or int(1 + clients / 4)
         widths = [size, *[self.hidden] * (1 + self.depth)]
+        made = tree.without(params, private)
+        last = {name: linear(self.hidden, leaf.numel(), generator) for name, leaf in made.items()}
         learned = {
             "v": torch.randn(clients, size, generator=generator),
             "mlp": {str(place): linear(*pair, generator) for place, pair in enumerate(pairwise(widths))},
-            "out": {name: _out(leaf, self.hidden, generator) for name, leaf in tree.without(params, private).items()},
+            "weight": {name: own["weight"] for name, own in last.items()},
+            "bias": {name: own["bias"].view(made[name].shape) for name, own in last.items()},
         }
         learned = tree.to(learned, tree.leaves(params)[0].device)
         return {"learned": learned, "momentum": tree.full_like(learned, 0.0)}, {"head": private}
@@ -71,8 +75,8 @@ class PFedHN(Method):
     def download(self, server, client):
         """Return what the hypernetwork makes for the client."""
         table = server["learned"]["v"]
-        own = table.index_select(0, client["number"].clamp(max=len(table) - 1).view(1))[0]
-        return _made(server["learned"], torch.where(client["newcomer"], table.mean(0), own))
+        own = table.index_select(0, client["number"].clamp(max=len(table) - 1).view(1))
+        return tree.take(_made(server["learned"], torch.where(client["newcomer"], table.mean(0, True), own)), 0)
 
     def start(self, received, client):
         """Return it beside the client's classifier, if that is private."""
@@ -88,7 +92,7 @@ class PFedHN(Method):
         learned, numbers = server["learned"], clients["number"]
 
         def along(learned: Tree) -> Tensor:
-            made = torch.func.vmap(lambda v: _made(learned, v))(learned["v"][numbers])
+            made = _made(learned, learned["v"][numbers])
             return sum(tree.leaves(tree.map(lambda own, g: (own * g).sum(), made, uploads))) / len(numbers)
 
         grads = torch.func.grad(along)(learned)
@@ -106,15 +110,10 @@ class PFedHN(Method):
         return {"learned": moved, "momentum": speed}, clients
 
 
-def _out(leaf: Tensor, hidden: int, generator: torch.Generator) -> Tree:
-    """Return a linear map to the entries of `leaf`, whose shape the bias has."""
-    return {**(drawn := linear(hidden, leaf.numel(), generator)), "bias": drawn["bias"].view(leaf.shape)}
-
-
 def _made(learned: Tree, v: Tensor) -> Tree:
-    """Return the model that belongs to an embedding."""
+    """Return the models that belong to embeddings `[clients, size]`, stacked."""
     first, *others = learned["mlp"].values()
-    z = torch.nn.functional.linear(v, **first)
+    z = F.linear(v, **first)
     for layer in others:
-        z = torch.nn.functional.linear(z.relu(), **layer)
-    return {name: (own["weight"] @ z).view(own["bias"].shape) + own["bias"] for name, own in learned["out"].items()}
+        z = F.linear(z.relu(), **layer)
+    return tree.map(lambda w, b: (z @ w.T).view(-1, *b.shape) + b, learned["weight"], learned["bias"])

@@ -154,6 +154,19 @@ FAULTS = {
         "batched: Mine.loss calls one_hot, which looks at the values of a tensor, but it is asked about many clients "
         "at once: write (y[:, None] == torch.arange(classes, device=y.device)).float() (",
     ),
+    "takes its own row": (
+        """
+    def init(self, params, parts):
+        return {"net": params, "rows": torch.zeros(parts.clients, 2)}, {}
+    def loss(self, server, client, net, params, batch):
+        own = params["rows"][client["number"].clamp(max=5)]
+        return batch.cross_entropy(net(params["net"], batch.x)) + own.square().sum()
+    def evaluated(self, server, client, params):
+        return params["net"]
+        """,
+        {"keeps_form"},
+        "many clients at once: use torch.where, x[number[None]][0]",
+    ),
     "trains more than a network": (
         """
     def start(self, received, client):
@@ -212,7 +225,8 @@ RIGHT = {
     def phases(self, server, client, params, epochs):
         return [Phase(epochs, after_gradient=self._note)]
     def _note(self, server, client, params, grads, batch, loss, kept):
-        return {**client, "last": F.pad((batch.y * batch.samples), (0, 32 - len(batch.y)))}
+        rest = torch.zeros(32 - len(batch.y))
+        return {**client, "last": torch.cat([batch.y * batch.samples, rest])}
         """,
     "is judged by what it has found out": """
     def before_evaluation(self, server, client, net, shard):

@@ -89,8 +89,8 @@ def test_the_running_mean_starts_at_zero_and_is_not_corrected():
     client = {"u": {WEIGHT: torch.zeros(2)}, "running": {WEIGHT: torch.zeros(2)}}
     for k in range(1, 4):
         grads = {"probe": {"u": {WEIGHT: m}, "mean": {WEIGHT: m}}}
-        values = {"server": {"known": YES}, "client": client, "params": {}, "grads": grads, "loss": None, "batch": None}
-        client = method._advance(**values)
+        values = {"server": {"known": YES}, "client": client, "params": {}, "grads": grads, "batch": None}
+        client = method._advance(**values, loss=None, kept={})
         assert_close(client["running"][WEIGHT], (1 - 0.7**k) * m)
         assert_close(client["u"][WEIGHT], -0.5 * k * m)
     z = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))

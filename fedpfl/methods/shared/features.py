@@ -70,7 +70,7 @@ def at_rest(learned: Tree) -> Tree:
     return {"first": zeros, "second": zeros, "steps": tree.leaves(learned)[0].new_zeros(())}
 
 
-def adam(learned: Tree, grads: Tree, memory: Tree, lr: float, weight_decay: float) -> tuple[Tree, Tree]:
+def adam(learned: Tree, grads: Tree, memory: Tree, lr: Tensor, weight_decay: float) -> tuple[Tree, Tree]:
     """Take a step of Adam with weight decay in the gradient, as torch.optim.Adam does."""
     one, two = BETAS
     grads = tree.map(lambda g, p: g + weight_decay * p, grads, learned)

@@ -39,10 +39,11 @@ def expected(setting, net):
             return randoms(t, i, epoch, 2 * method.noise + 1)
 
         def drawn(t, labels):
-            draw = generator(SEED, "aggregate", t)
-            for _ in range(method.steps):
-                y = torch.tensor(labels)[torch.randint(len(labels), (method.batch,), generator=draw)]
-                yield y, torch.rand(method.batch, method.noise, generator=draw)
+            numbers = torch.rand(
+                method.steps, method.batch, 1 + method.noise, generator=generator(SEED, "aggregate", t)
+            )
+            for own in numbers:
+                yield torch.tensor(labels)[(len(labels) * own[:, 0]).long()], own[:, 1:]
 
         values = ("alpha", "beta", "decay", "eta", "noise", "lr", "weight_decay", "teacher", "labels")
         return fedgen.fedgen(setting, made, random, drawn, **{value: getattr(method, value) for value in values})

@@ -32,7 +32,10 @@ def network(method, net):
 
 
 def renamed(learned):
-    out = {f"out.{name.replace('.', '-')}": own for name, own in learned["out"].items()}
+    out = {
+        f"out.{name.replace('.', '-')}": {"weight": weight, "bias": learned["bias"][name]}
+        for name, weight in learned["weight"].items()
+    }
     mlp = {f"mlp.{place}": own for place, own in learned["mlp"].items()}
     layers = {f"{name}.{part}": leaf for name, own in (mlp | out).items() for part, leaf in own.items()}
     return {"embedding.weight": learned["v"]} | {
