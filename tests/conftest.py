@@ -5,6 +5,7 @@ import gc
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Local, Outcome, State, toy
+from fedpfl.engine.backend import EvalCall, met
+from fedpfl.engine.jobs import EvalJob
+from fedpfl.engine.participation import One, evaluation
 from fedpfl.engine.store import Rows
 from fedpfl.engine.toy import (  # noqa: F401
     BACKENDS,
@@ -58,8 +62,12 @@ settings.load_profile("fedpfl")
 
 ENGINES = ("loop", "batched", "loop-bf16", "batched-bf16")
 
+TAUGHT = {"noise": 4, "hidden": 8, "steps": 2, "batch": 8}
+
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "apple": [{}, {"rate": 1.0, "schedule": "cosine", "until": 2.0}],
     "apfl": [{}, {"mixing": "param", "alpha_lr": 1.0, "cold_start": "global"}],
+    "cfl": [{}, {"eps1": 9.0, "eps2": 0.0, "warmup": 0, "linkage": "complete", "statistics": "aggregate"}],
     "ditto": [{}, {"lam": 0.3, "personal_epochs": 1}, {"personal_epochs": 3, "cold_start": "global"}],
     "fedobp": [
         {"q": 0.9},
@@ -73,13 +81,22 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": (0.5, 0.9, 0.99)},
         {"q": (0.3, 0.8), "score": "gradient", "scope": "tensor", "norm": "layer", "ema": 0.3},
     ],
+    "fedas": [{}, {"first": "init", "align": "means", "judge": "received"}, {"first": "global", "weights": "samples"}],
     "fedavg": [{}, {"statistics": "local"}],
     "fedala": [{}, {"layers": 2, "max_epochs": 12, "threshold": 0.0}],
+    "fedamp": [{"sigma": 0.3}, {"variant": "heurfedamp", "start_from": "cloud", "pool": "last_round"}],
+    "fedfomo": [{}, {"candidates": 2, "explore": 1.0, "fallback": "keep", "pool": "all"}],
+    "fedcp": [{}, {"lam": 0.3, "policy_noise": "off"}],
+    "fedgen": [TAUGHT, {**TAUGHT, "teacher": "mean_logits", "labels": "frequency"}],
     "fedbabu": [{}, {"finetune": "head"}],
     "feddpa": [{}, {"rule": "quantile", "train": "joint"}],
     "fedcac": [{}, {"tau": 0.1, "beta": 1}],
     "fedpac": [{}, {"lam": 0.3, "body_epochs": 1, "combine": False, "keep_prototypes": True}],
+    "fedproto": [{}, {"weights": "counts", "judge": "nearest_own"}, {"prototypes": "final", "judge": "head"}],
     "fedper": [{}, {"layers": 2}, {"head_init": "server_average", "statistics": "local"}],
+    "feddbe": [{"bias_lr": 0.05}, {"rho": 0.3, "kappa": 5.0, "mean": "data"}],
+    "feddyn": [{"alpha": 0.3}],
+    "fedphp": [{"participation": 0.5}, {"transfer": "mmd", "lam": 0.5, "momentum": 0.5}],
     "fedprox": [{"mu": 0.5}],
     "fedrep": [{}, {"body_epochs": 2, "head_epochs": 1}],
     "floco": [{}, {"endpoints": 3, "tau": 1}],
@@ -96,12 +113,16 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"beta": 1, "score": "delta", "hessian": True, "judge": "dense"},
         {"tau": 0.2, "include_norm": True, "cutoff": -1.0},
     ],
+    "ifca": [{}, {"clusters": 3, "layers": 1}],
     "flute": [{}, {"rep_epochs": 2, "l3": 0.0}],
+    "knn_per": [{"k": 3}, {"lam": None, "scale": 0.1}, {"distance": "euclidean", "mix": "logits"}],
     "lg_fedavg": [{}, {"layers": 2}, {"variant": "as_published"}],
+    "moon": [{}, {"mu": 5.0, "tau": 0.2}],
     "pfedfda": [{}, {"variant": "as_published"}],
     "per_fedavg": [{"outer_lr": 0.05}, {"version": "hf", "outer_lr": 0.05, "adapt_steps": 2}],
     "pfedme": [{}, {"average": "samples", "beta": 0.5, "inner_lr": 0.05}],
     "pfedsd": [{}, {"teacher": "train", "tau": 1.0}],
+    "pfedhn": [{"hidden": 10}, {"variant": "pc", "order": "sequential", "rows": "all", "hidden": 10, "embedding": 3}],
     "fedspu": [{"widths": (0.3, 0.6, 1.0)}, {}],
     "random_dropout": [{"widths": (0.3, 0.6, 1.0)}, {"judge": "own"}],
     "fjord": [{}, {"ordered": True, "distill": 0.3}],
@@ -110,7 +131,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "heterofl": [{"scaler": True}, {"masked": False, "weighting": "samples", "dynamic": True}],
     "fedrolex": [{"widths": (0.3, 0.6, 1.0)}],
     "flexfl": [{}, {"levels": (0.4, 1.0), "apoz": (0.3, 0.6), "devices": (1, 1), "assign": "random"}],
-    "scaffold": [{"clients": 6}, {"clients": 6, "server_lr": 0.5}],
+    "scaffold": [{}, {"server_lr": 0.5}],
     "seqfededt": [{"q": 0.9}, {"score": "importance", "q": 0.5, "classifier_only": True}],
     "subflot": [{}, {"mode": "balanced", "alpha": 0.3, "initial": "prefix", "assign": "blocks"}],
 }
@@ -206,6 +227,13 @@ def rounds(
 def trajectory(*args: Any, **kwargs: Any) -> list[State]:
     """The states of `rounds`."""
     return rounds(*args, **kwargs)[0]
+
+
+def judged(method: Method, net: Net, federation: Federation, state: State, client: int) -> EvalJob:
+    """What a client is evaluated by between rounds: its parameters and statistics."""
+    job = next(evaluation(met(EvalCall(method, federation, state, [client])), One(client), net, nullcontext))
+    assert isinstance(job, EvalJob)
+    return job
 
 
 def row(stacked: Any, client: int) -> Any:

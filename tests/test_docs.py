@@ -34,6 +34,7 @@ from tests.report.test_report import write_run
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import methods_table
+import reproduction
 import try_docs
 
 COMMANDS = try_docs.commands()
@@ -132,6 +133,25 @@ def test_the_table_of_methods_is_up_to_date(every: int):
     assert shown[:2] + shown[2::every] == made, "run python scripts/methods_table.py --write"
 
 
+def test_the_measured_tables_are_what_the_files_say(tmp_path):
+    """And a file that changes changes the page; the public files stand beside own runs in the figure too."""
+    page = reproduction.PAGE.read_text()
+    made = {name: table() for name, table in reproduction.TABLES.items()}
+    assert reproduction.filled(page, made) == page, "run python scripts/reproduction.py --write"
+    assert reproduction.filled(page, made | {"cifar100": "| no |"}) != page
+    assert "| CIFAR100 | FedAvg | 25.21 (-0.27) | 26.04 (-0.21) |" in made["agreement"]
+    assert [path.name for path in reproduction.draw(tmp_path / "figure.png")] == ["figure.png"]
+
+
+def test_the_methods_of_the_benches_are_called_as_is_said():
+    section = (ROOT / "docs" / "methods.md").read_text().split("## Methods of FL-bench and PFLlib")[1]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    same = [re.sub(r"\w+: ", "", there).lower() for there, here in rows if here == "the same in lower case"]
+    named = re.split("[,;] ", ", ".join(same)) + re.findall(r"`(\w+)`", " ".join(here for _, here in rows))
+    assert len(set(named)) > 35
+    assert set(named) <= set(METHODS)
+
+
 def test_the_readme_names_methods_that_there_are():
     readme = (ROOT / "README.md").read_text()
     row = next(line for line in readme.splitlines() if line.startswith("| `method` |"))
@@ -180,8 +200,8 @@ def outputs(tmp_path_factory):
         partition = {"name": "published", "alpha": 0.1}
         write_run(root / f"outputs/fmnist_{name}/method/key/seed1", partition=partition, method=method)
     rows = "method,round,accuracy_before,accuracy_after\nfedavg,1,50,60\nfedavg,2,51,61\n"
-    for name in ("published_curves.csv", "published_per_round.csv"):
-        (root / name).write_text(rows)
+    (root / "published_curves.csv").write_text(rows)
+    (root / "docs").symlink_to(ROOT / "docs")
     return root
 
 

@@ -91,10 +91,6 @@ def _plan(config: dict[str, Any]) -> Plan:
     if (now := present(config["method"])["name"]) != config["method"]["name"]:
         raise FedpflError(f"method={config['method']['name']} with these values is now method={now}")
     method = typed(chosen("method", config["method"], METHODS), options(config["method"]), "method")
-    if getattr(method, "clients", settings.clients) != settings.clients:
-        raise FedpflError(f"method.clients is the run's clients={settings.clients} and cannot be set; leave it out")
-    if hasattr(method, "clients"):  # who never takes part is none of them
-        method = replace(method, clients=settings.clients - settings.newcomers)
     if method.own_steps and not parts["local"].plain:
         raise FedpflError(engine.own_steps(f"method={config['method']['name']}", parts["local"]))
     for part in (_model, _adapter, _partition, _source):

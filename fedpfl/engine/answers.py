@@ -27,9 +27,14 @@ Found = dict[str, dict[int, dict[str, Any]]]
 
 UNSEEN = ("vmap: It looks like", "dynamic shape", "Cannot access data pointer", "aten::equal", "torch.allclose isn't")
 """What PyTorch says where a vectorised function asks for the values of a tensor."""
+ONE_HOT = (
+    "calls one_hot, which looks at the values of a tensor, but it is asked about many clients at once: write "
+    "(y[:, None] == torch.arange(classes, device=y.device)).float()"
+)
 INSTEAD = (
-    "looks at the values of a tensor (if, while, int(), .item(), x[mask]), but it is asked about many clients at once: "
-    "use torch.where, or find it out in before_training or after_training, which may look"
+    "looks at the values of a tensor (if, while, int(), .item(), x[mask], x[number]), but it is asked about many "
+    "clients at once: use torch.where, x[number[None]][0], or find it out in before_training or after_training, "
+    "which may look"
 )
 
 
@@ -37,14 +42,13 @@ INSTEAD = (
 class About:
     """Hold what answers are compared with, as far as it is known.
 
-    keeps: whether the method's loss keeps something. seen: which of the hooks that every step asks have answered.
+    seen: which of the hooks that every step asks have answered.
     """
 
     method: Method
     net: Net | None = None
     client: dict[str, Tree] | None = None
     classes: int = 0
-    keeps: bool = False
     seen: set[str] = field(default_factory=set)
 
     def default(self, *hooks: str) -> bool:
@@ -73,7 +77,10 @@ def asked(method: Method, *about: Any) -> Method:
 
 def unseen(error: BaseException) -> str:
     """Return what to do about an error by which a vectorised hook looked at values; "" of other errors."""
-    return INSTEAD if isinstance(error, RuntimeError) and any(sign in str(error) for sign in UNSEEN) else ""
+    if not isinstance(error, RuntimeError) or not any(sign in str(error) for sign in UNSEEN):
+        return ""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return ONE_HOT if last and "one_hot(" in (last[0].line or "") else INSTEAD
 
 
 def kept(client: dict[str, Tree], initial: dict[str, Tree]) -> dict[str, Tree]:
@@ -135,6 +142,11 @@ class Question:
                 raise
             last = traceback.extract_tb(error.__traceback__)[-1]
             raise Broken(f"{self.name} {instead} ({last.filename}:{last.lineno})") from error
+        except KeyError as error:
+            if not (instead := self._foreign()) or not isinstance(own := trees.get("params"), dict):
+                raise
+            has = f"the tree that is trained, which has {', '.join(own)}"
+            raise Broken(f"{self.name} looks for {error} in {has}: {instead}") from error
         unchanged(trees, before, self.name)
         try:
             fault = next(self.rule.faults(answer, self.about, *given), "")
@@ -144,11 +156,19 @@ class Question:
             raise Broken(f"{self.name} returned {fault}; it must return {self.rule.must} (docs/design.md#a-method)")
         return [self._functions(own) for own in answer] if self.rule.faults is _phases else answer
 
+    def _foreign(self) -> str:
+        """Say what to override where FedAvg's hooks give others a tree that is not theirs; "" where they do not."""
+        default, hook = self.about.default, self.name.rpartition(".")[2]
+        if hook == "loss" and default("loss"):
+            return "override `loss`, as FedAvg's asks `predict` of all that is trained"
+        if hook == "predict" and default("evaluated"):
+            return "override `evaluated`, which returns the part of it that `predict` takes"
+        return ""
+
     def _functions(self, phase: Phase) -> Phase:
         """A phase whose own functions are asked in the same way."""
-        loss = KEPT if phase.keeps else RULES["loss"]._replace(faults=_lone)
         new: dict[str, Any] = {}
-        for name, rule in {"loss": loss, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
+        for name, rule in {"loss": LOSS, "step": STEP, "after_gradient": AFTER_GRADIENT}.items():
             if hook := getattr(phase, name):
                 of = f"{type(self.about.method).__name__}.{getattr(hook, '__name__', 'phases')} (Phase.{name})"
                 new[name] = Question(hook, of, rule, self.about)
@@ -322,7 +342,7 @@ def _phases(value: Any, about: About, *given: Any) -> Faults:
     for phase in value:
         if not isinstance(phase, Phase):
             yield f"a list with {_kind(phase)} in it"
-        for name, least in (("epochs", 0), ("batches", 1), ("randoms", 0)):
+        for name, least in (("epochs", 0), ("batches", 1)):
             if not isinstance(count := getattr(phase, name), Integral) or count < least:
                 yield f"a phase of {count!r} {name}"
         for name in ("loss", "step", "after_gradient"):
@@ -331,7 +351,6 @@ def _phases(value: Any, about: About, *given: Any) -> Faults:
         yield from _mask(phase.mask, params)
         if wrong := phase.sgd.keys() - {own.name for own in fields(Local)}:
             yield f"a phase with sgd value {min(wrong)}, which `local` does not have"
-    about.keeps = any(phase.keeps and not phase.loss for phase in value)
 
 
 def _mask(mask: Tree, params: Tree) -> Faults:
@@ -358,19 +377,17 @@ def _detached(value: Tensor, params: Tree) -> Faults:
         yield "what has no gradient (is it detached, or computed under torch.no_grad?)"
 
 
-def _lone(value: Any, about: About, server: Any, client: Any, net: Any, params: Tree, batch: Any) -> Faults:
+def _loss(value: Any, about: About, server: Any, client: Any, net: Any, params: Tree, batch: Batch) -> Faults:
+    """A loss, and perhaps a tree of what is kept of each sample beside it."""
+    if isinstance(value, tuple):
+        yield from _pair(value)
+        yield from _tree(value[1], about)
+        for name, leaf in tree.items(value[1]):
+            if not leaf.dim() or len(leaf) != len(batch.x):
+                yield f"beside the loss {_kind(leaf)} as {name or 'a tree'} for {len(batch.x)} samples"
+        value = value[0]
     yield from _scalar(value)
     yield from _detached(value, params)
-
-
-def _kept(value: Any, about: About, *given: Any) -> Faults:
-    yield from _pair(value)
-    yield from _lone(value[0], about, *given)
-    yield from _tree(value[1], about)
-
-
-def _loss(value: Any, about: About, *given: Any) -> Faults:
-    yield from (_kept if about.keeps else _lone)(value, about, *given)
 
 
 def _step(value: Any, about: About, *given: Any) -> Faults:
@@ -427,7 +444,7 @@ PHASES = Rule(
     "a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes",
     _phases,
 )
-KEPT = Rule("the loss, a 0-dimensional tensor, and with Phase.keeps a tree beside it", _kept, often=True)
+LOSS = Rule("the loss, a 0-dimensional tensor, or `(loss, tree of [batch, ...])`", _loss, often=True)
 STEP = Rule("two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor", _step, often=True)
 AFTER_GRADIENT = Rule("the client's state, in the form in which it was given", _after_gradient, often=True)
 
@@ -443,7 +460,7 @@ RULES = {
     "download": Rule("a tree of tensors, `tree.Masked` or `tree.Agreed`", _tree),
     "start": Rule("a tree of tensors; FedAvg's `loss` takes all the network's parameters by name", _start),
     "phases": PHASES,
-    "loss": KEPT._replace(faults=_loss),
+    "loss": LOSS,
     "after_training": FOUND,
     "updated_buffers": Rule("by model role a tree of bools in the form of its statistics", _updated),
     "finish": Rule("two things: the upload, a tree, and the client's state, a dict in the form of init's", _finish),

@@ -158,8 +158,9 @@ class Batched(Backend):
             return ((logits.argmax(1) == batch.y) & (batch.samples > 0)).sum(), batch.sum(batch.losses(logits))
 
         owned = [getattr(row.federation, jobs[0].split)[row.client] for row in rows]
+        random = [numbers for job in jobs for numbers in job.random()]
         with torch.no_grad(), self._autocast():
-            for now, batch in passes(rows[0].federation, owned):
+            for now, batch in passes(rows[0].federation, owned, random):
                 hits, losses = each(one, tree.take(params, now), tree.take(buffers, now), batch)
                 correct[now] += hits
                 loss[now] += losses

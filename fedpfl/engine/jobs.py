@@ -31,9 +31,20 @@ class EvalJob:
 
     method: Method
     rows: list[Row]
+    draws: list[Draws]
     params: Tree
     buffers: dict[str, Tree]
     split: str = "test"
+
+    def random(self) -> list[Tensor]:
+        """Draw each row's numbers for its samples, `[samples, Method.randoms]`; none where nobody looks at them."""
+        count = 0 if type(self.method).predict is Method.predict else self.method.randoms
+        return [
+            draws.random(
+                row.client, self.split, 0, len(getattr(row.federation, self.split)[row.client]), count, "predict"
+            )
+            for row, draws in zip(self.rows, self.draws, strict=True)
+        ]
 
     def kind(self) -> tuple[Any, ...]:
         """Say what jobs of one program have in common: the images, predictions and form of trees."""
@@ -64,6 +75,16 @@ class TrainJob:
     def rates(self) -> list[float]:
         """The learning rate of each row."""
         return self.joined or [self.plan.local.lr] * len(self.rows)
+
+    @property
+    def randoms(self) -> int:
+        """How many numbers each sample is given: none where nobody looks at them."""
+        return 0 if self.plain else self.method.randoms
+
+    @property
+    def records(self) -> bool:
+        """Whether anybody asks for what the losses keep of all steps."""
+        return not self.plan.tuned and type(self.method).after_training is not Method.after_training
 
     @property
     def plain(self) -> bool:
@@ -131,10 +152,9 @@ def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
     def joined_masks(*leaves: Any) -> Any:
         return joined(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
 
-    phases = [
-        phase._replace(mask=tree.map(joined_masks, *(job.plan.phases[i].mask for job in jobs)))
-        for i, phase in enumerate(first.plan.phases)
-    ]
+    masks = [[job.plan.phases[i].mask for job in jobs] for i in range(len(first.plan.phases))]
+    once = {(*map(id, own),): tree.map(joined_masks, *own) for own in masks}  # what phases share, they share still
+    phases = [phase._replace(mask=once[(*map(id, own),)]) for phase, own in zip(first.plan.phases, masks, strict=True)]
     servers: dict[str, Tree] | None = None
     client: dict[str, Tree] = {}
     if not first.plain:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,14 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpfl.data.federation import Federation
 from fedpfl.engine.answers import Found, alike
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, work
 from fedpfl.engine.jobs import End, EvalJob, TrainJob
-from fedpfl.engine.keys import Draws, seeded, watched
+from fedpfl.engine.keys import seeded, watched
 from fedpfl.engine.participation import One, evaluation, participation
 from fedpfl.engine.ranks import cores
-from fedpfl.engine.sgd import Local, at_rest, bits, complete, idle, movement, numbered, parked, steps, update_
+from fedpfl.engine.sgd import Local, at_rest, bits, complete, idle, movement, numbered, parked, steps, uneven, update_
 from fedpfl.engine.shard import gathered
 from fedpfl.ground import tree
 from fedpfl.ground.errors import contained
@@ -122,8 +121,9 @@ class Loop(Backend):
         data, bound = gathered(federation, getattr(federation, job.split)[client]), net.bind(job.buffers)
         correct = torch.zeros((), dtype=torch.int64, device=data.y.device)
         loss = torch.zeros((), device=data.y.device)
+        (random,) = job.random()
         with torch.no_grad(), self._autocast():
-            for batch in data.chunks():
+            for batch in data.chunks(random=tree.send(random, data.y.device)):
                 logits = job.method.predict(bound, job.params, batch.unlabelled())
                 correct += (logits.argmax(1) == batch.y).sum()
                 loss += F.cross_entropy(logits, batch.y, reduction="sum")
@@ -147,21 +147,20 @@ class _Training:
         ((federation, number),) = job.rows
         self._data = gathered(federation, federation.train[number])
         self._params, self._client, self._buffers = tree.map(_working_copy, job.start), job.client, job.buffers
-        self._memory = at_rest(job.plan, self._params)
+        self._memory, self._uneven = at_rest(job.plan, self._params), uneven(job.plan.phases)
         self._total, self._by_sample, self._samples = torch.zeros(3, device=self._data.y.device).unbind()
         self._steps, self._records = 0, list[Tree]()
 
     def play(self, phase: Phase, epochs: range) -> None:
         """Take the steps of a phase."""
-        ((federation, number),), job = self._job.rows, self._job
-        leaves = tree.leaves(self._params)
+        job, leaves = self._job, tree.leaves(self._params)
         moves, local = movement(phase, self._params), job.plan.local.during(phase)
         for i, leaf in enumerate(leaves):
             leaf.requires_grad_(i in moves.moving)
-        moving, moments = [leaves[i] for i in moves.moving], self._memory.of(moves.moving)
+        moving, moments = [leaves[i] for i in moves.moving], self._memory[phase.stream].of(moves.moving)
         masks = [None if mask is None else bits(mask, leaf) for mask, leaf in zip(moves.masks, moving, strict=True)]
-        with parked(moments, moves.masks, local):
-            for batches in _batches(federation, self._data, phase, epochs, local, job.draws[0], number):
+        with parked(moments, moves.masks, local) if phase.stream in self._uneven else nullcontext():
+            for batches in _batches(job, self._data, phase, epochs, local):
                 if self._stop.is_set():
                     raise CancelledError
                 bound = self._net.bind(self._buffers, training=True)
@@ -197,16 +196,17 @@ class _Training:
         server, objective = self._job.server, phase.loss or self._job.plan.loss
         with self._autocast():
             loss = objective(server, self._client, bound, self._params, batch)
-        if phase.keeps:
-            loss, kept = loss
-            self._records.append(tree.map(Tensor.detach, kept))
+        loss, kept = loss if isinstance(loss, tuple) else (loss, {})
+        kept = tree.map(Tensor.detach, kept)
+        if kept and self._job.records:
+            self._records.append(kept)
         grads = list(torch.autograd.grad(loss, [leaves[i] for i in moving], materialize_grads=True))
         loss = loss.detach()
         if phase.after_gradient:
             now, gradient = tree.map(Tensor.detach, self._params), complete(grads, leaves, moving)
             with torch.no_grad():
                 whole = tree.rebuild(self._params, gradient)
-                self._client = phase.after_gradient(server, self._client, now, whole, loss, batch)
+                self._client = phase.after_gradient(server, self._client, now, whole, batch, loss, kept)
         return loss, grads
 
     def _count(self, loss: Tensor, samples: int) -> None:
@@ -217,18 +217,17 @@ class _Training:
             self._samples += samples
 
 
-def _batches(
-    federation: Federation, data: Data, phase: Phase, epochs: range, local: Local, draws: Draws, client: int
-) -> Iterator[list[Batch]]:
+def _batches(job: TrainJob, data: Data, phase: Phase, epochs: range, local: Local) -> Iterator[list[Batch]]:
     """Give the minibatches of each step of a client whose training data are `data`, planned epoch by epoch."""
-    device = data.y.device
+    ((federation, client),), (draws,), device = job.rows, job.draws, data.y.device
     for epoch in epochs:
-        plan = steps(phase, range(epoch, epoch + 1), local.batch_size, draws, federation, client, local.steps)
+        now = range(epoch, epoch + 1)
+        plan = steps(phase, now, local.batch_size, draws, federation, client, local.steps, job.randoms)
         sizes = (plan.positions >= 0).sum(-1).tolist()
-        for positions, views, random, counts in zip(*plan, sizes, strict=True):
+        for *minibatches, counts in zip(*plan, sizes, strict=True):
             step = []
-            for rows, seen, count in zip(positions, views, counts, strict=True):
-                batch = data.rows(tree.send(rows[:count], device))._replace(random=tree.send(random, device))
+            for rows, seen, random, count in zip(*minibatches, counts, strict=True):
+                batch = data.rows(tree.send(rows[:count], device))._replace(random=tree.send(random[:count], device))
                 if federation.augment:
                     x = federation.seen(batch.x, tree.send(seen[:count], device))
                     batch = batch._replace(x=x.contiguous(memory_format=torch.channels_last))

@@ -114,12 +114,17 @@ class Many(One):
         def masks(*parts: Any) -> list[Tensor]:
             plan = make(*parts)
             common.append(plan)
-            leaves = [leaf for phase in plan.phases for leaf in tree.leaves(phase.mask)]
+            leaves = [leaf for mask in once(plan).values() for leaf in tree.leaves(mask)]
             return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+        def once(plan: TrainPlan) -> dict[int, Tree]:  # masks that phases share are shared stacked too
+            return {id(phase.mask): phase.mask for phase in plan.phases}
 
         values = iter(self.each(masks, *trees))
         fill = partial(tree.map, lambda leaf: next(values) if isinstance(leaf, Tensor) else leaf)
-        return replace(common[0], phases=[phase._replace(mask=fill(phase.mask)) for phase in common[0].phases])
+        filled = {key: fill(mask) for key, mask in once(common[0]).items()}
+        phases = [phase._replace(mask=filled[id(phase.mask)]) for phase in common[0].phases]
+        return replace(common[0], phases=phases)
 
 
 def laid_over(client: dict[str, Tree], found: dict[str, Tree]) -> dict[str, Tree]:
@@ -150,7 +155,7 @@ def participation(
     call = newly(call, net)
     method, federation, state, _, local, draws, stopping, turn, _ = call
     server, device = state.server, federation.x.device
-    places = [Row(federation, number) for number in rows.clients]
+    places, drawing = [Row(federation, number) for number in rows.clients], [draws] * len(rows.clients)
 
     def sample(number: int) -> dict[str, Tree]:
         return tree.map(lambda leaf: tree.send(leaf, device), method.sample(server, draws.server(number)))
@@ -185,14 +190,14 @@ def participation(
     start, down = rows.each(begin, client)
     metrics = rows.each(partial(method.metrics, server), client)
     nobody = Counts(*[torch.zeros_like(facts["number"], dtype=torch.float32)] * 3)
-    before = nobody if turn else (yield EvalJob(method, places, rows.each(evaluated, client, start), buffers))
+    before = nobody if turn else (yield EvalJob(method, places, drawing, rows.each(evaluated, client, start), buffers))
 
     client = tree.without(client, ["statistics"])
     plan = TrainPlan(method.loss, [], local)
     if turn is None or turn.trains:
         plan = rows.plan(partial(training, method, local, server), client, start)
     plan = replace(plan, by_sample=stopping)
-    end: End = yield TrainJob(method, places, [draws] * len(places), plan, start, server, client, buffers)
+    end: End = yield TrainJob(method, places, drawing, plan, start, server, client, buffers)
     facts |= {"trained": facts["trained"] | end.stepped, "statistics": end.buffers}
     client = {**end.client, **facts}
     updated = rows.each(partial(method.updated_buffers, server), client)
@@ -200,10 +205,12 @@ def participation(
     buffers = client["statistics"] = {**end.buffers, **moved}
     client |= rows.one_by_one(after_training, client, buffers, end.params, kept=end.kept)
     params = rows.each(evaluated, client, end.params)
-    after = nobody if turn else (yield EvalJob(method, places, params, buffers))
+    after = nobody if turn else (yield EvalJob(method, places, drawing, params, buffers))
     held_out = torch.zeros_like(after.loss)
     if stopping:
-        held = (yield EvalJob(method, places, params, buffers, "held_out")) if federation.validation else after
+        held = after
+        if federation.validation:
+            held = yield EvalJob(method, places, drawing, params, buffers, "held_out")
         held_out = held.loss / held.total.clamp(min=1)
     uploads, kept, up = rows.each(finish, client, start, end.params)
     told = (before, after, down, up, metrics, end.loss, end.sample_loss, held_out)
@@ -232,7 +239,8 @@ def evaluation(
         plan = rows.plan(partial(fine_tuning, method, tuning, net.parts), params)
         end: End = yield TrainJob(method, places, [tuning.draws] * len(places), plan, params, server, client, buffers)
         params, buffers = end.params, end.buffers
-    counts = {"test": (yield EvalJob(method, places, params, buffers))}
+    drawing = [draws] * len(places)
+    counts = {"test": (yield EvalJob(method, places, drawing, params, buffers))}
     if federation.validation:
-        counts["validation"] = yield EvalJob(method, places, params, buffers, "validation")
+        counts["validation"] = yield EvalJob(method, places, drawing, params, buffers, "validation")
     return counts

@@ -23,43 +23,53 @@ def train_steps(
 ) -> tuple[list[Tensor], list[int]]:
     """Plan all steps of a phase, and count the leading rows that take each; the rows of a job are sorted by steps.
 
-    Returns sample indices and weights `[steps, rows, minibatches, batch]`, random numbers `[steps, rows, numbers]` and
-    views `[steps, rows, minibatches, batch, numbers]`. width: the least `batch`.
+    Returns the samples' indices and places together, `[steps, rows, 2, minibatches, batch]`, their weights
+    `[steps, rows, minibatches, batch]`, random numbers and views `[..., numbers]`. width: the least `batch`.
     """
     plans = [
-        steps(phase, epochs, batch_size, draws, row.federation, row.client, job.plan.local.steps)
+        steps(phase, epochs, batch_size, draws, row.federation, row.client, job.plan.local.steps, job.randoms)
         for row, draws in zip(job.rows, job.draws, strict=True)
     ]
     counts = [len(plan.positions) for plan in plans]
     assert counts == sorted(counts, reverse=True), "the rows of a job are sorted by their steps"
     batch = max([width, *(plan.positions.shape[2] for plan in plans if len(plan.positions))])
-    chosen, views = [], []
+    chosen, random, views = [], [], []
     for row, plan in zip(job.rows, plans, strict=True):
         short = batch - plan.positions.shape[2]
         indices = torch.where(plan.positions < 0, -1, row.federation.train[row.client][plan.positions])
-        chosen.append(F.pad(indices, (0, short), value=-1))
+        chosen.append(F.pad(torch.stack([indices, plan.positions], 1), (0, short), value=-1))
+        random.append(F.pad(plan.random, (0, 0, 0, short)))
         views.append(F.pad(plan.views, (0, 0, 0, short)))
     indices, weight = _real(_beside(chosen))
-    parts = [indices, weight, _beside([plan.random for plan in plans]), _beside(views)]
+    parts = [indices, weight[:, :, 0], _beside(random), _beside(views)]
     return parts, [sum(n > step for n in counts) for step in range(counts[0])]
 
 
-def passes(federation: Federation, owned: Sequence[Tensor]) -> Iterator[tuple[slice | Tensor, Batch]]:
-    """Give rows of clients with a batch of each one's samples, until all that they own have been given."""
+def passes(
+    federation: Federation, owned: Sequence[Tensor], random: Sequence[Tensor]
+) -> Iterator[tuple[slice | Tensor, Batch]]:
+    """Give rows of clients with a batch of each one's samples, until all that they own have been given.
+
+    random: numbers of each one's samples, `[samples, numbers]`.
+    """
     device = federation.x.device
     size = CHUNK if device.type == "cpu" else max(CHUNK, PASS // max(1, len(owned)))
     size = min(size, max([1, *map(len, owned)]))
     chunks = [F.pad(own, (0, -len(own) % size), value=-1).view(-1, size) for own in owned]
     counts = torch.tensor([len(own) for own in chunks])
-    for step, (index, weight) in enumerate(
-        zip(*(tree.send(part, device) for part in _real(_beside(chunks))), strict=True)
-    ):
+    numbers = [
+        F.pad(drawn, (0, 0, 0, -len(drawn) % size)).view(len(own), size, drawn.shape[1])
+        for own, drawn in zip(chunks, random, strict=True)
+    ]
+    parts = [*_real(_beside(chunks)), _beside(numbers)]
+    for step, (index, weight, drawn) in enumerate(zip(*(tree.send(part, device) for part in parts), strict=True)):
         active = (counts > step).nonzero()[:, 0]
         leading = int(active[-1]) == len(active) - 1
         rows = slice(len(active)) if leading else tree.send(active, device)
         chosen, shares = index[rows], weight[rows]
-        none = shares.new_empty(len(shares), 0)
-        yield rows, Batch(federation.normalize(federation.x[chosen]), federation.y[chosen], shares, none)
+        place = torch.arange(step * size, (step + 1) * size, device=device) * (shares > 0)
+        x, y = federation.normalize(federation.x[chosen]), federation.y[chosen]
+        yield rows, Batch(x, y, shares, drawn[rows], place)
 
 
 def _beside(plans: Sequence[Tensor]) -> Tensor:

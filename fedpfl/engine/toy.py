@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Engine, Local, Outcome, State, Stopping, begin, make, pick, play
-from fedpfl.engine.backend import Participation, TrainCall, met
+from fedpfl.engine import Backend, Engine, Local, Outcome, State, Stopping, Tuning, begin, make, pick, play
+from fedpfl.engine.backend import Counts, Participation, TrainCall, met
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.participation import One
 from fedpfl.engine.shard import training_shard
@@ -141,10 +141,21 @@ def participate(
     engine: Engine | str = LOOP,
     local: Local = LOCAL,
     seed: int = 0,
+    of: list[int] | None = None,
 ) -> Participation:
-    """Return what the cohort brings back from the round after `state`, which is left as it is."""
-    draws = Draws(seed, "train", state.round + 1)
-    return make(as_engine(engine), net, CPU).participate(method, federation, state, cohort, local, draws)
+    """Return what the cohort brings back from the round after `state`, which is left as it is.
+
+    of: the whole cohort, by which the server decides what it lays over clients' states.
+    """
+    whole, draws = of or cohort, Draws(seed, "train", state.round + 1)
+    laid = met(TrainCall(method, federation, state, whole, local, draws)).laid
+    rows = torch.tensor([whole.index(client) for client in cohort])
+    given = (method, federation, state, cohort, local, draws)
+    return make(as_engine(engine), net, CPU).participate(*given, laid=laid and tree.take(laid, rows))
+
+
+NUDGES = (2e-7, 4e-7, 6e-7)
+"""By how much of themselves samples are changed: as sums in another order are."""
 
 
 class Trial:
@@ -169,8 +180,16 @@ class Trial:
         self, engine: Engine | str, t: int, *, of: str = "loop", norm: bool = False, cohort: list[int] | None = None
     ) -> tuple[State, Outcome]:
         """Play the round on another engine, from the state that the run on engine `of` has reached by then."""
-        runner, state = make(as_engine(engine), tiny(norm), CPU), copy.deepcopy(self.played(of, norm)[0][t])
-        return play(runner, self.method, small(), state, cohort or COHORTS[t], LOCAL, 0)
+        (runner, federation), state = self._stage(engine, norm), copy.deepcopy(self.played(of, norm)[0][t])
+        return play(runner, self.method, federation, state, cohort or COHORTS[t], LOCAL, 0)
+
+    def judged(self, engine: str, tuning: Tuning | None) -> Counts:
+        """Evaluate everyone after two rounds on the loop backend."""
+        runner, federation = self._stage(engine)
+        return runner.evaluate(self.method, federation, self.played("loop")[0][-1], EVERYONE, tuning)
+
+    def _stage(self, engine: Engine | str, norm: bool = False) -> tuple[Backend, Federation]:
+        return make(as_engine(engine), tiny(norm), CPU), small()
 
     def entered(self, net: Net, state: State, number: int) -> dict[str, Tree]:
         """Return a client's state after `prepare`, as it enters the next round."""
@@ -181,6 +200,20 @@ class Trial:
         bound = net.bind(state.buffers(number), training=True)
         found = method.before_training(state.server, client, bound, shard)
         return method.prepare(state.server, client | tree.completed(found))
+
+
+class Nudged(Trial):
+    """A method where rounding alone tells both backends apart: the other one is loop, too, on samples `by` larger."""
+
+    def __init__(self, method: Method, by: float):
+        super().__init__(method)
+        self._by = by
+
+    def _stage(self, engine: Engine | str, norm: bool = False) -> tuple[Backend, Federation]:
+        runner, federation = super()._stage("loop", norm)
+        assert federation.std
+        std = tuple(own / (1 + self._by) for own in federation.std)
+        return runner, federation if engine == "loop" else dataclasses.replace(federation, std=std)
 
 
 # ---- comparisons

@@ -25,7 +25,7 @@ LATER: dict[str, Any] = {
     "stopping": {"early": False, "lam": 0.7},
     "validation": 0.0,
     "unseen": 0.0,
-    "model": {"weights": None},
+    "model": {"weights": None, "projection": 0},
     "adapter": {"name": "none"},
     "partition": {"seed": None},
     "method": {"statistics": "aggregate"},
@@ -41,6 +41,8 @@ FORMER: dict[str, dict[str, Any]] = {
     "floco": {"pers_epochs": 0, "lam": 1.0, "cold_start": "initial"},
 }
 """Hyperparameters that methods once had, at values that mean what they do now: older runs keep their identity."""
+AGAIN = {"scaffold": ("clients",)}
+"""Keys of the run that methods once had as hyperparameters, too."""
 
 APART: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "fedobp_adaptive": ("fedobp", lambda method: isinstance(method.get("q"), list | tuple)),
@@ -57,7 +59,8 @@ def essence(config: Mapping[str, Any]) -> dict[str, Any]:
             kept[group] = {key: value for key, value in kept[group].items() if decides(key)}
     if isinstance(method := kept.get("method"), Mapping):
         name = str(method.get("name"))
-        kept["method"] = {**FORMER.get(name, {}), **method, **({"name": APART[name][0]} if name in APART else {})}
+        former = FORMER.get(name, {}) | {key: config.get(key) for key in AGAIN.get(name, ())}
+        kept["method"] = {**former, **method, **({"name": APART[name][0]} if name in APART else {})}
     for key, since in LATER.items():
         value = kept.pop(key, since)
         if isinstance(since, dict) and isinstance(value, Mapping):

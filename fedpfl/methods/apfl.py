@@ -91,7 +91,7 @@ class APFL(Method):
             mixture = net(_mixed(alpha, params["v"], tree.map(Tensor.detach, params["w"])), batch.x, "v")
         return batch.cross_entropy(shared) + batch.cross_entropy(mixture)
 
-    def _advance(self, server, client, params, grads, loss, batch):
+    def _advance(self, server, client, params, grads, batch, loss, kept):
         return {**client, "alpha": client["next"]}
 
     def finish(self, server, client, start, end):

@@ -51,7 +51,7 @@ class FedPURIN(FedCAC):
         return [Phase(epochs, after_gradient=self._remember if self.score == "gradient" else None)]
 
     @staticmethod
-    def _remember(server, client, params, grads, loss, batch):
+    def _remember(server, client, params, grads, batch, loss, kept):
         return {**client, "gradient": tree.named(grads, client["own"])}
 
     def _scores(self, client, start, end):

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Between
 from fedpfl.methods.shared import neurons
-from fedpfl.methods.shared.method import Phase
 from fedpfl.methods.shared.submodel import Submodel
 
 
@@ -35,6 +34,11 @@ class FjORD(Submodel):
         super().__post_init__()
         self.check(self.ordered or self.distill == 0, "distill", "0 unless ordered")
 
+    @property
+    def randoms(self):
+        """Draw a number for the width of each step."""
+        return 1 if self.ordered else 0
+
     def init(self, params, parts):
         """Give the ordered version its list of widths to draw from."""
         server, client = super().init(params, parts)
@@ -45,18 +49,13 @@ class FjORD(Submodel):
     def _active(self, server, client):
         return neurons.prefix(server["plan"], client["width"], self.rounding)
 
-    def phases(self, server, client, params, epochs):
-        """Draw a random number per step, for its width."""
-        return [Phase(epochs, client["mask"], randoms=1 if self.ordered else 0)]
-
     def loss(self, server, client, net, params, batch):
         """Return the loss of the drawn width, with distillation together with the widest's."""
         if not self.ordered:
             return super().loss(server, client, net, params, batch)
-        assert batch.random is not None
         widths = server["widths"]
         held = (widths <= client["width"] + neurons.SLACK).sum()
-        drawn = widths.gather(0, (batch.random * held).long().minimum(held - 1))[0]
+        drawn = widths.gather(0, (batch.random[0] * held).long().minimum(held - 1))[0]
         active = neurons.prefix(server["plan"], drawn, self.rounding)
         narrow = self.predict(net, tree.masked(params, neurons.entries(server["plan"], active, params)), batch)
         loss = batch.cross_entropy(narrow)

@@ -9,7 +9,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tree import Masked
-from fedpfl.methods.shared.method import Method, Phase, Turn, flag
+from fedpfl.methods.shared.method import Method, Turn, flag
 from fedpfl.methods.shared.simplex import at, centres, endpoint, onto_simplex
 
 
@@ -34,6 +34,11 @@ class Floco(Method):
     tau: Annotated[int, AtLeast(0)] = 10
     rho: Annotated[float, AtLeast(0)] = 0.1
     stay_inside: bool = False
+
+    @property
+    def randoms(self):
+        """Draw a direction and a radius for each step."""
+        return self.endpoints + 1
 
     def init(self, params, parts):
         """Put the endpoints under the name of the weight they replace, and beta at the centre."""
@@ -66,17 +71,14 @@ class Floco(Method):
         """Return the simplex."""
         return received["model"]
 
-    def phases(self, server, client, params, epochs):
-        """Draw a direction and a radius for each step."""
-        return [Phase(epochs, randoms=self.endpoints + 1)]
-
     def loss(self, server, client, net, params, batch):
         """Return the cross-entropy at a random point."""
         return batch.cross_entropy(net(at(params, self._point(batch, client)), batch.x))
 
     def _point(self, batch, client):
         """Return the step's alpha `[endpoints]`."""
-        numbers, radius = batch.random[: self.endpoints], self.rho * batch.random[self.endpoints]
+        drawn = batch.random[0]
+        numbers, radius = drawn[: self.endpoints], self.rho * drawn[self.endpoints]
         least = torch.finfo(numbers.dtype).tiny  # numbers may be 0, a sum of them must not be
         exponentials = -torch.log1p(-numbers).clamp(max=-least)
         anywhere = exponentials / exponentials.sum()

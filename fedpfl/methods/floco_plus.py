@@ -45,7 +45,7 @@ class FlocoPlus(Floco):
     def phases(self, server, client, params, epochs):
         """Train both together for as long as both train, then the one with more epochs alone."""
         own = epochs if self.pers_epochs is None else self.pers_epochs
-        return side_by_side(epochs, own, self._global_loss, self._personal_loss, self.endpoints + 1)
+        return side_by_side(epochs, own, self._global_loss, self._personal_loss)
 
     def loss(self, server, client, net, params, batch):
         """Add the two objectives, at the same point."""

@@ -76,7 +76,7 @@ class PFedFDA(Method):
         if self._published:
             return [Phase(epochs)]
         body = {name: name in server["body"] for name in params}
-        return [Phase(epochs, body, loss=self._loss_and_features, keeps=True)]
+        return [Phase(epochs, body, loss=self._loss_and_features)]
 
     def _loss_and_features(self, server, client, net, params, batch):
         logits, features = net.features(params, batch.x)

@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 
 from fedpfl.ground import tree
-from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.ground.ranges import Above
 from fedpfl.methods.shared.method import Method, Phase
 
 
@@ -18,21 +18,25 @@ class Scaffold(Method):
     c_i - c + (x - y) / (T lr) comes to under plain SGD; taken directly it stays so with momentum. The paper has
     none: local.momentum=0. Averages are uniform over the cohort, without which c would not be the mean of the c_i.
 
-    clients: how many there are in all, K. server_lr: eta_g.
+    server_lr: eta_g.
     """
 
-    clients: Annotated[int, AtLeast(1)]
     server_lr: Annotated[float, Above(0)] = 1.0
 
     def init(self, params, parts):
-        """Set all controls to zero."""
+        """Set all controls to zero; keep K, how many clients there are in all."""
         zeros = tree.full_like(params, 0.0)
-        return {"model": params, "control": zeros}, {"control": zeros}
+        clients = tree.leaves(params)[0].new_tensor(parts.clients, dtype=torch.int64)
+        return {"model": params, "control": zeros, "clients": clients}, {"control": zeros}
 
     def prepare(self, server, client):
         """Make room for this round's sum of gradients, and their number."""
         zeros = tree.full_like(client["control"], 0.0)
         return {**client, "sum": zeros, "steps": tree.leaves(zeros)[0].new_zeros(())}
+
+    def download(self, server, client):
+        """Send the model and its control."""
+        return tree.named(server, ("model", "control"))
 
     def start(self, received, client):
         """Return the global model."""
@@ -48,7 +52,7 @@ class Scaffold(Method):
         return super().loss(server, client, net, params, batch) + sum(tree.leaves(terms))
 
     @staticmethod
-    def _add(server, client, params, grads, loss, batch):
+    def _add(server, client, params, grads, batch, loss, kept):
         """Add up the raw gradients."""
         raw = tree.map(lambda g, c, own: g - (c - own), grads, server["control"], client["control"])
         return {**client, "sum": tree.map(torch.add, client["sum"], raw), "steps": client["steps"] + 1}
@@ -66,9 +70,10 @@ class Scaffold(Method):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Return x + eta_g mean(dy) and c + m / K mean(dc)."""
         mean = tree.mean(uploads, torch.full_like(weight, 1 / len(weight)))
-        part = len(weight) / self.clients
+        part = len(weight) / server["clients"]
         server = {
             "model": tree.map(lambda x, change: x + self.server_lr * change, server["model"], mean["model"]),
             "control": tree.map(lambda c, change: c + part * change, server["control"], mean["control"]),
+            "clients": server["clients"],
         }
         return server, clients

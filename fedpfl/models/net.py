@@ -31,7 +31,7 @@ class Net:
         self.params: Tree = {name: p.detach().clone() for name, p in named.items() if p.requires_grad}
         self.frozen: Tree = {name: p.detach() for name, p in named.items() if not p.requires_grad}
         self.buffers: Tree = {name: b.detach().clone() for name, b in module.named_buffers()}
-        self.parts: Parts = parts(module, **facts)
+        self.parts: Parts = parts(module, statistics=self.buffers, **facts)
         self.head: nn.Module = module.get_submodule(self.parts.head[0].rpartition(".")[0])
         self.norms = [m for m in module.modules() if isinstance(m, BatchNorm2d)]
         self.slots: list[tuple[dict[str, Any], str, str]] = [
@@ -80,6 +80,10 @@ class Bound:
         logits = self(params, x, role)
         self.buffers = kept
         return logits
+
+    def adopt(self, role: str, statistics: Tree) -> None:
+        """Let a role hold these statistics, such as another role's, as if it had been trained to them."""
+        self.buffers = {**self.buffers, role: statistics}
 
     def gradient(
         self, objective: Callable[[Bound, Tree, Any], Tensor], params: Tree, batch: Any

@@ -27,9 +27,10 @@ def titles(group: str, order: str = "") -> dict[str, str]:
 # The order of the paper's tables, the method under study last.
 METHODS = titles(
     "method",
-    "local_only fedavg fedavgm fedadam fedyogi fedprox scaffold fedper apfl lg_fedavg fedrep fedbabu fedbn fedrod "
-    "ditto pfedme per_fedavg fedpac pfedfda flute feddpa floco floco_plus fedala fedselect pspfl seqfededt "
-    "random_dropout fjord heterofl fedrolex flexfl hermes fedmp prunefl fedspu pfedsd fedcac fedpurin subflot "
+    "local_only fedavg fedavgm fedadam fedyogi fedprox scaffold moon feddyn fedgen fedper apfl lg_fedavg fedrep "
+    "fedbabu fedbn fedrod feddbe ditto pfedme per_fedavg pfedhn knn_per ifca cfl fedamp fedfomo apple fedproto "
+    "fedpac gpfl fedas pfedfda flute feddpa floco floco_plus fedala fedcp fedselect pspfl seqfededt random_dropout "
+    "fjord heterofl fedrolex flexfl hermes fedmp prunefl fedspu pfedsd fedphp fedcac fedpurin subflot "
     "fedobp_adaptive fedobp",
 )
 DATASETS = titles("dataset")

@@ -16,7 +16,7 @@ from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.engine.backend import EvalCall, arithmetic, met
 from fedpfl.engine.jobs import EvalJob
-from fedpfl.engine.keys import watched
+from fedpfl.engine.keys import generator, watched
 from fedpfl.engine.participation import One, evaluation
 from fedpfl.engine.shard import laid_out
 from fedpfl.ground import tree
@@ -82,8 +82,8 @@ class Models(ABC):
             return torch.empty(0, run.federation.classes)
         bound = run.net.bind(job.buffers)
         with torch.no_grad(), arithmetic(run.device, run.engine.precision), self._autocast():
-            chunks = laid_out(run.federation, x.to(run.device)).split(256)
-            return torch.cat([run.method.predict(bound, job.params, _shown(chunk)).float() for chunk in chunks]).cpu()
+            shown = _shown(run, x.to(run.device)).split()
+            return torch.cat([run.method.predict(bound, job.params, batch).float() for batch in shown]).cpu()
 
     def samples(self, client: int, split: str = "test") -> tuple[Tensor, Tensor]:
         """Return a client's samples of a split (train, test, validation) and their labels, as the data set has them."""
@@ -141,8 +141,8 @@ class Models(ABC):
 
         run = self._run
         with torch.no_grad():
-            x = laid_out(run.federation, run.federation.x[:1])
-            run.method.predict(Asked(run.net, job.buffers, False, None), job.params, _shown(x))
+            shown = _shown(run, run.federation.x[:1])
+            run.method.predict(Asked(run.net, job.buffers, False, None), job.params, shown)
         return asked[0]
 
     def _place(self, client: int) -> tuple[Federation, engine.State, int]:
@@ -165,9 +165,11 @@ class Models(ABC):
         return newcomers(self._run, self._state)
 
 
-def _shown(x: Tensor) -> Batch:
-    """Return samples as `predict` sees them."""
-    return Batch(x, None)  # type: ignore[arg-type]
+def _shown(run: Run, samples: Tensor) -> Batch:
+    """Return samples as `predict` sees them, with the same numbers each time."""
+    random = torch.rand(len(samples), run.method.randoms, generator=generator("predict"))
+    place = torch.arange(len(samples), device=samples.device)
+    return Batch(laid_out(run.federation, samples), None, None, random.to(samples.device), place)  # type: ignore[arg-type]
 
 
 def _own(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -71,6 +71,9 @@ def begin(run: Run, past: dict[str, Any], path: Path | None) -> engine.State:
     if not saved["round"]:
         return state
     trees = {part: tree.clone(tree.to(saved[part], run.device)) for part in STATE}
+    if any(tree.form(trees[part]) != tree.form(getattr(state, part)) for part in STATE):
+        how = "holds a server state of another form than the method now has"
+        raise damaged((path or Path()) / "state.pt", how)
     return replace(state, round=saved["round"], **trees)
 
 

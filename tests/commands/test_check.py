@@ -12,7 +12,9 @@ from tests.conftest import ROOT
 
 HEAD = """
 import torch
-from fedpfl.methods import FedAvg
+from torch.nn import functional as F
+from fedpfl.ground import tree
+from fedpfl.methods import FedAvg, Phase
 CALLS = []
 class Mine(FedAvg):
 """
@@ -143,6 +145,64 @@ FAULTS = {
         {"keeps_form"},
         "Mine.aggregate returned None (is a `return` missing?); it must return two things",
     ),
+    "asks for values": (
+        """
+    def loss(self, server, client, net, params, batch):
+        return batch.cross_entropy(net(params, batch.x)) + F.one_hot(batch.y, 5).sum()
+        """,
+        {"keeps_form"},
+        "batched: Mine.loss calls one_hot, which looks at the values of a tensor, but it is asked about many clients "
+        "at once: write (y[:, None] == torch.arange(classes, device=y.device)).float() (",
+    ),
+    "takes its own row": (
+        """
+    def init(self, params, parts):
+        return {"net": params, "rows": torch.zeros(parts.clients, 2)}, {}
+    def loss(self, server, client, net, params, batch):
+        own = params["rows"][client["number"].clamp(max=5)]
+        return batch.cross_entropy(net(params["net"], batch.x)) + own.square().sum()
+    def evaluated(self, server, client, params):
+        return params["net"]
+        """,
+        {"keeps_form"},
+        "many clients at once: use torch.where, x[number[None]][0]",
+    ),
+    "trains more than a network": (
+        """
+    def start(self, received, client):
+        return {"net": received, "more": torch.zeros(3)}
+    def evaluated(self, server, client, params):
+        return params["net"]
+        """,
+        {"keeps_form"},
+        "Mine.loss looks for 'conv.weight' in the tree that is trained, which has net, more: override `loss`, as "
+        "FedAvg's asks `predict` of all that is trained",
+    ),
+    "judges more than it predicts by": (
+        """
+    def start(self, received, client):
+        return {"net": received, "more": torch.zeros(3)}
+    def loss(self, server, client, net, params, batch):
+        return batch.cross_entropy(net(params["net"], batch.x))
+    def predict(self, net, params, batch):
+        return net(params["own"], batch.x)
+        """,
+        {"keeps_form"},
+        "Mine.predict looks for 'own' in the tree that is trained, which has net, more: override `evaluated`, which "
+        "returns the part of it that `predict` takes",
+    ),
+    "divides by small gradients": (
+        """
+    own_steps = True
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, step=self._step)]
+    def _step(self, server, client, net, params, batch):
+        grads, loss = net.gradient(lambda *now: self.loss(server, client, *now), params, batch)
+        return tree.map(lambda own, grad: own - 1e-3 * grad / (grad.abs() + 1e-8), params, grads), loss
+        """,
+        {"backends_agree_with_norm"},
+        "perhaps rounding alone: on samples that are 2e-7 of themselves larger the loop backend differs from itself",
+    ),
     "misses an entry": (
         """
     def finish(self, server, client, start, end):
@@ -152,8 +212,48 @@ FAULTS = {
         "Mine.finish raised KeyError: 'own' (",
     ),
 }
+RIGHT = {
+    "measures a spread, which one sample alone has not": """
+    def loss(self, server, client, net, params, batch):
+        losses = batch.losses(net(params, batch.x))
+        far = losses - batch.mean(losses)
+        return batch.mean(losses) + 0.01 * batch.sum(far.square()) / (batch.samples.sum() - 1)
+        """,
+    "has room for a minibatch": """
+    def init(self, params, parts):
+        return params, {"last": torch.zeros(32)}
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, after_gradient=self._note)]
+    def _note(self, server, client, params, grads, batch, loss, kept):
+        rest = torch.zeros(32 - len(batch.y))
+        return {**client, "last": torch.cat([batch.y * batch.samples, rest])}
+        """,
+    "is judged by what it has found out": """
+    def before_evaluation(self, server, client, net, shard):
+        return {"seen": tree.Ragged(shard.data.x.flatten(1))}
+    def personal(self, server, client):
+        own = client["seen"]
+        mean = (own.values.mean(1) * own.real).sum() / own.real.sum()
+        return {**server, "classifier.bias": server["classifier.bias"] + 0.01 * mean}
+        """,
+    "learns from its cohort": """
+    def init(self, params, parts):
+        return params, {"own": params}
+    def before_turn(self, server, clients, others, generator):
+        flat = torch.cat([leaf.flatten(1) for leaf in tree.leaves(clients["own"])], 1)
+        near = (-torch.cdist(flat, flat)).softmax(1)
+        return {"mixed": tree.map(lambda leaf: (near @ leaf.flatten(1)).view(leaf.shape), clients["own"])}
+    def start(self, received, client):
+        return client["mixed"]
+    def finish(self, server, client, start, end):
+        return end, {"own": end}
+        """,
+}
+"""What no promise forbids."""
+ALARMED = {"sees_what_was_sent", "bf16_is_near", "order_does_not_matter", "clients_are_apart"}
+"""The promises that are tried of it."""
 ALONE = {*FAULTS} - {
-    *("counts calls", "counts evaluations", "draws at evaluation"),
+    *("counts calls", "counts evaluations", "draws at evaluation", "divides by small gradients"),
     *("averages over padding", "predicts by the batch"),
 }
 """Those that break nothing else."""
@@ -204,6 +304,30 @@ def test_a_broken_promise_is_told(fault: str, everything: bool, tmp_path: Path, 
     assert wrong == words(*broken) if fault in ALONE or not everything else wrong >= words(*broken), lines
     assert any(text in line for line in lines), lines
     assert status == (0 if broken == {"bf16_is_near"} else 1)
+
+
+@pytest.mark.parametrize("body", RIGHT.values(), ids=list(RIGHT))
+def test_what_is_right_is_not_alarmed(body: str, tmp_path: Path, told, monkeypatch):
+    tried = [own for own in PROMISES if own is PROMISES[0] or own.check.__name__ in ALARMED]
+    for place in (check, contract):
+        monkeypatch.setattr(place, "PROMISES", tried)
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + body.strip("\n") + '\n\nMETHODS = {"mine": Mine}\n')
+    status, lines = told(file)
+    assert (status, lines[-1]) == (0, "  all is kept"), lines
+    assert not any(line.startswith("  note") for line in lines), lines
+
+
+def test_a_hook_that_fails_is_told_nothing_about_numbers(tmp_path: Path, told):
+    body = """
+    def init(self, params, parts):
+        return (params, {}) if not parts.batch_norm else 1 / 0
+    """
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + body.strip("\n") + '\n\nMETHODS = {"mine": Mine}\n')
+    _, lines = told(file, "--quick")
+    assert any("Mine.init raised ZeroDivisionError" in line for line in lines), lines
+    assert not any("->" in line for line in lines), lines
 
 
 def test_every_promise_is_broken_by_a_planted_fault():

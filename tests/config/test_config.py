@@ -229,6 +229,7 @@ def test_a_hyperparameter_that_became_a_key_for_all_leaves_the_identity_of_earli
         ("fedavg", "statistics", {}),
         ("fedper", "statistics", {}),
         ("fedselect", "", {"layer": None}),
+        ("scaffold", "", {"clients": 100}),
         ("floco", "", {"pers_epochs": 0, "lam": 1.0, "cold_start": "initial"}),
     ],
 )
@@ -237,7 +238,8 @@ def test_a_methods_new_and_dropped_keys_leave_the_identity_of_earlier_runs(name:
     earlier = {**whole, "method": {key: value for key, value in whole["method"].items() if key != later} | former}
     assert earlier != whole
     assert identity(earlier) == identity(whole)
-    changed = f"method.{later}=local" if later else {"fedselect": "method.personalise=5"}.get(name, "method.rho=5")
+    others = {"fedselect": "method.personalise=5", "floco": "method.rho=5", "scaffold": "clients=11"}
+    changed = others.get(name, f"method.{later}=local")
     assert key_of(f"method={name}", changed) != identity(whole)
 
 

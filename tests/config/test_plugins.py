@@ -72,6 +72,17 @@ def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder: Path, capsys: 
     assert export.main([str(folder / "run"), str(folder / "out"), f"plugins=[{folder / 'here/mine.py'}]"]) == 0
 
 
+def test_a_field_called_like_a_key_of_the_run_is_the_methods_own(folder: Path) -> None:
+    text = METHOD.format("clients: int\n    def init(self, params, parts): return 1 / 0")
+    text = text.replace("class", "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass")
+    (folder / "mine.py").write_text(text)
+    words = ("plugins=[mine.py]", "method=mine", *TINY)
+    (line,) = call(*words, cwd=folder).complaints
+    assert line == "fedpfl: method.clients has no value; set it with method.clients=..."
+    (line,) = call(*words, "method.clients=3", cwd=folder).complaints
+    assert "Mine.init raised ZeroDivisionError" in line
+
+
 def test_a_sweep_takes_plugins_methods_and_others(folder: Path) -> None:
     result = call("-m", *ALL[:1], "method=halfway,fedavg", *ALL[2:], *SMALL[:-1], cwd=folder)
     assert result.code == 0, result.err

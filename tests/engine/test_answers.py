@@ -140,8 +140,8 @@ WRONG = {
     "loss": [
         (lambda self, server, client, net, params, batch: batch.losses(net(params, batch.x)), "float32 [20]; it must"),
         (
-            lambda self, server, client, net, params, batch: (batch.cross_entropy(net(params, batch.x)), {}),
-            "returned a tuple of 2; it must return the loss, a 0-dimensional tensor",
+            lambda self, server, client, net, params, batch: (batch.cross_entropy(net(params, batch.x)), {"n": 3}),
+            "returned a int as entry n; it must return the loss, a 0-dimensional tensor",
         ),
         (lambda self, server, client, net, params, batch: None, "returned None"),
         (lambda self, *given: FedAvg.loss(self, *given).detach(), "returned what has no gradient (is it detached"),
@@ -219,9 +219,9 @@ def _forgets(self, *given):
     ("phase", "function", "told"),
     [
         (
-            {"keeps": True},
-            lambda self, *given: _pair(self, *given)[0],
-            "a tensor torch.float32 []; it must return the loss",
+            {"loss": "_own"},
+            lambda self, *given: list(_pair(self, *given)),
+            "a list of 2; it must return the loss",
         ),
         (
             {"step": "_own"},
@@ -234,18 +234,23 @@ def _forgets(self, *given):
             "classifier.bias was",
         ),
         ({"after_gradient": "_own"}, _forgets, "None"),
-        ({"loss": "_own"}, _pair, "a tuple of 2; it must return the loss"),
+        ({"loss": "_own"}, lambda self, *given: (*_pair(self, *given), None), "a tuple of 3; it must return the loss"),
+        (
+            {"loss": "_own"},
+            lambda self, *given: (FedAvg.loss(self, *given), {"n": torch.zeros(3)}),
+            "beside the loss a tensor torch.float32 [3] as n for ",
+        ),
         ({"loss": "_own"}, lambda self, *given: FedAvg.loss(self, *given).detach(), "what has no gradient"),
-        ({"keeps": True}, lambda self, *given: (FedAvg.loss(self, *given).detach(), {}), "what has no gradient"),
+        ({}, lambda self, *given: (FedAvg.loss(self, *given).detach(), {}), "what has no gradient"),
     ],
-    ids=["keeps", "step", "step-form", "after_gradient", "loss", "detached", "keeps-detached"],
+    ids=["list", "step", "step-form", "after_gradient", "loss", "kept", "detached", "kept-detached"],
 )
 def test_what_a_phases_functions_answer_is_looked_at_too(phase, function, told, backend):
     def phases(self, server, client, params, epochs):
         own = {name: getattr(self, value) if value == "_own" else value for name, value in phase.items()}
         return [Phase(epochs, **own)]
 
-    name = "loss" if phase == {"keeps": True} else "_own"
+    name = "loss" if not phase else "_own"
     Wrong = dataclass(frozen=True)(type("Wrong", (FedAvg,), {"phases": phases, name: function, "__annotations__": {}}))
     with pytest.raises(Broken, match=r"^Wrong\.\S+ (\(Phase\.\w+\) )?returned ") as error:
         whole(Wrong(), backend)

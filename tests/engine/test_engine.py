@@ -322,7 +322,7 @@ class Observer(Method):
         mask = {name: "classifier" not in name for name in params} if self.frozen_head else None
         return [Phase(epochs, mask, after_gradient=self._observe)]
 
-    def _observe(self, server, client, params, grads, loss, batch):
+    def _observe(self, server, client, params, grads, batch, loss, kept):
         begun = client["steps"] > 0
         return {
             **client,

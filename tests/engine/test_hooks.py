@@ -1,6 +1,7 @@
 """Hooks beyond SGD on a loss, with methods made for them: looks at the data, records, steps, random numbers, turns."""
 
 import dataclasses
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,7 +12,7 @@ from fedpfl.engine import Store, Tuning, begin, make, play
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
-from fedpfl.methods import FedAvg, Method, Phase, Turn
+from fedpfl.methods import Batch, FedAvg, Method, Phase, Turn
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -20,6 +21,7 @@ from tests.conftest import (
     assert_close,
     assert_same,
     federate,
+    holding,
     participate,
     rounds,
     row,
@@ -178,9 +180,6 @@ def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
 class Recorder(FedAvg):
     """Keeps the labels and logits of every training sample."""
 
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, keeps=True)]
-
     def loss(self, server, client, net, params, batch):
         logits = net(params, batch.x)
         return batch.cross_entropy(logits), {"y": batch.y, "logits": logits}
@@ -210,6 +209,47 @@ def test_records_are_of_all_steps_in_turn_without_padding(backend, net, federati
         y = torch.cat(labels) if labels else torch.empty(0)
         assert int(part.uploads["n"][client]) == len(y)
         assert float(part.uploads["code"][client]) == float(((torch.arange(len(y)) + 1) * y).sum())
+
+
+@dataclass(frozen=True)
+class Noting(FedAvg):
+    """Adds up the labels that its loss keeps twice: step by step at the gradient, and after training."""
+
+    both: bool = True
+
+    def init(self, params, parts):
+        return params, {"steps": torch.zeros(()), "end": torch.zeros(())}
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, after_gradient=self._add)]
+
+    def loss(self, server, client, net, params, batch):
+        loss = super().loss(server, client, net, params, batch)
+        return (
+            (loss, {"y": 1.0 + batch.y, "logits": params["fc.bias"].sum().expand(len(batch.y))}) if self.both else loss
+        )
+
+    def _add(self, server, client, params, grads, batch, loss, kept):
+        assert not (kept and kept["logits"].requires_grad)
+        return {**client, "steps": client["steps"] + (batch.sum(kept["y"]) if kept else 0.5)}
+
+
+@dataclass(frozen=True)
+class Twice(Noting):
+    def after_training(self, server, client, net, params, shard, kept):
+        return {"end": kept["y"].sum() if kept else torch.zeros(())}
+
+
+def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, federation):
+    twice, once, nothing = (
+        participate(method, net, federation, begin(method, net, 10, CPU), EVERYONE, engine=backend).clients
+        for method in (Twice(), Noting(), Noting(both=False))
+    )
+    assert_same(twice["steps"], twice["end"])
+    assert (twice["steps"] > 0).sum() == 9  # the last has a lone sample
+    assert_same(once["steps"], twice["steps"])
+    steps = [sum(map(len, minibatches(federation, client))) for client in EVERYONE]
+    assert nothing["steps"].tolist() == [count / 2 for count in steps]
 
 
 def test_keeping_records_changes_no_training(backend, net, federation):
@@ -292,13 +332,12 @@ def test_minibatches_taken_together_are_consecutive_and_leftovers_skipped(backen
 
 @dataclass(frozen=True)
 class Gambler(FedAvg):
-    """Its gradient is the step's random numbers."""
+    """Its gradient is the numbers of each step's first sample."""
 
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, randoms=12)]
+    randoms = 12
 
     def loss(self, server, client, net, params, batch):
-        return (params["fc.bias"] * batch.random).sum()
+        return (params["fc.bias"] * batch.random[0]).sum()
 
 
 def test_each_step_has_random_numbers_of_its_own(backend, net, federation):
@@ -318,6 +357,38 @@ def test_each_step_has_random_numbers_of_its_own(backend, net, federation):
     assert 0 <= min(seen) < 0.05
     assert 0.95 < max(seen) < 1
     assert len(set(seen)) > 0.99 * len(seen)
+
+
+@dataclass(frozen=True)
+class Shaken(FedAvg):
+    """Predicts by numbers and place of each sample; learns by the same."""
+
+    randoms = 5
+
+    def predict(self, net, params, batch):
+        return net(params, batch.x) + 2 * batch.random + (batch.place[:, None] % 5 == torch.arange(5))
+
+
+def test_each_sample_has_numbers_and_a_place(net, federation):
+    """In training and fine-tuning alike on both backends; in evaluation a function of (seed, round, client, split)."""
+    held = holding(federation)
+    state = begin(Shaken(), net, 10, CPU)
+    loop, batched = (participate(Shaken(), net, held, state, EVERYONE, engine=b) for b in ("loop", "batched"))
+    assert_close(loop._replace(before={}, after={}), batched._replace(before={}, after={}), atol=1e-5, rtol=1e-4)
+    tuning, draws = Tuning(LOCAL, Draws(0, "finetune", 0)), Draws(7, "adapt", 3)
+    tuned = [make(as_engine(b), net, CPU).judge(Shaken(), held, state, EVERYONE, tuning) for b in ("loop", "batched")]
+    assert_close(*tuned, atol=1e-4, rtol=1e-4)
+    for split, engine in itertools.product(("test", "validation"), ("loop", "batched")):
+        runner = make(as_engine(engine), net, CPU)
+        told = runner.judge(Shaken(), held, state, EVERYONE, None, Tuning(LOCAL, draws))[split]
+        for client in EVERYONE:
+            own = getattr(held, split)[client]
+            random = draws.random(client, split, 0, len(own), 5, "predict")
+            batch = Batch(held.normalize(held.x[own]), None, None, random, torch.arange(len(own)))
+            logits = Shaken().predict(net.bind({}), net.params, batch)
+            assert int(told.correct[client]) == int((logits.argmax(1) == held.y[own]).sum())
+            expected = torch.nn.functional.cross_entropy(logits, held.y[own], reduction="sum")
+            assert_close(told.loss[client], expected, atol=1e-4, rtol=1e-5)
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,7 @@ class Sitting(FedAvg):
     element_wise: bool = False
 
     def init(self, params, parts):
-        return params, {"number": torch.zeros((), dtype=torch.int64), "seen": torch.zeros(())}
-
-    def init_clients(self, clients, generator):
-        return {"number": torch.arange(clients)}
+        return params, {"seen": torch.zeros(())}
 
     def phases(self, server, client, params, epochs):
         odd = client["number"] % 2 == 1
@@ -42,7 +39,7 @@ class Sitting(FedAvg):
     def _doubled(self, server, client, net, params, batch):
         return 2 * self.loss(server, client, net, params, batch)
 
-    def _observe(self, server, client, params, grads, loss, batch):
+    def _observe(self, server, client, params, grads, batch, loss, kept):
         return {**client, "seen": client["seen"] + loss}
 
 
@@ -85,12 +82,6 @@ class Careful(FedAvg):
 
     def buffers(self):
         return {"main": self.policy}
-
-    def init(self, params, parts):
-        return params, {"number": torch.zeros((), dtype=torch.int64)}
-
-    def init_clients(self, clients, generator):
-        return {"number": torch.arange(clients)}
 
     def updated_buffers(self, server, client):
         here = torch.arange(4) == client["number"]
@@ -138,9 +129,6 @@ class Watching(FedAvg):
 
     def before_training(self, server, client, net, shard):
         return {"teacher": net.buffers["main"]}
-
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, keeps=True)]
 
     def loss(self, server, client, net, params, batch):
         loss = batch.cross_entropy(net(params, batch.x))

@@ -20,10 +20,17 @@ from tests.conftest import assert_close, assert_same, federate
 DRAWS = Draws(3, "train", 2)
 
 
+class Drawing(FedAvg):
+    randoms = 2
+
+    def loss(self, server, client, net, params, batch):
+        return super().loss(server, client, net, params, batch) + batch.random.sum()
+
+
 def planned(sizes, phase, epochs, batch, width, augment):
     federation = replace(federate(sizes, (1,) * len(sizes)), augment=augment)
     rows = [Row(federation, client) for client in range(len(sizes))]
-    job = TrainJob(FedAvg(), rows, [DRAWS] * len(rows), TrainPlan(None, [phase], Local(1, batch, 0.1)), {}, {}, {}, {})
+    job = TrainJob(Drawing(), rows, [DRAWS] * len(rows), TrainPlan(None, [phase], Local(1, batch, 0.1)), {}, {}, {}, {})
     return federation, train_steps(job, phase, epochs, batch, width)
 
 
@@ -42,24 +49,28 @@ def dealt(federation, client, phase, epochs, batch):
 @pytest.mark.parametrize("width", [0, 8])
 @pytest.mark.parametrize("sizes", [(33, 24, 17, 9, 8, 3, 1, 0), (5, 3, 2), (1, 0), (9, 9)])
 def test_steps_side_by_side_are_those_of_a_plain_loop(sizes, width, together):
-    phase, epochs = Phase(1, stream="head", batches=together, randoms=2), range(1, 4)
-    federation, ((indices, weight, randoms, views), active) = planned(
+    phase, epochs = Phase(1, stream="head", batches=together), range(1, 4)
+    federation, ((numbers, weight, randoms, views), active) = planned(
         sizes, phase, epochs, 8, width, Augment(flip=True)
     )
+    indices, places = numbers.unbind(2)
     own = [dealt(federation, client, phase, epochs, 8) for client in range(len(sizes))]
     assert len(indices) == len(active) == max(map(len, own))
     for step, rows in enumerate(active):
         assert rows == sum(len(steps) > step for steps in own)
         for row in range(rows):
             epoch, number, batches = own[row][step]
-            random = DRAWS.random(row, "head", epoch, number + 1, 2)[number]
+            count = sum(own == epoch for own, *_ in own[row])
+            drawn = DRAWS.random(row, "head", epoch, together * min(8, sizes[row]) * count, 2)
+            drawn = drawn.view(together, -1, count, 2)[:, :, number]
             seen = DRAWS.random(row, "head", epoch, sizes[row], Augment.NUMBERS, "views")
-            assert_same(randoms[step, row], random)
             for k, positions in enumerate(batches):
                 real = weight[step, row, k] > 0
                 assert real.sum() == len(positions)
                 assert bool(real[: len(positions)].all())
                 assert_same(indices[step, row, k][real], federation.train[row][positions])
+                assert_same(places[step, row, k][real], positions)
+                assert_same(randoms[step, row, k][real], drawn[k, : len(positions)])
                 assert_same(views[step, row, k][real], seen[positions])
     longest = max((len(part) for steps in own for *_, step in steps for part in step), default=0)
     assert indices.shape[-1] == max(width, longest)
@@ -72,16 +83,20 @@ def test_passes_give_every_sample_once(sizes, chunk, monkeypatch):
     monkeypatch.setattr(planning, "CHUNK", chunk)
     federation = federate(sizes, (1,) * len(sizes))
     found = [[] for _ in sizes]
-    for rows, batch in passes(federation, federation.train):
+    random = [torch.rand(size, 3) for size in sizes]
+    for rows, batch in passes(federation, federation.train, random):
         numbers = torch.arange(len(sizes))[rows].tolist()
         assert batch.x.shape[1] <= chunk
-        for row, x, y, weight in zip(numbers, batch.x, batch.y, batch.weight, strict=True):
-            found[row] += zip(x[weight > 0], y[weight > 0], strict=True)
-    for own, index in zip(found, federation.train, strict=True):
+        for row, real, *parts in zip(
+            numbers, batch.weight > 0, batch.x, batch.y, batch.random, batch.place, strict=True
+        ):
+            found[row] += zip(*(part[real] for part in parts), strict=True)
+            assert not parts[-1][~real].any()
+    for own, index, drawn in zip(found, federation.train, random, strict=True):
         assert len(own) == len(index)
         if own:
-            assert_same(torch.stack([x for x, _ in own]), federation.normalize(federation.x[index]))
-            assert_same(torch.stack([y for _, y in own]), federation.y[index])
+            expected = federation.normalize(federation.x[index]), federation.y[index], drawn, torch.arange(len(index))
+            assert_same([torch.stack(part) for part in zip(*own, strict=True)], list(expected))
 
 
 def test_pooling_of_models_is_pytorchs_with_gradients_of_both_orders():

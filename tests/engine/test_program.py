@@ -13,7 +13,7 @@ import torch
 from fedpfl.engine import Engine, Local, begin, make, play
 from fedpfl.engine.backend import TrainCall
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.program import Programs, width
+from fedpfl.engine.program import Program, Programs, width
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP, FedPer, FedSelect, Method, Phase
 from tests.conftest import (
@@ -59,21 +59,22 @@ def played(method, federation, capture, cohorts=(*COHORTS, *COHORTS[:1]), norm=F
 
 @every_method()
 def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation, monkeypatch):
-    method, capture, phases = METHODS[name](**values), Capture(), []
-    real = type(method).phases
+    method, capture, phases, kept = METHODS[name](**values), Capture(), [], []
+    real, records = type(method).phases, Program._records
 
     def noted(self, *given):
         phases.extend(answer := real(self, *given))
         return answer
 
     monkeypatch.setattr(type(method), "phases", noted)
+    monkeypatch.setattr(Program, "_records", lambda self: kept.append(bool(self._kept)) or records(self))
     captured, eager = (played(method, federation, how) for how in (capture, None))
     if len(method.turns(0, COHORTS[0], federation.clients, generator(0, "turns", 1))) > 1:
         assert_close(captured, eager)  # a small client alone is padded to a whole batch only where steps are captured
     else:
         assert_same(captured, eager)
     assert any(phase.step for phase in phases) == method.own_steps
-    if any(phase.keeps for phase in phases):  # what is kept of a step would be overwritten by the next
+    if any(kept):  # what is kept of a step would be overwritten by the next
         assert not capture.captured
     else:
         assert capture.captured

@@ -44,9 +44,6 @@ class Remembering(FedAvg):
     def start(self, received, client):
         return received["net"]
 
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, keeps=True)]
-
     def loss(self, server, client, net, params, batch):
         near = (batch.x.flatten(1) - mean(client["seen"])).square().mean(1)
         return batch.mean(near * batch.losses(net(params, batch.x))), {"y": batch.y}
@@ -128,9 +125,6 @@ def test_runs_whose_longest_client_differs_go_side_by_side(backend):
 @dataclass(frozen=True)
 class Plain(Remembering):
     """Keeps nothing of its steps, so that they may be captured."""
-
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs)]
 
     def loss(self, server, client, net, params, batch):
         return super().loss(server, client, net, params, batch)[0]

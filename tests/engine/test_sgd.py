@@ -113,10 +113,10 @@ def test_gradients_handed_in_are_not_changed():
 
 def dealt_to(samples, size, epochs, phase=Phase(1)):  # noqa: B008
     """The minibatches of one client's steps, without padding, which stands behind all else."""
-    plan = steps(phase, range(epochs), size, DRAWS, federate((samples,), (1,)), 0)
+    plan = steps(phase, range(epochs), size, DRAWS, federate((samples,), (1,)), 0, randoms=3)
     padding = plan.positions < 0
     assert bool((padding[..., :-1] <= padding[..., 1:]).all())
-    assert plan.random.shape == (len(plan.positions), phase.randoms)
+    assert plan.random.shape == (*plan.positions.shape, 3)
     return [[rows[rows >= 0] for rows in step] for step in plan.positions]
 
 
@@ -138,7 +138,7 @@ def test_every_epoch_deals_all_samples_once_but_a_last_single_one(samples, size,
 @given(st.integers(0, 100), st.integers(2, 20), st.integers(1, 4))
 def test_steps_of_several_minibatches_take_consecutive_ones_and_skip_what_is_left(samples, size, together):
     single = [batch for step in dealt_to(samples, size, 2) for batch in step]
-    taken = dealt_to(samples, size, 2, Phase(1, batches=together, randoms=3))
+    taken = dealt_to(samples, size, 2, Phase(1, batches=together))
     per_epoch = len(single) // 2
     expected = [
         single[epoch * per_epoch + k * together : epoch * per_epoch + (k + 1) * together]
@@ -169,7 +169,7 @@ def test_batches_are_a_pure_function_of_their_key():
 def test_generators_do_not_touch_the_global_one():
     state = torch.get_rng_state()
     torch.rand(3, generator=generator(1, "train", 2))
-    dealt_to(30, 8, 2, Phase(1, randoms=2))
+    dealt_to(30, 8, 2)
     assert torch.equal(torch.get_rng_state(), state)
 
 

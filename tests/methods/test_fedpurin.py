@@ -124,7 +124,7 @@ def test_scores_are_by_hand_those_of_the_last_minibatch(score, hessian, net, fed
         def phases(self, server, client, params, epochs):
             return [Phase(epochs, after_gradient=self._note)]
 
-        def _note(self, server, client, params, grads, loss, batch):
+        def _note(self, server, client, params, grads, batch, loss, kept):
             self.seen.append((tree.clone(params), batch))
             return client
 

@@ -41,7 +41,7 @@ def draw(*shape, seed=0):
 def point(method, client, seed=0):
     """The alpha of one step."""
     random = torch.rand(method.endpoints + 1, generator=torch.Generator().manual_seed(seed))
-    return method._point(Batch(torch.empty(0), torch.empty(0), random=random), client)
+    return method._point(Batch(torch.empty(0), torch.empty(0), random=random[None]), client)
 
 
 def state_of(beta, projected=True):
@@ -119,7 +119,7 @@ def test_a_radius_of_zero_is_the_centre():
 
 def test_numbers_at_the_ends_of_their_range_give_points(net):
     for value in (0.0, 1 - 2**-24, 0.5):
-        batch = Batch(torch.empty(0), torch.empty(0), random=torch.full((4,), value))
+        batch = Batch(torch.empty(0), torch.empty(0), random=torch.full((1, 4), value))
         for projected in (False, True):
             alpha = Floco(endpoints=3)._point(batch, state_of([1 / 3] * 3, projected))
             assert alpha.isfinite().all(), (value, projected)
@@ -130,7 +130,7 @@ def test_an_endpoints_gradient_is_its_share_of_the_heads(net, federation):
     method = Floco(endpoints=4)
     server, client = method.init(net.params, net.parts)
     x, y = federation.normalize(federation.x[:30]), federation.y[:30]
-    batch = Batch(x, y, random=torch.rand(5, generator=torch.Generator().manual_seed(3)))
+    batch = Batch(x, y, random=torch.rand(1, 5, generator=torch.Generator().manual_seed(3)))
     bound, alpha = net.bind({"main": {}}), method._point(batch, client)
     slopes = grad(lambda s: method.loss(server, client, bound, s, batch))(server)["endpoints"][NAME]
 

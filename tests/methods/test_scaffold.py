@@ -12,7 +12,7 @@ from fedpfl.methods import FedAvg, Scaffold
 from tests.conftest import COHORTS, CPU, LOCAL, assert_close, assert_same, federate, participate, row, tiny, trajectory
 
 LOCAL = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
-METHOD = Scaffold(clients=10)
+METHOD = Scaffold()
 
 
 def test_the_servers_control_is_the_mean_of_the_clients(backend, net, federation):
@@ -23,7 +23,7 @@ def test_the_servers_control_is_the_mean_of_the_clients(backend, net, federation
 
 def test_the_first_round_is_fedavgs_where_clients_are_of_one_size(backend, net):
     federation = federate((32,) * 4, (8,) * 4)
-    own = trajectory(Scaffold(clients=4), net, federation, [[0, 1, 2, 3]], engine=backend, local=LOCAL)[-1]
+    own = trajectory(Scaffold(), net, federation, [[0, 1, 2, 3]], engine=backend, local=LOCAL)[-1]
     fedavg = trajectory(FedAvg(), net, federation, [[0, 1, 2, 3]], engine=backend, local=LOCAL)[-1]
     assert_close(own.server["model"], fedavg.server, atol=1e-6)
 
@@ -54,7 +54,7 @@ def test_with_momentum_a_control_is_still_a_mean_gradient(net, federation):
 
 def test_one_client_is_plain_sgd(backend, net):
     federation = federate((40,), (8,))
-    own = trajectory(Scaffold(clients=1), net, federation, [[0]] * 3, engine=backend, local=LOCAL)
+    own = trajectory(Scaffold(), net, federation, [[0]] * 3, engine=backend, local=LOCAL)
     fedavg = trajectory(FedAvg(), net, federation, [[0]] * 3, engine=backend, local=LOCAL)
     for ours, theirs in zip(own, fedavg, strict=True):
         assert_close(ours.server["model"], theirs.server, atol=2e-6)
@@ -78,10 +78,6 @@ def test_a_client_without_a_step_changes_nothing(backend, federation):
         assert not leaf.any()
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [({"clients": 0}, "clients must be 1"), ({"clients": 3, "server_lr": 0.0}, "server_lr must be a positive")],
-)
-def test_out_of_range(values, message):
-    with pytest.raises(ValueError, match=message):
-        Scaffold(**values)
+def test_out_of_range():
+    with pytest.raises(ValueError, match="server_lr must be a positive"):
+        Scaffold(server_lr=0.0)

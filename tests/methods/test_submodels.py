@@ -295,9 +295,9 @@ def test_distillation_is_the_formula(net, federation):
     teacher = wide.softmax(1)
     expected = F.cross_entropy(wide, y) + 0.75 * F.cross_entropy(narrow, y)
     expected += 0.25 * (teacher * (teacher.log() - narrow.log_softmax(1))).sum(1).mean()
-    drawn = method.loss(server, client, bound, net.params, Batch(x, y, random=torch.tensor([0.49])))
+    drawn = method.loss(server, client, bound, net.params, Batch(x, y, random=torch.tensor([[0.49]])))
     assert float(drawn) == pytest.approx(float(expected), abs=1e-5)
-    whole = method.loss(server, client, bound, net.params, Batch(x, y, random=torch.tensor([0.51])))
+    whole = method.loss(server, client, bound, net.params, Batch(x, y, random=torch.tensor([[0.51]])))
     assert float(whole) == pytest.approx(1.75 * float(F.cross_entropy(wide, y)), abs=1e-5)
 
 
@@ -311,7 +311,7 @@ def test_distillation_does_not_differentiate_the_teacher(net, federation):
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
     bound = net.bind({})
     half = entries(server["plan"], prefix(server["plan"], torch.tensor(0.5, dtype=torch.float64)), net.params)
-    batch = Batch(x, y, random=torch.tensor([0.49]))
+    batch = Batch(x, y, random=torch.tensor([[0.49]]))
     got = torch.func.grad(lambda params: method.loss(server, client, bound, params, batch))(net.params)
     teacher = bound(net.params, x).detach().softmax(1)
 

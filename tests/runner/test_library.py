@@ -72,7 +72,8 @@ def accuracies(run: fedpfl.Trained) -> list[float]:
     "method", [name if name in FIRST else pytest.param(name, marks=pytest.mark.full) for name in METHODS]
 )
 def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
-    adapted = {"per_fedavg": ["method.adapt_steps=1"], "fedobp_adaptive": ["validation=0.25"]}.get(method, [])
+    adapted = ["method.adapt_steps=1"] if method == "per_fedavg" else []
+    adapted += ["validation=0.25"] if METHODS[method].validates else []
     play(tmp_path, *SMALL, f"method={method}", "local.batch_size=8", *adapted)
     run = fedpfl.load(tmp_path)
     assert accuracies(run) == run.clients["accuracy"].tolist()
@@ -398,6 +399,20 @@ def test_changed_code_of_the_method_is_told(copy, monkeypatch):
     monkeypatch.setattr(resume, "written", lambda run: {**code, "method": "0"})
     with pytest.warns(UserWarning, match="the method's code has changed since the run"):
         fedpfl.load(copy).personal(0)
+
+
+def test_predictions_have_the_same_numbers_and_places_each_time(folder, monkeypatch):
+    def predict(self, net, params, batch):
+        return torch.cat([batch.random, batch.place[:, None].float().expand(-1, 9)], 1)
+
+    run = fedpfl.load(folder)
+    samples = run.samples(0, "train")[0][:1].expand(300, -1, -1, -1)  # of which not all go at once
+    monkeypatch.setattr(METHODS["fedobp"], "predict", predict)
+    monkeypatch.setattr(METHODS["fedobp"], "randoms", 1)
+    logits = run.predict(0, samples)
+    assert len(set(logits[:, 0].tolist())) == 300
+    assert logits[:, -1].tolist() == list(range(300))
+    assert_same(logits, run.predict(0, samples))
 
 
 @pytest.mark.parametrize(

@@ -211,18 +211,19 @@ def rows_by_client(folder: Path) -> dict[int, Any]:
     return {int(who): tree.take(block, row) for block in blocks for row, who in enumerate(block["who"])}
 
 
-def test_a_checkpoint_of_another_form_is_one_line(tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
+@pytest.mark.parametrize("whose", ["client states", "a server state"])
+def test_a_checkpoint_of_another_form_is_one_line(whose: str, tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
     run = tmp_path / "run"
     shutil.copytree(uninterrupted["fedobp"], run)
     rewrite_summary(run, status="running")
     payload = torch.load(run / "state.pt", weights_only=True)
-    for block in payload["rows"]:
-        block["client"]["model"].popitem()
+    for part in [block["client"]["model"] for block in payload["rows"]] if "client" in whose else [payload["server"]]:
+        part.popitem()
     torch.save(payload, run / "state.pt")
     result = call(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
     assert result.code == 2
     assert result.complaints == [
-        f"fedpfl: {run}/state.pt holds client states of another form than the method now has; restart=true removes "
+        f"fedpfl: {run}/state.pt holds {whose} of another form than the method now has; restart=true removes "
         "the run's files and runs it from the beginning"
     ]
 

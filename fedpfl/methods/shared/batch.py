@@ -19,16 +19,19 @@ class Batch(NamedTuple):
     """Hold one minibatch of one client: `x` `[batch, *shape]` (images: channels, height, width), `y` `[batch]`.
 
     y: None where labels are not shown, in the evaluation's `predict`.
+    place: the samples' numbers among the client's own of their split, `[batch]`; 0 for padding.
 
     The batched backend pads short batches; `mean`, `sum` and `cross_entropy` leave the padding out, so no
     method looks at `weight`, `[batch]`, which is 0 for padding and 1 for samples (None: no padding).
-    random: uniform numbers in [0, 1) drawn for this step, `[Phase.randoms]`; None where none are asked for.
+    random: uniform numbers in [0, 1), `[batch, Method.randoms]`: new ones in every step, and in `predict` a function of
+        (seed, round, client, split). Numbers for a step are those of its first sample. None in a Shard's batches.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor | None = None
     random: Tensor | None = None
+    place: Tensor | None = None
 
     @property
     def samples(self) -> Tensor:
@@ -38,6 +41,12 @@ class Batch(NamedTuple):
     def unlabelled(self) -> Batch:
         """Return the samples without their labels."""
         return self._replace(y=None)  # type: ignore[arg-type]
+
+    def split(self, size: int = 256) -> Iterator[Batch]:
+        """Give all samples in order, in batches of bounded size."""
+        for at in range(0, max(1, len(self.x)), size):
+            parts = [None if part is None else part[at : at + size] for part in self]
+            yield Batch(*parts)  # type: ignore[arg-type]
 
     def sum(self, values: Tensor) -> Tensor:
         """Add up `values` `[batch]` over the samples."""
@@ -66,12 +75,11 @@ class Data(NamedTuple):
     def rows(self, rows: Tensor) -> Batch:
         """Return samples `rows`, in memory channels last if the images are."""
         x = self.x.permute(0, 2, 3, 1)[rows].permute(0, 3, 1, 2) if self.x.dim() == 4 else self.x[rows]
-        return Batch(x, self.y[rows])
+        return Batch(x, self.y[rows], place=rows)
 
-    def chunks(self, size: int = 256) -> Iterator[Batch]:
-        """Give all samples in order, in batches of bounded size."""
-        for x, y in zip(self.x.split(size), self.y.split(size), strict=True):
-            yield Batch(x, y)
+    def chunks(self, size: int = 256, random: Tensor | None = None) -> Iterator[Batch]:
+        """Give all samples in order, in batches of bounded size. random: their numbers `[samples, ...]`."""
+        return Batch(self.x, self.y, None, random, torch.arange(len(self.x), device=self.x.device)).split(size)
 
 
 class Shard:

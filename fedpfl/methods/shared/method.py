@@ -29,15 +29,17 @@ class Phase(NamedTuple):
     mask: which entries of the trained tree move: None for all, or a tree of bools (a bool may stand for a whole
         subtree) and of element-wise bool tensors. What does not move is exempt from momentum and weight decay too.
         A phase in which nothing of a client moves is left out, its losses and statistics included.
-    stream: minibatch order is a pure function of (seed, round, client, stream, epoch); epochs count up per stream,
-        so that phases of equal streams continue each other and those of different streams do not.
-    loss: takes the place of `Method.loss`. keeps: the loss comes as `(loss, tree of [batch, ...])`; what is beside it
-        is collected over all steps for `Method.after_training`.
+    stream: phases of one stream continue each other, whatever lies between them: epochs count up, minibatch order
+        being a pure function of (seed, round, client, stream, epoch), and the optimiser's moments go on. Another
+        stream begins with moments at rest.
+    loss: takes the place of `Method.loss`. Either may answer `(loss, tree of [batch, ...])`: what is beside the loss is
+        kept for `after_gradient` and, over all steps, for `Method.after_training`.
     step: `step(server, client, net, params, batch) -> params, loss` takes the place of an SGD step on a loss;
         gradients by `net.gradient`.
-    after_gradient: `after_gradient(server, client, params, grads, loss, batch) -> client`, before the step is made.
+    after_gradient: `after_gradient(server, client, params, grads, batch, loss, kept) -> client`, before the step is
+        made; kept is {} where the loss left nothing.
     batches: minibatches that a step takes; with more than one `step` is given a tuple of so many, and what is left of
-        an epoch is skipped. randoms: random numbers that a step takes, in `batch.random`.
+        an epoch is skipped.
     sgd: values that take the place of those of `local`, such as `{"lr": 0.1, "momentum": 0.0}`.
     """
 
@@ -45,11 +47,9 @@ class Phase(NamedTuple):
     mask: Tree | None = None
     stream: str = "main"
     loss: Callable[..., Any] | None = None
-    keeps: bool = False
     step: Callable[..., tuple[Tree, Tensor]] | None = None
     after_gradient: Callable[..., dict[str, Tree]] | None = None
     batches: int = 1
-    randoms: int = 0
     sgd: Mapping[str, float] = {}
 
 
@@ -60,7 +60,7 @@ FACTS = (*STORED, "number", "newcomer", "statistics")
 ORDER = {
     "loss": ("server", "client", "net", "params", "batch"),
     "step": ("server", "client", "net", "params", "batch"),
-    "after_gradient": ("server", "client", "params", "grads", "loss", "batch"),
+    "after_gradient": ("server", "client", "params", "grads", "batch", "loss", "kept"),
     "survey": ("server", "clients", "uploads"),
 }
 """The arguments of a Phase's functions and a Turn's."""
@@ -111,6 +111,12 @@ class Method(Checked):
         super().__post_init__()
         where = sorted({*self.buffers().values()})
         self.check(self.statistics in (None, *where), "statistics", f"{' or '.join(where)} for {type(self).__name__}")
+        self.check(isinstance(self.randoms, int) and self.randoms >= 0, "randoms", "a whole number, 0 or more")
+
+    @property
+    def randoms(self) -> int:
+        """Return how many uniform numbers each sample is given, in `batch.random`."""
+        return 0
 
     def __init_subclass__(cls) -> None:
         """Raise FedpflError for a public function that is no hook, or takes a hook's arguments in another order."""
@@ -153,14 +159,14 @@ class Method(Checked):
         server: Tree,
         clients: dict[str, Tree],
         others: Callable[[Sequence[int]], dict[str, Tree]],
-        generator: Generator,
+        generator: Generator | None,
     ) -> dict[str, Tree]:
         """Return what the server finds out for a turn's clients, stacked `[cohort, ...]`, laid over their states.
 
         clients: their states. others: gives the states of any clients that take part, stacked, by their numbers, as
         they are now. It is also asked before all clients are evaluated, newcomers apart, and may branch on values.
         `statistics` are those that the clients begin with, as they are of `before_training` and `before_evaluation`.
-        generator: the same for whatever cohort; to be drawn from for all clients, and only for turns.
+        generator: the same for whatever cohort; to be drawn from for all clients. None before an evaluation.
         """
         return {}
 
@@ -196,7 +202,10 @@ class Method(Checked):
         return [Phase(epochs)]
 
     def loss(self, server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch) -> Any:
-        """Return what local training minimises on a batch. Of several models add the losses: gradients stay apart."""
+        """Return what local training minimises on a batch. Of several models add the losses: gradients stay apart.
+
+        Or return `(loss, tree of [batch, ...])`, as `Phase.loss`.
+        """
         return batch.cross_entropy(self.predict(net, params, batch))
 
     def after_training(
@@ -204,8 +213,8 @@ class Method(Checked):
     ) -> dict[str, Tree]:
         """Return what the client finds out from its data with the trained `params`, laid over its state.
 
-        Called client by client, the net in evaluation mode. kept: what the losses left (`Phase.keeps`), of all steps in
-        turn; {} if there were none.
+        Called client by client, the net in evaluation mode. kept: what the losses left beside them, of all steps in
+        turn; {} if there was nothing.
         """
         return {}
 

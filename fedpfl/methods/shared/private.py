@@ -7,14 +7,14 @@ from fedpfl.methods.shared.method import Phase
 
 
 def side_by_side(
-    epochs: int, own: int, global_loss: Callable[..., Any], personal_loss: Callable[..., Any], randoms: int = 0
+    epochs: int, own: int, global_loss: Callable[..., Any], personal_loss: Callable[..., Any]
 ) -> list[Phase]:
     """Return the phases for trees `{"w": ..., "v": ...}`: both together, then the one with more epochs alone.
 
     epochs: of w, own: of v. Together they follow `Method.loss`.
     """
     return [
-        Phase(min(epochs, own), randoms=randoms),
-        Phase(max(0, epochs - own), {"w": True, "v": False}, loss=global_loss, randoms=randoms),
-        Phase(max(0, own - epochs), {"w": False, "v": True}, loss=personal_loss, randoms=randoms),
+        Phase(min(epochs, own)),
+        Phase(max(0, epochs - own), {"w": True, "v": False}, loss=global_loss),
+        Phase(max(0, own - epochs), {"w": False, "v": True}, loss=personal_loss),
     ]

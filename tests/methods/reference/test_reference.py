@@ -148,7 +148,7 @@ def test_scaffold_equals_its_formula(server_lr, backend, setting, net, federatio
     """Controls are gradients, ten times a step; the formula divides small differences by lr."""
     local = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
     want = plain.scaffold(setting, server_lr)
-    method = Scaffold(clients=10, server_lr=server_lr)
+    method = Scaffold(server_lr=server_lr)
     states, outcomes = rounds(method, net, federation, engine=backend, seed=SEED, local=local)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
         assert_close(state.server["model"], want.shared[t], atol=2e-6)

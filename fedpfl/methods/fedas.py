@@ -1,0 +1,109 @@
+"""FedAS: the received body is aligned to the client's own features before it trains; bodies count by Fisher traces."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+
+from fedpfl.ground import tree
+from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.methods.shared.by_name import only
+from fedpfl.methods.shared.gaussian import class_means
+from fedpfl.methods.shared.method import Method, Phase
+
+
+@dataclass(frozen=True)
+class FedAS(Method):
+    """FedAS (Yang, Huang and Ye, CVPR 2024).
+
+    A client keeps its whole last model: body b_i and head h_i. Sampled again, it takes the mean features P_c of its
+    classes under b_i and draws a copy of the received body towards them: SGD on the sum, over the classes c of a batch,
+    of the mean of (f(x) - P_c)^2 over their samples and features. Then body and h_i train as usual. The body goes up
+    with F_i, the sum over batches of the squared norm of the gradient of the mean cross-entropy on the true labels,
+    under the trained model; bodies are averaged by F_i (by samples where all F_i are 0, or one is not finite).
+
+    align_lr, align_epochs: of the alignment, which knows no momentum or weight decay, nor the schedule of local.lr.
+        Its batches are of local.batch_size, drawn anew; in the official code of 16, in a fixed order.
+    first: to what a client that was never sampled aligns: to nothing (`skip`), to the features of the untrained model
+        (`init`: the official code and PFLlib), or to those of the received one (`global`: FL-bench).
+    align: each of the `samples` to P_c (official code, PFLlib), or the batch's class `means` (FL-bench).
+    weights: `fisher`, or `samples` (the official ablation; without alignment too it is FedPer).
+    judge: by the `stored` model of the last training (official code), which is the initial one before it, or by the
+        `received` body under h_i, without alignment, as FedPer is.
+    BatchNorm's statistics stay with the client, as in the official code; prototypes, alignment and F_i use them as they
+    are. The official code aligns the server's own body, so within a round each client receives what the clients before
+    it have aligned; that is not offered. In FL-bench the head is averaged as well.
+    """
+
+    align_lr: Annotated[float, Above(0)] = 0.01
+    align_epochs: Annotated[int, AtLeast(0)] = 1
+    first: Literal["skip", "init", "global"] = "skip"
+    align: Literal["samples", "means"] = "samples"
+    weights: Literal["fisher", "samples"] = "fisher"
+    judge: Literal["stored", "received"] = "stored"
+
+    def buffers(self):
+        """Keep BatchNorm statistics on the client."""
+        return {"main": "local"}
+
+    def init(self, params, parts):
+        """Give the body to the server, the model to the client."""
+        return tree.named(params, parts.body), {"model": params}
+
+    def before_training(self, server, client, net, shard):
+        """Return the mean features of the client's classes under its last model."""
+        if not self.align_epochs:
+            return {}
+        model = client["model"]
+        if self.first == "global" and not client["participated"]:
+            model = {**model, **server}
+        z = shard.features(net.still(), model)
+        head = next(leaf for name, leaf in model.items() if name not in server)
+        return {"prototypes": class_means(z, shard.data.y, torch.zeros_like(head), least=1)}
+
+    def start(self, received, client):
+        """Return the latest body under the client's head."""
+        return {**client["model"], **received}
+
+    def phases(self, server, client, params, epochs):
+        """Align the body, then train everything."""
+        body = only(params, server)
+        if self.first == "skip":
+            body = {name: own and client["participated"].expand_as(params[name]) for name, own in body.items()}
+        sgd = {"lr": self.align_lr, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False}
+        return [Phase(self.align_epochs, body, stream="align", loss=self._apart, sgd=sgd), Phase(epochs)]
+
+    def _apart(self, server, client, net, params, batch):
+        _, z = net.still().features(params, batch.x)
+        same = (batch.y[:, None] == batch.y) * batch.samples
+        count = same.sum(1).clamp(min=1)  # samples of each one's class; padding may have none
+        if self.align == "means":
+            z = same @ z / count[:, None]
+        return batch.sum((z - client["prototypes"][batch.y]).square().mean(1) / count)
+
+    def after_training(self, server, client, net, params, shard, kept):
+        """Return F_i."""
+        if self.weights == "samples":
+            return {}
+
+        def loss(net, params, batch):
+            return batch.cross_entropy(net(params, batch.x))
+
+        grads = (net.gradient(loss, params, batch)[0] for batch in shard.data.chunks(shard.batch_size))
+        return {"fisher": sum(leaf.square().sum() for own in grads for leaf in tree.leaves(own))}
+
+    def finish(self, server, client, start, end):
+        """Send the body and F_i up; keep the model."""
+        found = {"fisher": client["fisher"]} if self.weights == "fisher" else {}
+        return {"body": tree.named(end, server), **found}, {"model": end}
+
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        """Average bodies by F_i."""
+        if self.weights == "fisher":
+            total = uploads["fisher"].sum()
+            weight = torch.where((total > 0) & total.isfinite(), uploads["fisher"] / total, weight)
+        return tree.mean(uploads["body"], weight), clients
+
+    def personal(self, server, client):
+        """Return the stored model, or the latest body under the client's head."""
+        return client["model"] if self.judge == "stored" else super().personal(server, client)

@@ -1,0 +1,120 @@
+"""FedCP: a policy splits the features of each sample between a personal head and the global one."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.tree import Tree
+from fedpfl.methods.shared.layers import linear, seeded
+from fedpfl.methods.shared.method import Method, Phase
+
+WIDTHS = (10, 15, 20, 50)  # of the Gaussian kernels
+BANK = 256  # rows of numbers of which two make a sample's noise
+
+
+@dataclass(frozen=True)
+class FedCP(Method):
+    """FedCP (Zhang et al., KDD 2023, arXiv:2307.01217).
+
+    Of a sample's features h = f(x) and the client's context v, the row sum of its head's weight W_p at length 1, a
+    policy network (linear, layer norm, ReLU) makes d pairs of numbers from h * v, and the softmax of each pair is
+    (r, s). Logits are W_p (r * h) + b_p + W_g (s * h) + b_g; both biases count. A client trains f, the network and its
+    head on cross-entropy + lam * MMD(h, f_ref(x)), the biased estimate over a batch's pairs, with the received body as
+    f_ref, in evaluation mode; W_g and v hold still. Up go f, the network and the mean of both heads, and all three are
+    averaged. A client is evaluated by the latest of them and its own head; one that never trained has the initial head.
+
+    lam: the authors' script has 5, their parser 0, PFLlib 1.
+    policy_noise: whether training adds Gumbel noise to the pairs (`train`, as in the published runs) or not (`off`).
+        Evaluation never does; in both codes it does, so that their results are random.
+    Both codes give a new body to all clients, but head and network to those of the finished round alone, which is the
+    paper's at full participation only, and begin with a random context. Here who trains or is evaluated has all three.
+    """
+
+    lam: Annotated[float, AtLeast(0)] = 5.0
+    policy_noise: Literal["train", "off"] = "train"
+
+    randoms: ClassVar[int] = 2  # by which a sample chooses its noise
+
+    def init(self, params, parts):
+        """Begin with the network's head on both sides."""
+        head = tree.named(params, parts.head)
+        d = params[parts.head[0]].shape[1]
+        policy = {**linear(d, 2 * d, seeded(parts.seed)), "scale": torch.ones(2 * d), "shift": torch.zeros(2 * d)}
+        policy = tree.to(policy, params[parts.head[0]].device)
+        return {"body": tree.without(params, parts.head), "policy": policy, "head": head}, {"head": head}
+
+    def sample(self, server, generator):
+        """Draw a bank of uniform numbers, of which samples take theirs."""
+        d = tree.leaves(server["head"])[0].shape[1]
+        return {"bank": torch.rand(2, BANK, d, generator=generator)} if self.policy_noise == "train" else {}
+
+    def prepare(self, server, client):
+        """Keep the received body's statistics."""
+        return {**client, "still": client["statistics"]}
+
+    def start(self, received, client):
+        """Return body and policy beside the client's own head."""
+        return {**received, "head": client["head"]}
+
+    def loss(self, server, client, net, params, batch):
+        """Add to the cross-entropy the distance of the features from the received body's."""
+        noise = self._noise(client["bank"], batch.random) if self.policy_noise == "train" else 0.0
+        h = _features(net, params, batch.x)
+        loss = batch.cross_entropy(_logits(h, params, client["head"], server["head"], noise))
+        if not self.lam:
+            return loss
+        with torch.no_grad():
+            given = _features(net.still(client["still"]), {**server, "head": client["head"]}, batch.x)
+        apart = _kernel(h, h) + _kernel(given, given) - 2 * _kernel(h, given)
+        return loss + self.lam * batch.mean((apart * batch.samples).sum(1) / batch.samples.sum())
+
+    @staticmethod
+    def _noise(bank: Tensor, random: Tensor) -> Tensor:
+        """Return the difference of two Gumbel numbers `[batch, features]`, independent for any two samples."""
+        one, other = (bank[half][(random[:, half] * BANK).long()] for half in (0, 1))
+        return torch.logit((one + other).frac(), eps=1e-6)
+
+    def finish(self, server, client, start, end):
+        """Send body, policy and the mean of both heads up; keep the personal one."""
+        mixed = tree.map(lambda own, shared: 0.5 * own + 0.5 * shared, end["head"], server["head"])
+        return {**end, "head": mixed}, {"head": end["head"]}
+
+    def evaluated(self, server, client, params):
+        """Return the global head beside what is trained."""
+        return {**params, "shared": server["head"]}
+
+    def predict(self, net, params, batch):
+        """Return the logits by the policy without noise."""
+        context = tree.map(Tensor.detach, params["head"])
+        return _logits(_features(net, params, batch.x), params, context, params["shared"])
+
+    def finetuning(self, params, parts, epochs):
+        """Move what training moves."""
+        return [Phase(epochs, {"body": True, "policy": True, "head": True, "shared": False})]
+
+
+def _features(net: Any, params: Tree, x: Tensor) -> Tensor:
+    """Return the head's inputs `[batch, features]`."""
+    return net.features({**params["body"], **params["head"]}, x)[1]
+
+
+def _logits(h: Tensor, params: Tree, context: Tree, shared: Tree, noise: Tensor | float = 0.0) -> Tensor:
+    """Return the sum of both heads' logits. context: the head whose row sum stands for the client."""
+    policy = params["policy"]
+    v = F.normalize(tree.leaves(context)[0].sum(0), dim=0)
+    with torch.autocast(h.device.type, enabled=False):
+        pairs = F.linear(h * v, policy["weight"], policy["bias"])
+        one, other = F.layer_norm(pairs, pairs.shape[1:], policy["scale"], policy["shift"]).relu().chunk(2, 1)
+        r = torch.sigmoid(one - other + noise)
+        return F.linear(r * h, *params["head"].values()) + F.linear((1 - r) * h, *shared.values())
+
+
+def _kernel(a: Tensor, b: Tensor) -> Tensor:
+    """Return the kernel of all pairs, `[batch, batch]`."""
+    squared = (a[:, None] - b).square().sum(2)
+    return torch.stack([torch.exp(-squared / (2 * width)) for width in WIDTHS]).sum(0)

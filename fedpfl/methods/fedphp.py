@@ -1,0 +1,120 @@
+"""FedPHP: a private model that inherits from all of a client's local ones, and teaches the next."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedpfl.ground import tree
+from fedpfl.ground.ranges import Between
+from fedpfl.ground.tree import Tree
+from fedpfl.methods.shared.method import Method, flag
+
+
+@dataclass(frozen=True)
+class FedPHP(Method):
+    """FedPHP (Li et al., ECML PKDD 2021), equations as in the authors' code (lxcnju/FedRepo).
+
+    A client trains w from the global model on (1 - lam) CE(w) + lam R(q_i, w), its inherited private model q_i being
+    given, in evaluation mode; then q_i <- mu q_i + (1 - mu) w, mu = momentum * min(1, s / max(1, int(C T))), s its
+    earlier participations, C T their expected number in the run's T rounds. w goes up and is averaged. Clients are
+    evaluated by q_i, those never sampled by the global model (theirs: not at all). q_i begins as the initial model,
+    which teaches the first time; its BatchNorm statistics are mixed as its weights are.
+
+    transfer: R. `kd`: cross-entropy of w's logits against softmax(q_i's / 4), one temperature, no factor. `mmd`: the
+        maximum mean discrepancy of the head's inputs, 5 kernels around the batch's mean squared distance.
+    lam: 0.1 or 0.05 in the authors' runs; 0 is FedAvg beside averages of its local models. momentum: its highest.
+    participation: C; the configuration gives the run's.
+
+    Not here: their clipping, and at least five batches a participation. PFLlib evaluates w, never q_i, right after
+    training; its lamda = 1 leaves the labels out, its mu = 0 makes q_i the last w, mu grows with the round instead of
+    s, and the kernels' fixed widths saturate. FL-bench has no FedPHP.
+    """
+
+    transfer: Literal["kd", "mmd"] = "kd"
+    lam: Annotated[float, Between(0, 1)] = 0.1
+    momentum: Annotated[float, Between(0, 1)] = 0.9
+    participation: Annotated[float, Between(0, 1)] = 0.1
+
+    def init(self, params, parts):
+        """Begin with the initial model as everybody's private one."""
+        count = torch.zeros_like(flag(params), dtype=torch.float32)
+        expected = count + max(1, int(self.participation * parts.rounds + 1e-9))  # 0.29 * 100 is 28.999...
+        return {"model": params, "expected": expected}, {"hpm": params, "count": count}
+
+    def buffers(self):
+        """Keep the private model's statistics on the client."""
+        return {"w": self.statistics or "aggregate", "q": "local"}
+
+    def before_training(self, server, client, net, shard):
+        """Return the teacher's statistics, and by which the client is evaluated."""
+        return {"teacher": net.buffers["q"], **self.before_evaluation(server, client, net, shard)}
+
+    def before_evaluation(self, server, client, net, shard):
+        """Return the global model's statistics for a client without a private model."""
+        own = tree.where(client["participated"], net.buffers["q"], net.buffers["w"])
+        return {"statistics": {**net.buffers, "q": own}}
+
+    def prepare(self, server, client):
+        """Return how much of the private model stays."""
+        share = (client["count"] / server["expected"]).clamp(max=1)
+        return {**client, "mu": self.momentum * share, "done": flag(client)}
+
+    def download(self, server, client):
+        """Return the global model."""
+        return server["model"]
+
+    def loss(self, server, client, net, params, batch):
+        """Mix FedAvg's objective with the distance from the private model."""
+        logits, features = net.features(params, batch.x, "w")
+        net.adopt("q", _mixed(client["mu"], client["teacher"], net.buffers["w"]))
+        loss = batch.cross_entropy(logits)
+        if not self.lam:
+            return loss
+        wanted, known = net.still({"q": client["teacher"]}).features(client["hpm"], batch.x, "q")
+        apart = -(F.softmax(wanted / 4, 1) * F.log_softmax(logits, 1)).sum(1)
+        extra = batch.mean(apart) if self.transfer == "kd" else mmd(features, known, batch.samples)
+        return (1 - self.lam) * loss + self.lam * extra
+
+    def after_training(self, server, client, net, params, shard, kept):
+        """Tell that training is over."""
+        return {"done": ~flag(params)}
+
+    def evaluated(self, server, client, params):
+        """Return the private model, after training the next one; without one, the global model."""
+        before = tree.where(client["participated"], client["hpm"], params)
+        return tree.where(client["done"], _mixed(client["mu"], client["hpm"], params), before)
+
+    def finish(self, server, client, start, end):
+        """Send the model up, and let the private one inherit from it."""
+        return end, {"hpm": self.evaluated(server, client, end), "count": client["count"] + 1}
+
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        """Average the models."""
+        return {**server, "model": tree.mean(uploads, weight)}, clients
+
+    def personal(self, server, client):
+        """Return the private model; before the first, the global one."""
+        return tree.where(client["participated"], client["hpm"], server["model"])
+
+    def predict(self, net, params, batch):
+        """Use the private model's statistics."""
+        return net(params, batch.x, "q")
+
+
+def _mixed(mu: Tensor, old: Tree, new: Tree) -> Tree:
+    """Return mu of `old` and the rest of `new`, whose counters count."""
+    return tree.map(lambda a, b: mu * a + (1 - mu) * b if b.is_floating_point() else b, old, new)
+
+
+def mmd(f: Tensor, g: Tensor, samples: Tensor) -> Tensor:
+    """Return the squared maximum mean discrepancy of rows `f` and `g` `[batch, features]`; `samples`: 0 for padding."""
+    both, weight = torch.cat([f, g]).double(), torch.cat([samples, samples]).double()  # double is not rounded to bf16
+    squares, pairs, n = both.square().sum(1), weight[:, None] * weight, weight.sum()
+    gaps = (squares[:, None] + squares - 2 * both @ both.T).clamp(min=0)
+    width = (gaps * pairs).sum().detach() / (n * n - n) + 1e-8
+    kernel = sum(torch.exp(-gaps / (width * factor)) for factor in (0.25, 0.5, 1, 2, 4))
+    sign = torch.cat([samples, -samples]).double() / (n / 2)
+    return (kernel * sign[:, None] * sign).sum().float()

@@ -1,0 +1,121 @@
+"""GPFL: a valve turns each sample's features into global ones, led by class embeddings, and into personal ones."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from fedpfl.ground import tree
+from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.tree import Tree
+from fedpfl.methods.shared.by_name import all_but
+from fedpfl.methods.shared.method import Method, Phase
+
+LEAST = torch.finfo(torch.float32).tiny  # below a root, whose slope at 0 is infinite
+
+
+@dataclass(frozen=True)
+class GPFL(Method):
+    """GPFL (Zhang et al., ICCV 2023, arXiv:2308.10279).
+
+    Server: body f, class embeddings E [classes, features], and a conditional valve V. V(z; u) = ReLU(z (gamma + 1) +
+    beta), gamma and beta being LayerNorm(ReLU(A u + c)) of a condition u, each with A and c of its own. Conditions are
+    the mean g of the received E, and p_i, its mean by the frequencies of the client's labels; they and the received E
+    are constants in training. A client trains all, and its own head h_i, on z_G = V(f(x); g) and z_P = V(f(x); p_i):
+    CE(h_i(z_P), y) + CE(cos(z_G, E), y) + lam * distance of z_G to the received E_y + mu/2 |(E, V)|^2.
+    f, E and V are averaged by samples, h_i stays; a client is judged by h_i(z_P).
+
+    lam, mu: the paper's for CNNs; PFLlib's defaults are 1 and 0, with which the distance outweighs the rest. mu is the
+        code's weight decay of E and V, written as a term of the loss.
+    guidance: `frobenius`, the norm of the whole batch of differences (the code; it grows with the root of the batch
+        size, 10 there), or `mean`, that of the samples' norms (the paper).
+    The codes work p_i and g out from the E that a client had before it received the new one: from its own trained E, or
+    an older global one, and zeros in the first round; they leave a partial last batch out of the frequencies.
+    """
+
+    lam: Annotated[float, AtLeast(0)] = 0.01
+    mu: Annotated[float, AtLeast(0)] = 0.1
+    guidance: Literal["frobenius", "mean"] = "frobenius"
+
+    def init(self, params, parts):
+        """Draw E from N(0, 1), and V as torch initialises linear and normalising layers."""
+        head = tree.named(params, parts.head)
+        weight, generator = head[parts.head[0]], Generator().manual_seed(parts.seed)
+        classes, width = weight.shape
+        server = {
+            "body": tree.named(params, parts.body),
+            "embeddings": torch.randn(classes, width, generator=generator).to(weight),
+            "valve": {part: tree.to(_layer(width, generator), weight.device) for part in ("gamma", "beta")},
+        }
+        return server, {"head": head, "frequencies": weight.new_full((classes,), 1 / classes)}
+
+    def before_training(self, server, client, net, shard):
+        """Return the frequencies of the client's labels."""
+        counts = torch.bincount(shard.data.y, minlength=len(client["frequencies"]))
+        return {"frequencies": counts / max(1, len(shard.data.y))}
+
+    def before_evaluation(self, server, client, net, shard):
+        """Return them for the condition, where the client never trained."""
+        return self.before_training(server, client, net, shard)
+
+    def start(self, received, client):
+        """Return all that trains."""
+        return {**received, "head": client["head"]}
+
+    def loss(self, server, client, net, params, batch):
+        """Add the losses of both ways through the valve."""
+        received, valve = server["embeddings"], params["valve"]
+        z = net.features({**params["body"], **params["head"]}, batch.x)[1]
+        own = _through(valve, z, client["frequencies"] @ received)
+        logits = F.linear(own, *params["head"].values()).float()
+        common = _through(valve, z, received.mean(0))
+        cosines = F.normalize(common) @ F.normalize(params["embeddings"]).T
+        apart = (common - received[batch.y]).square().sum(1)
+        if self.guidance == "frobenius":
+            distance = batch.sum(apart).clamp(min=LEAST).sqrt()
+        else:
+            distance = batch.mean(apart.clamp(min=LEAST).sqrt())
+        decayed = sum(leaf.square().sum() for leaf in tree.leaves(tree.named(params, ("embeddings", "valve"))))
+        told = batch.cross_entropy(logits) + batch.cross_entropy(cosines)
+        return told + self.lam * distance + self.mu / 2 * decayed
+
+    def finish(self, server, client, start, end):
+        """Send all but the head up."""
+        return tree.named(end, server), {"head": end["head"], "frequencies": client["frequencies"]}
+
+    def evaluated(self, server, client, params):
+        """Return the way of the personal features."""
+        condition = client["frequencies"] @ server["embeddings"]
+        return {**tree.named(params, ("body", "head", "valve")), "condition": condition}
+
+    def predict(self, net, params, batch):
+        """Return the head's logits of personal features."""
+        z = net.features({**params["body"], **params["head"]}, batch.x)[1]
+        own = _through(params["valve"], z, params["condition"])
+        return F.linear(own, *params["head"].values()).float()
+
+    def finetuning(self, params, parts, epochs):
+        """Move everything but the condition."""
+        return [Phase(epochs, all_but(params, ["condition"]))]
+
+
+def _layer(width: int, generator: Generator) -> Tree:
+    weight, bias = (
+        (2 * torch.rand(shape, generator=generator) - 1) / width**0.5 for shape in ((width, width), (width,))
+    )
+    return {"weight": weight, "bias": bias, "scale": torch.ones(width), "shift": torch.zeros(width)}
+
+
+def _linear(x: Tensor, own: Tree) -> Tensor:
+    return F.linear(x, own["weight"], own["bias"]).float()
+
+
+def _through(valve: Tree, z: Tensor, condition: Tensor) -> Tensor:
+    """Return V(z; condition) `[batch, features]`."""
+    gamma, beta = (
+        F.layer_norm(_linear(condition[None], own).relu(), z.shape[1:], own["scale"], own["shift"])
+        for own in (valve["gamma"], valve["beta"])
+    )
+    return torch.relu(z * (gamma + 1) + beta)
