@@ -71,7 +71,7 @@ class APPLE(Method):
 
     def before_training(self, server, client, net, shard):
         """Return the number of training samples."""
-        return {"samples": torch.tensor(float(len(shard.data.y)), device=shard.data.y.device)}
+        return {"samples": torch.full((), float(len(shard.data.y)), device=shard.data.y.device)}
 
     def prepare(self, server, client):
         """Begin with p0."""

@@ -61,7 +61,11 @@ class FedAMP(Method):
         """Return the clients' cloud models, and the share of others in them."""
         if generator is None:  # clients are evaluated by their own models
             return {}
-        own, numbers, pool = clients["model"], clients["number"], server["pool"].nonzero()[:, 0].tolist()
+        own, numbers, pool = (
+            clients["model"],
+            clients["number"],
+            [n for n, here in enumerate(server["pool"].tolist()) if here],
+        )
         mixed = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), own)
         total = torch.zeros_like(numbers, dtype=torch.float64)
         for place in range(0, len(pool), CHUNK):
