@@ -5,6 +5,7 @@ import gc
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Local, Outcome, State, toy
+from fedpfl.engine.backend import EvalCall, met
+from fedpfl.engine.jobs import EvalJob
+from fedpfl.engine.participation import One, evaluation
 from fedpfl.engine.store import Rows
 from fedpfl.engine.toy import (  # noqa: F401
     BACKENDS,
@@ -61,7 +65,9 @@ ENGINES = ("loop", "batched", "loop-bf16", "batched-bf16")
 TAUGHT = {"noise": 4, "hidden": 8, "steps": 2, "batch": 8}
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "apple": [{}, {"rate": 1.0, "schedule": "cosine", "until": 2.0}],
     "apfl": [{}, {"mixing": "param", "alpha_lr": 1.0, "cold_start": "global"}],
+    "cfl": [{}, {"eps1": 9.0, "eps2": 0.0, "warmup": 0, "linkage": "complete", "statistics": "aggregate"}],
     "ditto": [{}, {"lam": 0.3, "personal_epochs": 1}, {"personal_epochs": 3, "cold_start": "global"}],
     "fedobp": [
         {"q": 0.9},
@@ -78,6 +84,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedas": [{}, {"first": "init", "align": "means", "judge": "received"}, {"first": "global", "weights": "samples"}],
     "fedavg": [{}, {"statistics": "local"}],
     "fedala": [{}, {"layers": 2, "max_epochs": 12, "threshold": 0.0}],
+    "fedamp": [{"sigma": 0.3}, {"variant": "heurfedamp", "start_from": "cloud", "pool": "last_round"}],
+    "fedfomo": [{}, {"candidates": 2, "explore": 1.0, "fallback": "keep", "pool": "all"}],
     "fedcp": [{}, {"lam": 0.3, "policy_noise": "off"}],
     "fedgen": [TAUGHT, {**TAUGHT, "teacher": "mean_logits", "labels": "frequency"}],
     "fedbabu": [{}, {"finetune": "head"}],
@@ -105,6 +113,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"beta": 1, "score": "delta", "hessian": True, "judge": "dense"},
         {"tau": 0.2, "include_norm": True, "cutoff": -1.0},
     ],
+    "ifca": [{}, {"clusters": 3, "layers": 1}],
     "flute": [{}, {"rep_epochs": 2, "l3": 0.0}],
     "knn_per": [{"k": 3}, {"lam": None, "scale": 0.1}, {"distance": "euclidean", "mix": "logits"}],
     "lg_fedavg": [{}, {"layers": 2}, {"variant": "as_published"}],
@@ -218,6 +227,13 @@ def rounds(
 def trajectory(*args: Any, **kwargs: Any) -> list[State]:
     """The states of `rounds`."""
     return rounds(*args, **kwargs)[0]
+
+
+def judged(method: Method, net: Net, federation: Federation, state: State, client: int) -> EvalJob:
+    """What a client is evaluated by between rounds: its parameters and statistics."""
+    job = next(evaluation(met(EvalCall(method, federation, state, [client])), One(client), net, nullcontext))
+    assert isinstance(job, EvalJob)
+    return job
 
 
 def row(stacked: Any, client: int) -> Any:

@@ -163,7 +163,8 @@ def met(call: AnyCall) -> AnyCall:
     key = draws.seed, draws.purpose, draws.round, "before_turn"
     with watched(method, *key, "process"), torch.no_grad():
         clients, hook = state.client(call.clients), asked(method, None, state.rows.initial["client"]).before_turn
-        return call._replace(laid=hook(state.server, clients, state.others(), generator(*key)))
+        draw = generator(*key) if isinstance(call, TrainCall) else None
+        return call._replace(laid=hook(state.server, clients, state.others(), draw))
 
 
 class Backend(ABC):

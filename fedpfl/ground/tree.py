@@ -281,3 +281,8 @@ def mean(stacked: Tree, weight: Tensor) -> Tree:
         else:
             total = scaled
     return rebuild(stacked, total)
+
+
+def mixed(stacked: Tree, weight: Tensor) -> Tree:
+    """Return the `mean` over axis 0 of floats, and the largest of integers, which are counters."""
+    return map(lambda leaf: mean(leaf, weight) if leaf.is_floating_point() else leaf.amax(0), stacked)

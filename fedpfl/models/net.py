@@ -26,7 +26,7 @@ class Net:
         self.module, self._facts = module, facts
         self.params: Tree = {name: p.detach().clone() for name, p in module.named_parameters()}
         self.buffers: Tree = {name: b.detach().clone() for name, b in module.named_buffers()}
-        self.parts: Parts = parts(module, **facts)
+        self.parts: Parts = parts(module, statistics=self.buffers, **facts)
         self.head: nn.Module = module.get_submodule(self.parts.head[0].rpartition(".")[0])
         self.norms = [m for m in module.modules() if isinstance(m, BatchNorm2d)]
         self.slots: list[tuple[dict[str, Any], str, str]] = [

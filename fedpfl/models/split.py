@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from fedpfl.ground.tree import Tree
 from fedpfl.models import wiring
 from fedpfl.models.wiring import NORMALISATION, Wiring
 
@@ -25,7 +26,8 @@ class Parts:
     batch_norm: those of `normalisation` that belong to layers with statistics over the batch.
     seed: what the initial values were drawn from, for methods that need more of them.
     sample: the shape of a sample; () where nobody has said it. clients: of the federation, newcomers apart; rounds: of
-        the whole run; 0 where nobody has said them.
+        the whole run; 0 where nobody has said them. statistics: BatchNorm's running ones, as every model has them at
+        first; {} for networks without.
     """
 
     layers: tuple[tuple[str, ...], ...]
@@ -37,6 +39,7 @@ class Parts:
     classes: int = 0
     clients: int = 0
     rounds: int = 0
+    statistics: Tree = field(default_factory=dict, compare=False, repr=False)
     wire: Callable[[], Wiring] = field(default=_unknown, compare=False, repr=False)
 
     @property

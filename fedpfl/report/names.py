@@ -28,8 +28,9 @@ def titles(group: str, order: str = "") -> dict[str, str]:
 METHODS = titles(
     "method",
     "local_only fedavg fedavgm fedadam fedyogi fedprox scaffold moon feddyn fedgen fedper apfl lg_fedavg fedrep "
-    "fedbabu fedbn fedrod feddbe ditto pfedme per_fedavg pfedhn knn_per fedproto fedpac gpfl fedas pfedfda flute "
-    "feddpa floco floco_plus fedala fedcp fedselect pspfl seqfededt random_dropout fjord heterofl fedrolex flexfl "
-    "hermes fedmp prunefl fedspu pfedsd fedphp fedcac fedpurin subflot fedobp_adaptive fedobp",
+    "fedbabu fedbn fedrod feddbe ditto pfedme per_fedavg pfedhn knn_per ifca cfl fedamp fedfomo apple fedproto "
+    "fedpac gpfl fedas pfedfda flute feddpa floco floco_plus fedala fedcp fedselect pspfl seqfededt random_dropout "
+    "fjord heterofl fedrolex flexfl hermes fedmp prunefl fedspu pfedsd fedphp fedcac fedpurin subflot "
+    "fedobp_adaptive fedobp",
 )
 DATASETS = titles("dataset")

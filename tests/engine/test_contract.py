@@ -189,7 +189,7 @@ def test_with_any_method_clients_that_stop_are_not_drawn_again(name, values, net
 
 TRAINED = (
     *("fedselect", "pspfl", "seqfededt", "fedcac", "fedpurin", "pfedsd", "fedspu", "fjord", "hermes", "fedmp"),
-    *("prunefl", "heterofl", "fedrolex", "flexfl", "subflot"),
+    *("prunefl", "heterofl", "fedrolex", "flexfl", "subflot", "fedamp", "fedfomo"),
 )
 ANEW = ("fedala", "pfedfda", "pfedme", "random_dropout")  # find their model by draws of the evaluation's own
 

@@ -21,6 +21,7 @@ from tests.conftest import CLASSES, CPU, LOCAL, assert_same, differing, every_me
 
 COHORTS = [0, 2, 4, 6], [1, 2, 3, 5]  # of the seven that take part
 SETTINGS = (*TINY, "model=lenet5", "clients=6", "validation=0.25", "unseen=0.34", "eval.finetune_epochs=1")
+VALIDATE = {"fedfomo": {}, "fedobp_adaptive": {"q": (0.5, 0.9)}}
 JUDGED = ("eval.finetune_every=2", "local.batch_size=8")
 
 
@@ -46,7 +47,8 @@ def worlds():
 
 def rounds(method, net, world, watched):
     """States after each round, and what was judged; `watched`: also newcomers, before every round."""
-    (federation, unseen), runner = world, make(Engine("loop"), net, CPU)
+    (federation, unseen), net = world, net.told(clients=len(world[0].train))
+    runner = make(Engine("loop"), net, CPU)
     now, states, judged = begin(method, net, federation.clients, CPU), [], []
     fresh = begin(method, net, unseen.clients, CPU)
     everyone = list(range(federation.clients))
@@ -69,7 +71,7 @@ def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name,
     A method that `validates` chooses by the validation samples, and then test samples are no more than judged by.
     """
     method = METHODS[name](**values)
-    assert method.validates == (name == "fedobp_adaptive")
+    assert method.validates == (name in VALIDATE)
     same, other = ("validation", "test") if method.validates else ("test", "validation")
     clean, secret = worlds[0], worlds[2 if method.validates else 1]
     (states, judged), (anew, again) = (rounds(method, net, world, watched=world is secret) for world in (clean, secret))
@@ -81,11 +83,11 @@ def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name,
         assert differing(counts[other], others[other])
 
 
-def test_who_validates_learns_from_validation_samples_alone(net, worlds):
-    """FedOBP with an adaptive q is the one exception: these samples decide, test samples do not."""
-    values = {"q": (0.5, 0.9)}
-    test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part("fedobp_adaptive", values, net, worlds)
-    one, other = (rounds(METHODS["fedobp_adaptive"](**values), net, world, watched=False)[0] for world in worlds[:2])
+@pytest.mark.parametrize(("name", "values"), VALIDATE.items())
+def test_who_validates_learns_from_validation_samples_alone(name, values, net, worlds):
+    """They are the exceptions: these samples decide, test samples do not."""
+    test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name, values, net, worlds)
+    one, other = (rounds(METHODS[name](**values), net, world, watched=False)[0] for world in worlds[:2])
     assert differing(one, other)
 
 

@@ -72,7 +72,8 @@ def accuracies(run: fedpfl.Trained) -> list[float]:
     "method", [name if name in FIRST else pytest.param(name, marks=pytest.mark.full) for name in METHODS]
 )
 def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
-    adapted = {"per_fedavg": ["method.adapt_steps=1"], "fedobp_adaptive": ["validation=0.25"]}.get(method, [])
+    adapted = ["method.adapt_steps=1"] if method == "per_fedavg" else []
+    adapted += ["validation=0.25"] if METHODS[method].validates else []
     play(tmp_path, *SMALL, f"method={method}", "local.batch_size=8", *adapted)
     run = fedpfl.load(tmp_path)
     assert accuracies(run) == run.clients["accuracy"].tolist()

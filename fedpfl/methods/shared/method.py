@@ -158,14 +158,14 @@ class Method(Checked):
         server: Tree,
         clients: dict[str, Tree],
         others: Callable[[Sequence[int]], dict[str, Tree]],
-        generator: Generator,
+        generator: Generator | None,
     ) -> dict[str, Tree]:
         """Return what the server finds out for a turn's clients, stacked `[cohort, ...]`, laid over their states.
 
         clients: their states. others: gives the states of any clients that take part, stacked, by their numbers, as
         they are now. It is also asked before all clients are evaluated, newcomers apart, and may branch on values.
         `statistics` are those that the clients begin with, as they are of `before_training` and `before_evaluation`.
-        generator: the same for whatever cohort; to be drawn from for all clients, and only for turns.
+        generator: the same for whatever cohort; to be drawn from for all clients. None before an evaluation.
         """
         return {}
 

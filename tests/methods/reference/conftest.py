@@ -7,8 +7,11 @@ import pytest
 from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
+from fedpfl.engine import State
 from fedpfl.engine.keys import Draws
+from fedpfl.methods import Method
 from fedpfl.models import Net
+from tests import conftest
 from tests.conftest import COHORTS, LOCAL, TRAIN, Tiny, tiny
 from tests.methods.reference import plain
 
@@ -57,3 +60,9 @@ def randoms(t: int, client: int, epoch: int, count: int) -> Tensor:
     batches, size = samples // LOCAL.batch_size + (samples % LOCAL.batch_size > 1), min(LOCAL.batch_size, samples)
     drawn = Draws(SEED, "train", t).random(client, "main", epoch, batches * size, count)
     return drawn.view(size, batches, count).transpose(0, 1).reshape(-1, count)[:samples]
+
+
+def judged(method: Method, net: Net, federation: Federation, state: State, client: int) -> plain.Weights:
+    """The parameters and statistics by which the engine evaluates a client between rounds."""
+    job = conftest.judged(method, net, federation, state, client)
+    return {**job.params, **job.buffers.get("main", {})}

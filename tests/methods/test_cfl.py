@@ -1,0 +1,104 @@
+"""CFL (arXiv:1910.01991): never split, all split, hand-made updates, linkages; newcomers; what travels."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedpfl.engine import begin
+from fedpfl.ground import tree
+from fedpfl.methods import CFL, FedAvg, LocalOnly
+from fedpfl.methods.cfl import bipartition
+from tests.conftest import COHORTS, CPU, assert_close, assert_same, rounds, tiny, trajectory
+
+WEIGHT = torch.full((4,), 0.25)
+ROOM = {"warmup": 0, "clusters": 3}
+
+
+@dataclass(frozen=True)
+class Apart(CFL):
+    """Everybody is in a cluster of its own."""
+
+    def init(self, params, parts):
+        server, client = super().init(params, parts)
+        server["cluster_of"][:-1] = torch.arange(parts.clients)
+        return {**server, "count": torch.tensor(parts.clients)}, client
+
+
+@pytest.mark.parametrize("statistics", ["aggregate", "local"])
+def test_without_splits_it_is_fedavg(statistics, backend, federation):
+    """Bit for bit, as models are averaged, not updates."""
+    net, given = tiny(norm=True), {"statistics": statistics}
+    own, other = (trajectory(m, net, federation, engine=backend) for m in (CFL(eps1=0.0, **given), FedAvg(**given)))
+    for ours, theirs in zip(own, other, strict=True):
+        assert_same(tree.take(ours.server["models"], 0), theirs.server)
+        assert_same(tree.take(ours.server["models"], -1), theirs.server)
+        assert_same(ours.server_buffers, theirs.server_buffers)
+        assert_same(ours.client_buffers, theirs.client_buffers)
+
+
+def test_a_cluster_for_each_client_is_local_only(backend, net, federation):
+    own, other = (trajectory(m, net, federation, engine=backend) for m in (Apart(clusters=10), LocalOnly()))
+    for ours, theirs in zip(own, other, strict=True):
+        assert_same(tree.take(ours.server["models"], slice(10)), theirs.clients["model"])
+
+
+def aggregated(method, changes, numbers=(0, 1, 2, 3), clients=4):
+    """The server's state after one round with these updates of a model of zeros."""
+    net = tiny()
+    zeros = tree.full_like(net.params, 0.0)
+    server = begin(method, net, clients, CPU).server
+    server = {**server, "models": tree.full_like(server["models"], 0.0)}
+    uploads = tree.stack([{**zeros, "fc.bias": change} for change in changes])
+    given = {"number": torch.tensor(numbers)}
+    weight = torch.full((len(changes),), 1 / len(changes))
+    return method.aggregate(server, given, net.bind({}), uploads, weight, None)[0]
+
+
+def unit(degrees, length=1.0):
+    angle = math.radians(degrees)
+    return torch.nn.functional.pad(length * torch.tensor([math.cos(angle), math.sin(angle)]), (0, 10))
+
+
+def test_two_opposite_pairs_part():
+    """u, u, -u, -u: the mean is 0 and the longest |u|."""
+    u = unit(30.0, 2.0)
+    after = aggregated(CFL(**ROOM), [u, u, -u, -u])
+    assert after["cluster_of"].tolist() == [0, 0, 1, 1, 3]
+    assert_same(after["models"]["fc.bias"], torch.stack([u, -u, 0 * u, 0 * u]))
+    for method in (CFL(eps2=2.1, **ROOM), CFL(gamma=1.0, **ROOM), CFL(warmup=1), CFL(warmup=0, clusters=1)):
+        assert aggregated(method, [u, u, -u, -u])["count"] == 1
+    assert aggregated(CFL(eps1=2.0, eps2=2.0, warmup=0), [u, u, u, u])["count"] == 1  # mean and longest are one
+    assert aggregated(CFL(**ROOM), [u, -u], (0, 1), 2)["count"] == 1  # of two clients
+    assert aggregated(CFL(**ROOM), [u, u, -u, -u], clients=5)["count"] == 1  # one of them is not here
+
+
+def test_lengths_do_not_matter_to_who_goes_with_whom():
+    split = []
+    for lengths in ((2, 2, 2, 2), (0.2, 10, 4, 2)):
+        changes = [unit(angle, length) for angle, length in zip((10, 25, 170, 200), lengths, strict=True)]
+        split.append(aggregated(CFL(eps1=99.0, **ROOM), changes))
+    assert [own["cluster_of"].tolist() for own in split] == [[0, 0, 1, 1, 3]] * 2
+
+
+@pytest.mark.parametrize(("linkage", "away"), [("single", [4]), ("complete", [2, 3, 4])])
+def test_single_linkage_is_the_papers_and_complete_that_of_public_code(linkage, away):
+    vectors = torch.stack([unit(angle).double() for angle in (0, 30, 61, 91, 131)])
+    assert bipartition(vectors @ vectors.T, linkage).nonzero()[:, 0].tolist() == away
+    assert_close(bipartition((vectors @ vectors.T).flip(0, 1), linkage).sum(), torch.tensor(5 - len(away)))
+
+
+def test_a_newcomer_has_the_model_from_before_the_first_split():
+    u = unit(0.0, 2.0)
+    method = CFL(eps1=9.0, **ROOM)
+    after = aggregated(method, [u, 0.5 * u, -u, -u])
+    given = {"number": torch.tensor(5), "newcomer": torch.tensor(True)}
+    assert_close(method.personal(after, given)["fc.bias"], -u / 8)
+    given["number"] = torch.tensor(2)
+    assert_same(method.personal(after, given)["fc.bias"], -u)
+
+
+def test_one_model_travels_each_way(net, federation):
+    sent = rounds(CFL(), net, federation, COHORTS[:1])[1][0].sent
+    assert (sent.values_down, sent.values_up, sent.bits_down) == (5 * 549, 5 * 549, 32 * 5 * 549)
