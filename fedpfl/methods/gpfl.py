@@ -111,6 +111,6 @@ def _layer(width: int, generator: Generator) -> Tree:
 def _through(valve: Tree, z: Tensor, condition: Tensor) -> Tensor:
     """Return V(z; condition) `[batch, features]`."""
     # Not by F.linear: in bf16, on a CPU, products of one row are not the same bit for bit again.
-    maps = [(own, (own["weight"] * condition).sum(1) + own["bias"]) for own in (valve["gamma"], valve["beta"])]
-    gamma, beta = (F.layer_norm(out.relu(), out.shape, own["scale"], own["shift"]) for own, out in maps)
+    maps = [(own, (own["weight"] * condition[None]).sum(1) + own["bias"]) for own in (valve["gamma"], valve["beta"])]
+    gamma, beta = (F.layer_norm(out.relu()[None], out.shape, own["scale"], own["shift"]) for own, out in maps)
     return torch.relu(z * (gamma + 1) + beta)
