@@ -143,6 +143,15 @@ def test_the_measured_tables_are_what_the_files_say(tmp_path):
     assert [path.name for path in reproduction.draw(tmp_path / "figure.png")] == ["figure.png"]
 
 
+def test_the_methods_of_the_benches_are_called_as_is_said():
+    section = (ROOT / "docs" / "methods.md").read_text().split("## Methods of FL-bench and PFLlib")[1]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    same = [re.sub(r"\w+: ", "", there).lower() for there, here in rows if here == "the same in lower case"]
+    named = re.split("[,;] ", ", ".join(same)) + re.findall(r"`(\w+)`", " ".join(here for _, here in rows))
+    assert len(set(named)) > 35
+    assert set(named) <= set(METHODS)
+
+
 def test_the_readme_names_methods_that_there_are():
     readme = (ROOT / "README.md").read_text()
     row = next(line for line in readme.splitlines() if line.startswith("| `method` |"))

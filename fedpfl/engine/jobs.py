@@ -152,10 +152,9 @@ def join(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
     def joined_masks(*leaves: Any) -> Any:
         return joined(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
 
-    phases = [
-        phase._replace(mask=tree.map(joined_masks, *(job.plan.phases[i].mask for job in jobs)))
-        for i, phase in enumerate(first.plan.phases)
-    ]
+    masks = [[job.plan.phases[i].mask for job in jobs] for i in range(len(first.plan.phases))]
+    once = {(*map(id, own),): tree.map(joined_masks, *own) for own in masks}  # what phases share, they share still
+    phases = [phase._replace(mask=once[(*map(id, own),)]) for phase, own in zip(first.plan.phases, masks, strict=True)]
     servers: dict[str, Tree] | None = None
     client: dict[str, Tree] = {}
     if not first.plain:

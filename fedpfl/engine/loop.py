@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from fedpfl.engine.jobs import End, EvalJob, TrainJob
 from fedpfl.engine.keys import seeded, watched
 from fedpfl.engine.participation import One, evaluation, participation
 from fedpfl.engine.ranks import cores
-from fedpfl.engine.sgd import Local, at_rest, bits, complete, idle, movement, numbered, parked, steps, update_
+from fedpfl.engine.sgd import Local, at_rest, bits, complete, idle, movement, numbered, parked, steps, uneven, update_
 from fedpfl.engine.shard import gathered
 from fedpfl.ground import tree
 from fedpfl.ground.errors import contained
@@ -147,7 +147,7 @@ class _Training:
         ((federation, number),) = job.rows
         self._data = gathered(federation, federation.train[number])
         self._params, self._client, self._buffers = tree.map(_working_copy, job.start), job.client, job.buffers
-        self._memory = at_rest(job.plan, self._params)
+        self._memory, self._uneven = at_rest(job.plan, self._params), uneven(job.plan.phases)
         self._total, self._by_sample, self._samples = torch.zeros(3, device=self._data.y.device).unbind()
         self._steps, self._records = 0, list[Tree]()
 
@@ -157,9 +157,9 @@ class _Training:
         moves, local = movement(phase, self._params), job.plan.local.during(phase)
         for i, leaf in enumerate(leaves):
             leaf.requires_grad_(i in moves.moving)
-        moving, moments = [leaves[i] for i in moves.moving], self._memory.of(moves.moving)
+        moving, moments = [leaves[i] for i in moves.moving], self._memory[phase.stream].of(moves.moving)
         masks = [None if mask is None else bits(mask, leaf) for mask, leaf in zip(moves.masks, moving, strict=True)]
-        with parked(moments, moves.masks, local):
+        with parked(moments, moves.masks, local) if phase.stream in self._uneven else nullcontext():
             for batches in _batches(job, self._data, phase, epochs, local):
                 if self._stop.is_set():
                     raise CancelledError

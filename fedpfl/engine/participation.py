@@ -114,12 +114,17 @@ class Many(One):
         def masks(*parts: Any) -> list[Tensor]:
             plan = make(*parts)
             common.append(plan)
-            leaves = [leaf for phase in plan.phases for leaf in tree.leaves(phase.mask)]
+            leaves = [leaf for mask in once(plan).values() for leaf in tree.leaves(mask)]
             return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+        def once(plan: TrainPlan) -> dict[int, Tree]:  # masks that phases share are shared stacked too
+            return {id(phase.mask): phase.mask for phase in plan.phases}
 
         values = iter(self.each(masks, *trees))
         fill = partial(tree.map, lambda leaf: next(values) if isinstance(leaf, Tensor) else leaf)
-        return replace(common[0], phases=[phase._replace(mask=fill(phase.mask)) for phase in common[0].phases])
+        filled = {key: fill(mask) for key, mask in once(common[0]).items()}
+        phases = [phase._replace(mask=filled[id(phase.mask)]) for phase in common[0].phases]
+        return replace(common[0], phases=phases)
 
 
 def laid_over(client: dict[str, Tree], found: dict[str, Tree]) -> dict[str, Tree]:

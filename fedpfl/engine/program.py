@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -18,7 +18,7 @@ from torch.func import grad_and_value, vmap
 from fedpfl.data.federation import Federation
 from fedpfl.engine.jobs import End, TrainJob, alike
 from fedpfl.engine.planning import train_steps
-from fedpfl.engine.sgd import Local, Movement, at_rest, complete, idle, movement, numbered, parked, update_
+from fedpfl.engine.sgd import Local, Movement, at_rest, complete, idle, movement, numbered, parked, uneven, update_
 from fedpfl.ground import tree
 from fedpfl.ground.errors import reason
 from fedpfl.ground.tree import Tree
@@ -100,7 +100,7 @@ class Program:
         self._phases = [phase for phase, _ in numbered(job.plan.phases)]
         self._slots = list(range(len(self._phases)))  # of the phase whose memory and graphs each phase uses
         if capture:  # graphs read everything from where it was at first
-            forms = [alike(phase)._replace(epochs=1, stream="") for phase in self._phases]
+            forms = [alike(phase)._replace(epochs=1) for phase in self._phases]
             self._slots = [forms.index(form) for form in forms]
             copied = partial(tree.map, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
             self._phases = [phase._replace(mask=copied(phase.mask)) for phase in self._phases]
@@ -120,8 +120,12 @@ class Program:
     def nbytes(self) -> int:
         """Return the size of the program's own trees, in bytes."""
         own = self._own
-        moments = dict(enumerate(self._moments.leaves()))
+        moments = dict(enumerate(self._remembered()))
         return sum(map(tree.nbytes, (own.start, moments, own.client, own.buffers, own.server, own.servers or {})))
+
+    def _remembered(self) -> list[Tensor]:
+        """Return what the optimiser remembers, of all streams."""
+        return [leaf for moments in self._moments.values() for leaf in moments.leaves()]
 
     def load(self, job: TrainJob) -> None:
         """Copy another job of the same kind into the program's memory."""
@@ -130,12 +134,12 @@ class Program:
             tree.map(Tensor.copy_, getattr(self._own, part), getattr(job, part))
         if self._own.servers is not None:
             tree.map(Tensor.copy_, self._own.servers, job.servers)
-        torch._foreach_zero_([*self._moments.leaves(), self._total, self._steps, self._by_sample, self._samples])
+        torch._foreach_zero_([*self._remembered(), self._total, self._steps, self._by_sample, self._samples])
 
     def run(self, job: TrainJob) -> End:
         """Take all steps; what is returned is the program's own memory."""
         own, federation, device = self._own, self._own.rows[0].federation, self._total.device
-        phases = list(numbered(job.plan.phases))
+        phases, parks = list(numbered(job.plan.phases)), uneven(job.plan.phases)
         if job.plan.local.scheduled:
             self._rates.copy_(tree.send(torch.tensor(job.rates), device))
         idles = {number: idle(phase, len(job.rows)) for number, (phase, _) in enumerate(phases)}
@@ -160,7 +164,8 @@ class Program:
             if active and [part.shape[1:] for part in inputs] != [part.shape for part in memory]:
                 memory = self._inputs[slot] = [part.new_zeros(part.shape[1:], device=device) for part in inputs]
                 self._graphs.clear()
-            with parked(self._moments.of(moves.moving), moves.masks, local):
+            moments = self._moments[given.stream].of(moves.moving)
+            with parked(moments, moves.masks, local) if given.stream in parks else nullcontext():
                 ended, still = [], len(job.rows)
                 for *now, rows in zip(*(tree.send(part, device) for part in inputs), active, strict=True):
                     wide = min(width(rows), len(job.rows)) if self._capture else rows
@@ -190,7 +195,7 @@ class Program:
     def _ended(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
         """Return the memory of rows whose steps are over, and copies of it: wider steps run over them."""
         own = self._own
-        parts = [*tree.leaves(own.start), *tree.leaves(own.buffers), *tree.leaves(own.client), *self._moments.leaves()]
+        parts = [*tree.leaves(own.start), *tree.leaves(own.buffers), *tree.leaves(own.client), *self._remembered()]
         parts += [self._total, self._steps, self._by_sample, self._samples]
         return [(part[rows], part[rows].clone()) for part in parts]
 
@@ -213,7 +218,7 @@ class Program:
     ) -> Callable[[], None]:
         own, now, inputs = self._own, slice(rows), self._inputs[slot]
         leaves = [leaf[now] for leaf in tree.leaves(own.start)]  # views of the leading rows
-        moments = self._moments.of(moves.moving, now)
+        moments = self._moments[phase.stream].of(moves.moving, now)
         moving = [leaves[i] for i in moves.moving]
         masks = [None if mask is None else mask[now] for mask in moves.masks]
         # A graph would repeat the number it was captured with.

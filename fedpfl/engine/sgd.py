@@ -26,7 +26,7 @@ Beta = Annotated[float, AtLeast(0), Below(1)]
 
 @dataclass(frozen=True)
 class Local(Checked):
-    """How clients train: by an optimiser of torch.optim, without dampening, its state new at each participation.
+    """How clients train: by an optimiser of torch.optim, without dampening, its state new in each stream of a turn.
 
     epochs or steps, the other is None: passes over a client's samples, or minibatches that take the place of one epoch.
     lr: in the first round; `at` gives it in another one.
@@ -110,23 +110,32 @@ class Moments(NamedTuple):
         return [leaf for own in self for leaf in own]
 
 
-def at_rest(plan: TrainPlan, start: Tree, stacked: bool = False) -> Moments:
-    """Return what the optimiser of a plan remembers before its first step. stacked: axis 0 is the client."""
-    leaves = tree.leaves(start)
-    first = [torch.zeros_like(leaf) for leaf in leaves]
-    if plan.local.optimizer == "sgd":
-        return Moments(first)
-    moves = [movement(phase, start) for phase in plan.phases]
+def at_rest(plan: TrainPlan, start: Tree, stacked: bool = False) -> dict[str, Moments]:
+    """Return what the optimiser remembers before its first step, by stream; nothing of leaves that none moves there.
+
+    stacked: axis 0 is the client.
+    """
+    return {stream: _at_rest(own, plan.local, start, stacked) for stream, own in by_stream(plan.phases).items()}
+
+
+def _at_rest(phases: list[Phase], local: Local, start: Tree, stacked: bool) -> Moments:
+    """Return those of one stream."""
+    adam = local.optimizer != "sgd"
+    moves = [movement(phase, start) for phase in phases if adam or local.during(phase).momentum]
+    moving = {i for own in moves for i in own.moving}
     masked = {i for own in moves for i, mask in zip(own.moving, own.masks, strict=True) if mask is not None}
-    counts = []
-    for i, leaf in enumerate(leaves):
-        if i in masked:
-            counts.append(torch.zeros_like(leaf))
-        elif stacked:
-            counts.append(leaf.new_zeros(len(leaf), *[1] * (leaf.dim() - 1)))
-        else:
-            counts.append(torch.zeros(()))  # on the host, as in torch.optim
-    return Moments(first, [torch.zeros_like(leaf) for leaf in leaves], counts)
+
+    def zeros() -> list[Tensor]:
+        return [torch.zeros_like(leaf) if i in moving else leaf.new_empty(0) for i, leaf in enumerate(leaves)]
+
+    leaves = tree.leaves(start)
+    if not adam:
+        return Moments(zeros())
+    counts = zeros()
+    for i in moving - masked:
+        alone = torch.zeros(())  # on the host, as in torch.optim
+        counts[i] = leaves[i].new_zeros(len(leaves[i]), *[1] * (leaves[i].dim() - 1)) if stacked else alone
+    return Moments(zeros(), zeros(), counts)
 
 
 def clipped(grads: list[Tensor], masks: list[Tensor | None], limit: float, stacked: bool) -> list[Tensor]:
@@ -240,6 +249,11 @@ def parked(moments: Moments, masks: list[Tensor | None], local: Local) -> Iterat
         buffer.add_(own)  # one of the two is zero
 
 
+def uneven(phases: list[Phase]) -> set[str]:
+    """Name the streams whose phases have masks of their own, so that some of them park what others remember."""
+    return {stream for stream, own in by_stream(phases).items() if any(one.mask is not own[0].mask for one in own)}
+
+
 @dataclass(frozen=True)
 class Movement:
     """Which leaves of a trained tree a phase differentiates, by position, and their element-wise masks."""
@@ -275,6 +289,14 @@ def numbered(phases: list[Phase]) -> Iterator[tuple[Phase, range]]:
         if phase.epochs > 0:
             done[phase.stream] = first + phase.epochs
             yield phase, range(first, first + phase.epochs)
+
+
+def by_stream(phases: list[Phase]) -> dict[str, list[Phase]]:
+    """Group those phases that have epochs."""
+    found: dict[str, list[Phase]] = {}
+    for phase, _ in numbered(phases):
+        found.setdefault(phase.stream, []).append(phase)
+    return found
 
 
 @dataclass(frozen=True)

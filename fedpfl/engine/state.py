@@ -52,7 +52,8 @@ class State:
 
     def facts(self, client: int | Sequence[int]) -> dict[str, Tree]:
         """Return the FACTS of a client; of several clients stacked."""
-        number = torch.tensor(client, device=self.rows.device) + (self.members.clients if self.members else 0)
+        first = self.members.clients if self.members else 0
+        number = tree.send(torch.tensor(client) + first, self.rows.device)
         newcomer = torch.full_like(number, self.members is not None, dtype=torch.bool)
         known = {"number": number, "newcomer": newcomer, "statistics": self.buffers(client)}
         return {**self.rows.take("facts", client), **known}

@@ -57,7 +57,7 @@ class FedDBE(Method):
             mean = shard.features(net.still(), server["model"]).mean(0)
         elif samples == 1:
             samples = 0  # which makes no step
-        return {"running": {name: mean}, "samples": u.new_tensor(float(samples))}
+        return {"running": {name: mean}, "samples": u.new_full((), samples)}
 
     def download(self, server, client):
         """Return the model, and once the consensual mean."""

@@ -35,7 +35,7 @@ class FedDyn(Method):
     def init(self, params, parts):
         """Set all duals to zero."""
         dual = tree.full_like(params, 0.0)
-        clients = tree.leaves(params)[0].new_tensor(float(parts.clients))
+        clients = tree.leaves(params)[0].new_full((), parts.clients)
         server, client = {"model": params, "dual": dual, "clients": clients}, {"dual": dual}
         if self.judge != "cloud":
             server["judged"] = params

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
-from fedpfl.engine import Engine, begin, make, play
+from fedpfl.engine import Engine, begin, loop, make, play, program
 from fedpfl.engine.backend import TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.sgd import Local, TrainPlan, at_rest, bits, parked, steps, update_
@@ -19,6 +19,7 @@ from fedpfl.methods import Ditto, FedAvg, FedRep, FedSelect, FedSPU, Phase
 from tests.conftest import (
     COHORTS,
     CPU,
+    HEAD,
     LOCAL,
     LOOP,
     TRAIN,
@@ -69,7 +70,7 @@ def planned(local, *masks):
 def test_a_step_is_torch_optims_bit_for_bit_at_any_rate(kind):
     start, gradients = problem()
     params, free, local = tree.leaves(tree.clone(start)), [None] * 3, local_of(kind)
-    moments = at_rest(planned(local), start)
+    moments = at_rest(planned(local), start)["main"]
     theirs = tree.leaves(start)
     optimizer = KINDS[kind][0](theirs, lr=0.05, **KINDS[kind][1])
     for number, grads in enumerate(gradients):
@@ -87,13 +88,13 @@ def test_stacked_clients_step_as_each_alone(kind, rated):
     start, gradients = problem(clients=(3,))
     local, lrs = local_of(kind), torch.tensor([0.05, 0.02, 0.1])
     together = tree.clone(start)
-    moments = at_rest(planned(local), start, stacked=True)
+    moments = at_rest(planned(local), start, stacked=True)["main"]
     for grads in gradients:
         update_(tree.leaves(together), moments, grads, [None] * 3, local, stacked=True, rates=lrs if rated else None)
     for client in range(3):
         alone = tree.clone(tree.take(start, client))
         own = dataclasses.replace(local, lr=float(lrs[client])) if rated else local
-        moments = at_rest(planned(own), alone)
+        moments = at_rest(planned(own), alone)["main"]
         for grads in gradients:
             update_(tree.leaves(alone), moments, [g[client] for g in grads], [None] * 3, own)
         assert_close(tree.take(together, client), alone)
@@ -111,7 +112,7 @@ def test_entries_of_masks_that_take_turns_have_optimisers_of_their_own(kind, sta
     if stacked:
         own, mask = tree.map(lambda leaf: leaf[None], own), mask[None]
     leaves = tree.leaves(own)
-    moments = at_rest(planned(local, {"0": mask, "1": True}, {"0": ~mask, "1": True}), own, stacked)
+    moments = at_rest(planned(local, {"0": mask, "1": True}, {"0": ~mask, "1": True}), own, stacked)["main"]
     for phase in range(3):
         now = [mask if phase % 2 == 0 else ~mask, None]
         flags = now if stacked else [bits(now[0], leaves[0]), None]
@@ -145,6 +146,68 @@ def test_local_training_is_that_of_a_plain_loop_bit_for_bit(kind, net, federatio
             F.cross_entropy(module(x), federation.y[own[rows]]).backward()
             optimizer.step()
     assert_same(dict(states[-1].server), {name: p.detach() for name, p in module.named_parameters()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams(FedAvg):
+    """Everything, in between the head alone, twice over; and at the end once more half of the head."""
+
+    def phases(self, server, client, params, epochs):
+        head = {name: name in HEAD for name in params}
+        half = {name: leaf > leaf.median() if name in HEAD else False for name, leaf in params.items()}
+        return [Phase(1), Phase(1, head, "head"), Phase(1), Phase(1, half, "head"), Phase(1, None, "last")]
+
+
+@NAMED
+def test_a_stream_has_an_optimiser_of_its_own(kind, net, federation):
+    """Moments continue where it does, though another stream has moved the same entries in between."""
+    client, local, values = 4, local_of(kind), KINDS[kind][1] | {"lr": 0.05}
+    module = tiny().module.to(memory_format=torch.channels_last)
+    module.load_state_dict(dict(net.params))
+    own, params = federation.train[client], dict(module.named_parameters())
+    half = {name: params[name] > params[name].median() for name in HEAD}
+    everything, head, last = (
+        KINDS[kind][0](chosen, **values)
+        for chosen in (params.values(), [params[name] for name in HEAD], params.values())
+    )
+    plan = [("main", 0, everything), ("head", 0, head), ("main", 1, everything), ("head", 1, head), ("last", 0, last)]
+    for stream, epoch, optimizer in plan:
+        for rows in DRAWS.order(client, stream, epoch, len(own)).split(32):
+            optimizer.zero_grad()
+            x = federation.normalize(federation.x[own[rows]]).contiguous(memory_format=torch.channels_last)
+            F.cross_entropy(module(x), federation.y[own[rows]]).backward()
+            before = {name: params[name].detach().clone() for name in HEAD}
+            optimizer.step()
+            if (stream, epoch) == ("head", 1):
+                for name in HEAD:
+                    params[name].data = torch.where(half[name], params[name].data, before[name])
+    expected = {name: p.detach() for name, p in params.items()}
+    for engine in (LOOP, "batched"):
+        states = trajectory(Streams(), net, federation, [[client]], local=local, engine=engine)
+        if engine is LOOP:
+            assert_close(dict(states[-1].server), expected)
+        else:
+            assert_close(dict(states[-1].server), expected, atol=1e-4, rtol=1e-3)
+
+
+def test_moments_are_of_what_moves_and_masks_that_phases_share_park_none(net, federation, monkeypatch):
+    """Stacked or not, alone or joined: FedSelect's two streams have each a memory for what they move, and no other."""
+    method = FedSelect(p=0.5)
+    server, client = method.init(net.params, net.parts)
+    moments = at_rest(TrainPlan(None, method.phases(server, client, net.params, 3), LOCAL), net.params)
+    weights = sum(leaf.numel() for leaf in client["own"].values())
+    assert {stream: sum(map(torch.Tensor.numel, own.leaves())) for stream, own in moments.items()} == {
+        "personal": weights,
+        "main": tree.size(net.params),
+    }
+    plain = at_rest(TrainPlan(None, [Phase(1)], dataclasses.replace(LOCAL, momentum=0.0)), net.params)["main"]
+    assert not sum(map(torch.Tensor.numel, plain.leaves()))
+    for module in (loop, program):
+        monkeypatch.setattr(module, "parked", None)
+    call = TrainCall(method, federation, begin(method, net, 10, CPU), COHORTS[0], LOCAL, DRAWS)
+    for engine in (LOOP, Engine("batched")):
+        answers = make(engine, net, CPU).run([call, call._replace(clients=COHORTS[1])])
+        assert not any(isinstance(answer, Exception) for answer in answers), answers
 
 
 METHODS = [FedAvg(), Ditto(lam=0.3, personal_epochs=1), FedRep(), FedSelect(p=0.5), FedSPU(widths=(0.3, 0.6, 1.0))]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from fedpfl.engine import begin, make
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedCP, FedPer
-from fedpfl.methods.fedcp import BANK, _kernel
+from fedpfl.methods.fedcp import BANK, _features, _kernel, _logits
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -81,6 +81,19 @@ def test_the_context_is_the_heads_direction(net, federation):
     shift = shared["classifier.bias"]
     assert_close((longer - shift) / 3, one - shift, atol=1e-5)
     assert (other - one).abs().max() > 1e-3
+
+
+def test_training_begins_where_evaluation_is(net, federation):
+    """The context is the client's in both; with a head far from the global one, and a policy that feels it."""
+    method = FedCP(lam=0.0, policy_noise="off")
+    server, client = method.init(net.params, net.parts)
+    client["head"] = tree.map(lambda leaf: leaf.flip(0) * torch.linspace(-3, 3, leaf.shape[-1]), client["head"])
+    params, x = method.start(server, client), federation.normalize(federation.x[federation.train[0]])
+    batch, bound = Batch(x, federation.y[federation.train[0]]), net.bind({})
+    want = batch.cross_entropy(method.predict(bound, method.evaluated(server, client, params), batch))
+    assert_close(method.loss(server, client, bound, params, batch), want)
+    other = batch.cross_entropy(_logits(_features(bound, params, x), params, server["head"], server["head"]))
+    assert abs(other - want) > 1e-4
 
 
 def test_with_the_personal_side_alone_it_is_fedper(backend, net, federation):

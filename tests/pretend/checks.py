@@ -51,6 +51,7 @@ BRANCHES = {
     "methods/ifca.py IFCA._model": "of it",
     "methods/fedala.py FedALA.before_training": "learns until its losses settle",
     "methods/fedgen.py FedGen.before_training": "counts labels",
+    "methods/feddbe.py FedDBE.before_training": "asks whether the mean of all is known",
     "methods/fedobp_adaptive.py FedOBPAdaptive._choice": "takes the q that is right most often",
     "methods/fedpac.py FedPAC.before_training": "counts labels",
     "methods/fedrod.py FedRoD.before_training": "counts labels",

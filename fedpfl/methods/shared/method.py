@@ -29,8 +29,9 @@ class Phase(NamedTuple):
     mask: which entries of the trained tree move: None for all, or a tree of bools (a bool may stand for a whole
         subtree) and of element-wise bool tensors. What does not move is exempt from momentum and weight decay too.
         A phase in which nothing of a client moves is left out, its losses and statistics included.
-    stream: minibatch order is a pure function of (seed, round, client, stream, epoch); epochs count up per stream,
-        so that phases of equal streams continue each other and those of different streams do not.
+    stream: phases of one stream continue each other, whatever lies between them: epochs count up, minibatch order
+        being a pure function of (seed, round, client, stream, epoch), and the optimiser's moments go on. Another
+        stream begins with moments at rest.
     loss: takes the place of `Method.loss`. Either may answer `(loss, tree of [batch, ...])`: what is beside the loss is
         kept for `after_gradient` and, over all steps, for `Method.after_training`.
     step: `step(server, client, net, params, batch) -> params, loss` takes the place of an SGD step on a loss;
