@@ -36,11 +36,10 @@ class FedFomo(Method):
     pool: whose models are offered, of those of the `last_round` (the official code) or of `all` that ever trained.
 
     A client is evaluated by th_i, as in PFLlib and FL-bench; the paper's mixed model is what the cohort's columns from
-    before training tell of. A client that never trained has the initial model. In FL-bench
-    the baseline is th_i in place of th_i^old, so that the own weight is always 0, and V_i is drawn anew whenever a
-    client is loaded; PFLlib never explores. The official code also offers averages of groups, measures distances by
-    the L1 norm unless told otherwise, and adds scaled weights to P. BatchNorm statistics belong to a model and are
-    mixed with it.
+    before training tell of. A client that never trained has the initial model, and is sent no other. In FL-bench the
+    baseline is th_i in place of th_i^old, so that the own weight is always 0, and V_i is drawn anew whenever a client
+    is loaded; PFLlib never explores. The official code also offers averages of groups, measures distances by the L1
+    norm unless told otherwise, and adds scaled weights to P. BatchNorm statistics are mixed with the models.
     """
 
     validates: ClassVar[bool] = True
@@ -72,13 +71,15 @@ class FedFomo(Method):
         rate = self.explore - self.decay * int(server["played"])
         seeds = torch.randint(2**62, (len(pool),), generator=generator).tolist()
         numbers, there = [], []
-        for i, affinity in zip(clients["number"].tolist(), clients["affinity"].cpu(), strict=True):
-            chosen = self._chosen(i, affinity, pool, rate, torch.Generator().manual_seed(seeds[i]))
+        known = (clients["number"].tolist(), clients["participated"].tolist(), clients["affinity"].cpu())
+        for i, again, affinity in zip(*known, strict=True):
+            draws = torch.Generator().manual_seed(seeds[i])
+            chosen = self._chosen(i, affinity, pool, rate, draws) if again else []
             there.append([place < len(chosen) for place in range(self.candidates)])
             numbers += chosen + [i] * (self.candidates - len(chosen))
         states = others(numbers)
-        known = {"model": states["model"], "statistics": states["statistics"]["main"], "number": states["number"]}
-        sent = tree.map(lambda leaf: leaf.unflatten(0, (-1, self.candidates)), known)
+        sent = {"model": states["model"], "statistics": states["statistics"]["main"], "number": states["number"]}
+        sent = tree.map(lambda leaf: leaf.unflatten(0, (-1, self.candidates)), sent)
         return {"sent": sent, "there": torch.tensor(there, device=device)}
 
     def _chosen(self, i: int, affinity: Tensor, pool: Tensor, rate: float, generator: Generator) -> list[int]:

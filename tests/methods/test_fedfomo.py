@@ -132,7 +132,7 @@ def test_exploration_ends(net, held):
         server = {"pool": torch.ones(10, dtype=torch.bool), "played": torch.tensor(played)}
         affinity = torch.zeros(10, 10).index_fill(1, torch.tensor([7]), 1.0)
         states = {"number": torch.arange(10), "affinity": affinity, "model": net.params["fc.bias"].expand(10, -1)}
-        states["statistics"] = {"main": {}}
+        states |= {"statistics": {"main": {}}, "participated": torch.ones(10, dtype=torch.bool)}
         others = lambda numbers, states=states: tree.take(states, torch.tensor(numbers))  # noqa: E731
         for cohort in ([0, 1, 2, 3], [3, 0]):
             given = tree.take(states, torch.tensor(cohort))
@@ -144,5 +144,5 @@ def test_exploration_ends(net, held):
 
 def test_candidates_travel_down_and_a_model_and_weights_up(net, held):
     sent = [own.sent for own in rounds(FedFomo(candidates=2), net, held, COHORTS)[1]]
-    assert [own.values_down for own in sent] == [0, 5 * 2 * 549, 5 * 2 * 549]
+    assert [own.values_down for own in sent] == [0, 1 * 2 * 549, 4 * 2 * 549]  # to those who trained before
     assert [own.values_up for own in sent] == [5 * (549 + 3)] * 3
