@@ -29,7 +29,8 @@ from tests.runner.test_resume import TOOLS, assert_ends_alike, rows_by_client
 
 TRAIN, TEST = (40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)
 COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
-FEW = ("fedobp", "floco", "pfedfda", "seqfededt")  # plain; a survey; what losses keep; turns of a single client
+FEW = ("fedobp", "floco", "pfedfda", "seqfededt", "knn_per")
+"""Plain; a survey; what losses keep; turns of a single client; ragged findings."""
 RUN = (
     *(*TINY, "rounds=4", "partition.samples_per_client=60", "eval.every=2", "hydra.run.dir=run"),
     *("method=fedobp", "quantile.q=0.9", "eval.finetune_epochs=1", "eval.finetune_every=4"),
