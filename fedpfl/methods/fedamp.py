@@ -30,15 +30,16 @@ class FedAMP(Method):
     sigma: as above; of the order of squared distances, of cosines 25 or more. share: of others in u_i; for heurfedamp
         1 - xi_ii, for fedamp alpha (K - 1) / sigma, the most it can be, of K clients, so that no xi is negative.
     pull: lam / alpha, the strength of the proximal term; with 0 and start_from=own it is Local-Only.
-    start_from: what training starts from, w_i (`own`) or u_i (`cloud`). pool: whose models are mixed, of `all` that have
-        trained, or of those of the `last_round`, as in PFLlib.
+    start_from: what training starts from, w_i (`own`) or u_i (`cloud`). pool: whose models are mixed, of `all` that
+        have trained, or of those of the `last_round`, as in PFLlib.
 
     The paper's alpha falls over the rounds, in its analysis; here it is constant, as in PFLlib. There is no code by the
     authors, and its settings are not at hand; the defaults are ours: set sigma by the distances that there are (the
     column others_share, the share of others in u_i, is near 0 where it is too small). In PFLlib since March 2023 the
     penalty is built from detached tensors and has no gradient: it is Local-Only, whatever its options say; from January
     2022 until then, u_i had the last u_i in the place of w_i. Its sigma = alpha = 1 makes xi_ii negative among models
-    that are alike. Fling's port is as the paper. Clients are evaluated by w_i, never by u_i. BatchNorm statistics stay with the client.
+    that are alike. Fling's port is as the paper. Clients are evaluated by w_i, never by u_i. BatchNorm statistics stay
+    with the client.
     """
 
     variant: Literal["fedamp", "heurfedamp"] = "fedamp"
