@@ -9,13 +9,13 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast, Between
 from fedpfl.ground.tree import Agreed, Tree
-from fedpfl.methods.shared.method import Method
+from fedpfl.methods.shared.pool import Pooled
 
 CHUNK = 16  # models that the server compares with the cohort's at once
 
 
 @dataclass(frozen=True)
-class FedAMP(Method):
+class FedAMP(Pooled):
     """FedAMP (Huang et al., AAAI 2021, arXiv:2007.03797): attentive message passing between personal models w_i.
 
     Before client i trains, the server makes its cloud model u_i = sum_j xi_ij w_j from the latest models of the clients
@@ -48,15 +48,6 @@ class FedAMP(Method):
     pull: Annotated[float, AtLeast(0)] = 0.1
     start_from: Literal["own", "cloud"] = "own"
     pool: Literal["all", "last_round"] = "all"
-
-    def init(self, params, parts):
-        """Begin with nobody's model at the server."""
-        some = tree.leaves(params)[0]
-        return {"pool": torch.zeros(parts.clients, dtype=torch.bool, device=some.device)}, {"model": params}
-
-    def buffers(self):
-        """Keep BatchNorm statistics with the client."""
-        return {"main": "local"}
 
     def before_turn(self, server, clients, others, generator):
         """Return the clients' cloud models, and the share of others in them."""
@@ -120,15 +111,6 @@ class FedAMP(Method):
     def finish(self, server, client, start, end):
         """Send the model up, and keep it."""
         return end, {"model": end}
-
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Note whose models there are; nothing is averaged."""
-        pool = server["pool"].clone() if self.pool == "all" else torch.zeros_like(server["pool"])
-        return {"pool": pool.index_fill(0, clients["number"], True)}, clients
-
-    def personal(self, server, client):
-        """Return the client's own model."""
-        return client["model"]
 
     def metrics(self, server, client):
         """Return the share of others in the cloud model."""

@@ -10,6 +10,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedFomo, LocalOnly
+from fedpfl.methods.shared.pool import held_out_loss, offered
 from tests.conftest import COHORTS, assert_close, assert_same, differing, holding, rounds, row, trajectory
 
 OFTEN = [[0, 2, 4]] * 4
@@ -40,7 +41,7 @@ def offer(models):
 
 def loss(method, net, federation, model, client):
     shard = training_shard(federation, client, 32, Draws(0, "train", 9))
-    return float(method._loss(net.bind({"main": {}}), {"model": model, "statistics": {}}, shard))
+    return float(held_out_loss(net.bind({"main": {}}), model, {}, shard))
 
 
 def test_with_nobody_elses_model_it_is_local_only(backend, played):
@@ -110,7 +111,7 @@ def test_weights(fallback, net, held, played):
 
 def candidates(affinity, pool, i=0, explore=0.0, count=3, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return FedFomo(candidates=count)._chosen(i, torch.tensor(affinity), torch.tensor(pool), explore, generator)
+    return offered(torch.tensor(pool), torch.tensor(affinity), i, count, explore, generator)
 
 
 def test_candidates_are_those_of_largest_affinity_or_any():
