@@ -142,7 +142,7 @@ def momentum() -> str:
     for (label, value), own in runs.groupby(["method", "momentum"], sort=False):
         columns[f"{named(label)}, momentum {value:g}"] = own.set_index("round")
     first = {*next(iter(columns.values())).index}
-    for at in sorted(at for at in {*runs["round"]} if at <= 150 or at in first):
+    for at in sorted(at for at in {*runs["round"]} if at < 200 or at in first):
         pairs = [[own[column].get(at, float("nan")) for column in HALVES] for own in columns.values()]
         cells = [number(before) + ("" if pd.isna(after) else f" ({number(after)})") for before, after in pairs]
         rows.append((f"{at}", *cells))

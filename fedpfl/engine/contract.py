@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine import Engine, State, Tuning, begin, make, play
-from fedpfl.engine.backend import EvalCall, met
+from fedpfl.engine.backend import EvalCall, TrainCall, met
 from fedpfl.engine.jobs import EvalJob
 from fedpfl.engine.keys import Draws, impure
 from fedpfl.engine.participation import Autocast, One, evaluation
@@ -257,6 +257,24 @@ def sees_what_was_sent(trial: Trial) -> None:
                     for server in (other, state.server)
                 )
                 same(f"a step of client {number} without what is not sent", seen, known)
+
+
+@promise(
+    "what the server mixes before a turn it mixes with BatchNorm's statistics",
+    "return the same mixture of `statistics`, or tell users that they stay as they are (docs/design.md#a-method)",
+    binding=False,
+)
+def statistics_are_mixed(trial: Trial) -> None:
+    """Where `before_turn` returns entries of the network, it returns statistics too."""
+    net, state = tiny(norm=True), trial.played("loop", norm=True)[0][1]
+    call = TrainCall(trial.method, small(), state, EVERYONE, LOCAL, Draws(0, "train", 2))
+    paths = [path for path, _ in tree.items(met(call).laid or {})]
+    models, statistics = (
+        [path for path in paths if f".{path}".endswith(tuple(f".{name}" for name in names))]
+        for names in (net.params, net.buffers)
+    )
+    if models and not statistics:
+        raise Unkept(f"before_turn returns {models[0]}, and no statistics")
 
 
 @promise(

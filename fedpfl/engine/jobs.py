@@ -39,11 +39,10 @@ class EvalJob:
     def random(self) -> list[Tensor]:
         """Draw each row's numbers for its samples, `[samples, Method.randoms]`; none where nobody looks at them."""
         count = 0 if type(self.method).predict is Method.predict else self.method.randoms
+        samples = [len(getattr(row.federation, self.split)[row.client]) for row in self.rows]
         return [
-            draws.random(
-                row.client, self.split, 0, len(getattr(row.federation, self.split)[row.client]), count, "predict"
-            )
-            for row, draws in zip(self.rows, self.draws, strict=True)
+            draws.random(row.client, self.split, 0, number, count, "predict")
+            for row, draws, number in zip(self.rows, self.draws, samples, strict=True)
         ]
 
     def kind(self) -> tuple[Any, ...]:

@@ -202,9 +202,10 @@ def participation(
     client = {**end.client, **facts}
     updated = rows.each(partial(method.updated_buffers, server), client)
     moved = {role: tree.map(torch.where, own, end.buffers[role], buffers[role]) for role, own in updated.items()}
-    buffers = client["statistics"] = {**end.buffers, **moved}
-    client |= rows.one_by_one(after_training, client, buffers, end.params, kept=end.kept)
-    params = rows.each(evaluated, client, end.params)
+    client["statistics"] = {**end.buffers, **moved}
+    found = rows.one_by_one(after_training, client, client["statistics"], end.params, kept=end.kept)
+    client = laid_over(client, found)
+    params, buffers = rows.each(evaluated, client, end.params), client["statistics"]
     after = nobody if turn else (yield EvalJob(method, places, drawing, params, buffers))
     held_out = torch.zeros_like(after.loss)
     if stopping:

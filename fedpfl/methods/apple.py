@@ -1,6 +1,5 @@
 """APPLE: each client learns how much of every client's core model belongs into its own model."""
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -19,24 +18,19 @@ class APPLE(Method):
 
     Client i keeps a core model w_i and numbers p_i, its directed relationships to all K clients, without constraint.
     Its model is v_i = sum_j p_ij w_j. It is sent the other cores, which hold still while it trains w_i and p_i on
-
-        CE(v_i) + lambda(r) mu / 2 |p_i - p0|^2,    p0_j = n_j / n,
-
-    and sends w_i up. p_i begins as p0, which the server learns of once, before the first round. With g the gradient at
-    v_i, w_i moves along p_ii g, and p_ij along <g, w_j>. After r of `until` T rounds (T: the run's) lambda is
-
-        cosine: (cos(pi r / L) + 1) / 2,    exponential: 0.001^(r / L),    L = until T; 0 from L on.
+    CE(v_i) + lambda(r) mu / 2 |p_i - p0|^2, p0_j = n_j / n, and sends w_i up. p_i begins as p0, which the server learns
+    of once, before the first round. With g the gradient at v_i, w_i moves along p_ii g, and p_ij along <g, w_j>. After
+    r rounds lambda is (cos(pi r / L) + 1) / 2 (`cosine`) or 0.001^(r / L) (`exponential`), and 0 from L on, L being the
+    share `until` of the run's rounds.
 
     rate: step size of p_i over that of w_i, which is local.lr (the official code: 0.001 / 0.01, and local.momentum=0.9;
         its penalty lacks the 1/2, so that its mu of 0.1 is 0.2 here). Weight decay pulls p_i to where the round began.
-    Cross-silo: the paper has all clients take part (participation=1), and each receives K - 1 models. Where some are
-    not drawn, their cores stay, and are mixed as they are. The official limit on downloads is not offered.
-
-    All cores begin as the network's initial model, those of the official code as different ones, whose mean is a
-    shrunken network. v_i moves by p_ii^2 of a step: tune local.lr. Clients are evaluated by v_i with the latest cores,
-    newcomers by p0. PFLlib departs from this: it uploads v_i in place of w_i and throws the trained core away, a client
-    sees the cores of those that trained before it in the same round, <g, w_j> is a mean of means per tensor, and by
-    default p_i = 1 / K never moves. BatchNorm statistics stay with the client.
+    Cross-silo: the paper has all clients take part (participation=1), and each receives K - 1 models; cores of clients
+    that are not drawn are mixed as they are. The official limit on downloads is not offered. All cores begin as the
+    network's initial model, those of the official code as different ones, whose mean is a shrunken network. v_i moves
+    by p_ii^2 of a step: tune local.lr. Clients are evaluated by v_i with the latest cores, newcomers by p0. PFLlib
+    uploads v_i in place of w_i, a client sees the cores of those that trained before it in the same round, <g, w_j> is
+    a mean of means, and p_i = 1 / K never moves. BatchNorm statistics stay with the client.
     """
 
     rate: Annotated[float, AtLeast(0)] = 0.1
@@ -47,12 +41,10 @@ class APPLE(Method):
     def init(self, params, parts):
         """Begin with equal cores, and with equal shares, until the clients' numbers of samples are known."""
         clients, some = max(1, parts.clients), tree.leaves(params)[0]
-        shares = torch.full((clients,), 1 / clients, device=some.device)
-        played = torch.zeros((), dtype=torch.int64, device=some.device)
-        end = torch.full((), self.until * parts.rounds, device=some.device)
+        shares, played = some.new_full((clients,), 1 / clients), some.new_zeros((), dtype=torch.int64)
+        known = {"counted": flag(params), "played": played, "end": some.new_full((), self.until * parts.rounds)}
         cores = tree.map(lambda leaf: leaf.expand(clients, *leaf.shape), params)
-        known = {"shares": shares, "counted": flag(params), "played": played, "end": end}
-        return {"cores": cores, **known}, {"p": shares}
+        return {"cores": cores, "shares": shares, **known}, {"p": shares}
 
     def buffers(self):
         """Keep BatchNorm statistics with the client."""
@@ -60,18 +52,16 @@ class APPLE(Method):
 
     def turns(self, played, cohort, clients, generator):
         """Count all clients' samples before the first round."""
-        counting = Turn(list(range(clients)), survey=self._counted, trains=False)
-        return [counting, Turn(cohort)] if played == 0 else [Turn(cohort)]
+        counting = [] if played else [Turn(list(range(clients)), survey=self._counted, trains=False)]
+        return [*counting, Turn(cohort)]
 
-    @staticmethod
-    def _counted(server, clients, uploads):
-        """Take the clients' shares of all samples for p0."""
+    def _counted(self, server, clients, uploads):
         shares = uploads["samples"] / uploads["samples"].sum()
         return {**server, "shares": shares, "counted": ~server["counted"]}, clients
 
     def before_training(self, server, client, net, shard):
         """Return the number of training samples."""
-        return {"samples": torch.tensor(float(len(shard.data.y)), device=shard.data.y.device)}
+        return {"samples": torch.full((), float(len(shard.data.y)), device=shard.data.y.device)}
 
     def prepare(self, server, client):
         """Begin with p0."""
@@ -92,14 +82,14 @@ class APPLE(Method):
     def loss(self, server, client, net, params, batch):
         """Add the penalty to the cross-entropy of v_i."""
         r, end = server["played"], server["end"]
-        falling = (torch.cos(math.pi * r / end) + 1) / 2 if self.schedule == "cosine" else 0.001 ** (r / end)
+        falling = (torch.cos(torch.pi * r / end) + 1) / 2 if self.schedule == "cosine" else 0.001 ** (r / end)
         apart = (self._p(client, params) - server["shares"]).square().sum()
         penalty = torch.where(r < end, falling, 0.0) * self.mu / 2 * apart
         return batch.cross_entropy(net(self.evaluated(server, client, params), batch.x)) + penalty
 
     def _p(self, client: Tree, params: Tree) -> Tensor:
         """Return p_i: a step of local.lr on `moved` is one of rate * local.lr on it, momentum and all."""
-        return client["p"] + math.sqrt(self.rate) * params["moved"]
+        return client["p"] + self.rate**0.5 * params["moved"]
 
     def evaluated(self, server, client, params):
         """Return v_i, with the trained core for the client's own."""
@@ -115,18 +105,14 @@ class APPLE(Method):
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Store the cores; nothing is averaged."""
-        put = lambda leaf, new: leaf.index_copy(0, clients["number"], new)  # noqa: E731
-        cores = tree.map(put, server["cores"], uploads["core"].values)
+        places, new = clients["number"], uploads["core"].values
+        cores = tree.map(lambda leaf, own: leaf.index_copy(0, places, own), server["cores"], new)
         return {**server, "cores": cores, "played": server["played"] + 1}, clients
 
     def personal(self, server, client):
         """Return v_i of the latest cores."""
         p = self.prepare(server, client)["p"]
         return tree.map(lambda all: torch.tensordot(p, all, 1), server["cores"])
-
-    def metrics(self, server, client):
-        """Return the weight of the client's own core."""
-        return {"own_weight": client["p"].gather(0, client["number"].view(1)).squeeze(0)}
 
 
 def _unless_counting(server: Tree, sent: Tree) -> Agreed:

@@ -9,13 +9,13 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast, Between
 from fedpfl.ground.tree import Agreed, Tree
-from fedpfl.methods.shared.method import Method
+from fedpfl.methods.shared.pool import Pooled
 
 CHUNK = 16  # models that the server compares with the cohort's at once
 
 
 @dataclass(frozen=True)
-class FedAMP(Method):
+class FedAMP(Pooled):
     """FedAMP (Huang et al., AAAI 2021, arXiv:2007.03797): attentive message passing between personal models w_i.
 
     Before client i trains, the server makes its cloud model u_i = sum_j xi_ij w_j from the latest models of the clients
@@ -29,16 +29,17 @@ class FedAMP(Method):
 
     sigma: as above; of the order of squared distances, of cosines 25 or more. share: of others in u_i; for heurfedamp
         1 - xi_ii, for fedamp alpha (K - 1) / sigma, the most it can be, of K clients, so that no xi is negative.
-    pull: lam / alpha, the strength of the proximal term; with 0 and start=own it is Local-Only.
-    start: what training starts from, w_i (`own`) or u_i (`cloud`). pool: whose models are mixed, of `all` that have
-        trained, or of those of the `last_round`, as in PFLlib.
+    pull: lam / alpha, the strength of the proximal term; with 0 and start_from=own it is Local-Only.
+    start_from: what training starts from, w_i (`own`) or u_i (`cloud`). pool: whose models are mixed, of `all` that
+        have trained, or of those of the `last_round`, as in PFLlib.
 
     The paper's alpha falls over the rounds, in its analysis; here it is constant, as in PFLlib. There is no code by the
     authors, and its settings are not at hand; the defaults are ours: set sigma by the distances that there are (the
     column others_share, the share of others in u_i, is near 0 where it is too small). In PFLlib since March 2023 the
     penalty is built from detached tensors and has no gradient: it is Local-Only, whatever its options say; from January
     2022 until then, u_i had the last u_i in the place of w_i. Its sigma = alpha = 1 makes xi_ii negative among models
-    that are alike. Clients are evaluated by w_i, never by u_i. BatchNorm statistics stay with the client.
+    that are alike. Fling's port is as the paper. Clients are evaluated by w_i, never by u_i. BatchNorm statistics stay
+    with the client.
     """
 
     variant: Literal["fedamp", "heurfedamp"] = "fedamp"
@@ -48,20 +49,15 @@ class FedAMP(Method):
     start_from: Literal["own", "cloud"] = "own"
     pool: Literal["all", "last_round"] = "all"
 
-    def init(self, params, parts):
-        """Begin with nobody's model at the server."""
-        some = tree.leaves(params)[0]
-        return {"pool": torch.zeros(parts.clients, dtype=torch.bool, device=some.device)}, {"model": params}
-
-    def buffers(self):
-        """Keep BatchNorm statistics with the client."""
-        return {"main": "local"}
-
     def before_turn(self, server, clients, others, generator):
         """Return the clients' cloud models, and the share of others in them."""
         if generator is None:  # clients are evaluated by their own models
             return {}
-        own, numbers, pool = clients["model"], clients["number"], server["pool"].nonzero()[:, 0].tolist()
+        own, numbers, pool = (
+            clients["model"],
+            clients["number"],
+            [n for n, here in enumerate(server["pool"].tolist()) if here],
+        )
         mixed = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), own)
         total = torch.zeros_like(numbers, dtype=torch.float64)
         for place in range(0, len(pool), CHUNK):
@@ -115,15 +111,6 @@ class FedAMP(Method):
     def finish(self, server, client, start, end):
         """Send the model up, and keep it."""
         return end, {"model": end}
-
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Note whose models there are; nothing is averaged."""
-        pool = server["pool"].clone() if self.pool == "all" else torch.zeros_like(server["pool"])
-        return {"pool": pool.index_fill(0, clients["number"], True)}, clients
-
-    def personal(self, server, client):
-        """Return the client's own model."""
-        return client["model"]
 
     def metrics(self, server, client):
         """Return the share of others in the cloud model."""

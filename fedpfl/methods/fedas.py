@@ -22,7 +22,8 @@ class FedAS(Method):
     with F_i, the sum over batches of the squared norm of the gradient of the mean cross-entropy on the true labels,
     under the trained model; bodies are averaged by F_i (by samples where all F_i are 0, or one is not finite).
 
-    align_lr, align_epochs: of the alignment, which knows no momentum or weight decay, nor the schedule of local.lr.
+    align_lr, align_epochs: of the alignment, which knows no momentum or weight decay, nor the schedule of local.lr (but
+        takes local.optimizer and local.clip; the codes have plain SGD).
         Its batches are of local.batch_size, drawn anew; in the official code of 16, in a fixed order.
     first: to what a client that was never sampled aligns: to nothing (`skip`), to the features of the untrained model
         (`init`: the official code and PFLlib), or to those of the received one (`global`: FL-bench).

@@ -4,18 +4,15 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast, Between
-from fedpfl.ground.tree import Agreed, Tree
-from fedpfl.methods.shared.batch import Shard
-from fedpfl.methods.shared.method import Method
-from fedpfl.models import Bound
+from fedpfl.ground.tree import Agreed
+from fedpfl.methods.shared.pool import Pooled, gain_per_distance, held_out_loss, offered
 
 
 @dataclass(frozen=True)
-class FedFomo(Method):
+class FedFomo(Pooled):
     """FedFomo (Zhang et al., ICLR 2021, arXiv:2012.08565): first order model optimisation.
 
     th_i is a client's model after its last training, th_i^old the one that this training started from, L_i the mean
@@ -36,11 +33,10 @@ class FedFomo(Method):
     pool: whose models are offered, of those of the `last_round` (the official code) or of `all` that ever trained.
 
     A client is evaluated by th_i, as in PFLlib and FL-bench; the paper's mixed model is what the cohort's columns from
-    before training tell of. A client that never trained has the initial model. In FL-bench
-    the baseline is th_i in place of th_i^old, so that the own weight is always 0, and V_i is drawn anew whenever a
-    client is loaded; PFLlib never explores. The official code also offers averages of groups, measures distances by
-    the L1 norm unless told otherwise, and adds scaled weights to P. BatchNorm statistics belong to a model and are
-    mixed with it.
+    before training tell of. A client that never trained has the initial model, and is sent no other. In FL-bench the
+    baseline is th_i in place of th_i^old, so that the own weight is always 0, and V_i is drawn anew whenever a client
+    is loaded; PFLlib never explores. The official code also offers averages of groups, measures distances by the L1
+    norm unless told otherwise, and adds scaled weights to P. BatchNorm statistics are mixed with the models.
     """
 
     validates: ClassVar[bool] = True
@@ -53,16 +49,9 @@ class FedFomo(Method):
 
     def init(self, params, parts):
         """Begin with the initial model twice, and without affinities."""
-        device = tree.leaves(params)[0].device
-        pool = torch.zeros(parts.clients, dtype=torch.bool, device=device)
-        old = {"model": params, "statistics": tree.to(parts.statistics, device)}
-        affinity = torch.zeros(parts.clients, dtype=torch.float64, device=device)
-        played = torch.zeros((), dtype=torch.int64, device=device)
-        return {"pool": pool, "played": played}, {"model": params, "old": old, "affinity": affinity}
-
-    def buffers(self):
-        """Mix statistics with the models, by the method's own hands."""
-        return {"main": "local"}
+        server, client = super().init(params, parts)
+        old = {"model": params, "statistics": tree.to(parts.statistics, server["pool"].device)}
+        return server, {**client, "old": old, "affinity": torch.zeros_like(server["pool"], dtype=torch.float64)}
 
     def before_turn(self, server, clients, others, generator):
         """Choose the candidates, and return their models and numbers; where there are too few, flags say so."""
@@ -72,73 +61,47 @@ class FedFomo(Method):
         rate = self.explore - self.decay * int(server["played"])
         seeds = torch.randint(2**62, (len(pool),), generator=generator).tolist()
         numbers, there = [], []
-        for i, affinity in zip(clients["number"].tolist(), clients["affinity"].cpu(), strict=True):
-            chosen = self._chosen(i, affinity, pool, rate, torch.Generator().manual_seed(seeds[i]))
+        known = (clients["number"].tolist(), clients["participated"].tolist(), clients["affinity"].cpu())
+        for i, again, affinity in zip(*known, strict=True):
+            draws, most = torch.Generator().manual_seed(seeds[i]), self.candidates if again else 0
+            chosen = offered(pool, affinity, i, most, rate, draws)
             there.append([place < len(chosen) for place in range(self.candidates)])
-            numbers += chosen + [i] * (self.candidates - len(chosen))
+            numbers += chosen + [i] * there[-1].count(False)
         states = others(numbers)
-        known = {"model": states["model"], "statistics": states["statistics"]["main"], "number": states["number"]}
-        sent = tree.map(lambda leaf: leaf.unflatten(0, (-1, self.candidates)), known)
+        sent = {"model": states["model"], "statistics": states["statistics"]["main"], "number": states["number"]}
+        sent = tree.map(lambda leaf: leaf.unflatten(0, (-1, self.candidates)), sent)
         return {"sent": sent, "there": torch.tensor(there, device=device)}
-
-    def _chosen(self, i: int, affinity: Tensor, pool: Tensor, rate: float, generator: Generator) -> list[int]:
-        """Return the numbers of client i's candidates."""
-        left, chosen = pool.clone(), list[int]()
-        left[i] = False
-        while len(chosen) < self.candidates and left.any():
-            draw, lots = torch.rand((), generator=generator), torch.rand(len(pool), generator=generator)
-            best = left if draw < rate else left & (affinity == affinity[left].max())
-            chosen.append(int(torch.where(best, lots, -1.0).argmax()))
-            left[chosen[-1]] = False
-        return chosen
 
     def before_training(self, server, client, net, shard):
         """Return the model that training starts from, with its statistics, the weights, and the new affinities."""
-        offered = [{"model": client["model"], "statistics": client["statistics"]["main"]}]
-        old, start, affinity = client["old"], offered[0], client["affinity"].clone()
+        models = [{"model": client["model"], "statistics": client["statistics"]["main"]}]
+        old, start, affinity = client["old"], models[0], client["affinity"].clone()
         gains = affinity.new_zeros(self.candidates + 1)
         if bool(client["participated"]) and len(shard.held_out.y):
-            before, places = self._loss(net, old, shard), [0]
+            before, places = held_out_loss(net, **old, shard=shard), [0]
             if self.candidates:
                 places += (1 + client["there"].nonzero()[:, 0]).tolist()
-                offered += [tree.take(client["sent"], place - 1) for place in places[1:]]
-            for place, one in zip(places, offered, strict=True):
-                gains[place] = self._gain(before - self._loss(net, one, shard), one["model"], old["model"])
-            for place, one in zip(places[1:], offered[1:], strict=True):
+                models += [tree.take(client["sent"], place - 1) for place in places[1:]]
+            for place, one in zip(places, models, strict=True):
+                gain = before - held_out_loss(net, one["model"], one["statistics"], shard)
+                gains[place] = gain_per_distance(gain, one["model"], old["model"])
+            for place, one in zip(places[1:], models[1:], strict=True):
                 affinity[one["number"]] += gains[place]
             shares = gains[places].clamp(min=0)
             start = old if self.fallback == "baseline" else start
             if bool(shares.any()):
                 helpful = shares.nonzero()[:, 0]
-                stacked = tree.stack([tree.named(offered[place], old) for place in helpful.tolist()])
+                stacked = tree.stack([tree.named(models[place], old) for place in helpful.tolist()])
                 start = tree.mixed(stacked, (shares / shares.sum())[helpful].float())
         found = {"begun": start, "affinity": affinity, "gains": gains.float()}
         return {**found, "statistics": {"main": start["statistics"]}}
-
-    @staticmethod
-    def _loss(net: Bound, model: Tree, shard: Shard) -> Tensor:
-        """Return the mean cross-entropy of a model with its statistics on V_i, float64."""
-        still = net.still({"main": model["statistics"]})
-        with torch.no_grad():
-            losses = [batch.losses(still(model["model"], batch.x)).double().sum() for batch in shard.held_out.chunks()]
-        return torch.stack(losses).sum() / len(shard.held_out.y)
-
-    @staticmethod
-    def _gain(gain: Tensor, model: Tree, old: Tree) -> Tensor:
-        """Return w_n: what is gained per distance; 0 for a model that does not differ, or diverged."""
-        apart = tree.squared_distance(tree.map(Tensor.double, model), tree.map(Tensor.double, old)).sqrt()
-        return torch.where(apart > 0, gain / apart, 0.0).nan_to_num(0.0, 0.0, 0.0)
 
     def download(self, server, client):
         """Return the candidates."""
         if not self.candidates:
             return {}
-        sent = tree.without(client["sent"], ["number"])
-
-        def here(leaf: Tensor) -> Tensor:
-            return client["there"].view(-1, *[1] * (leaf.dim() - 1)).expand(leaf.shape)
-
-        return Agreed(sent, tree.map(here, sent))
+        sent, there = tree.without(client["sent"], ["number"]), client["there"]
+        return Agreed(sent, tree.map(lambda leaf: there.view(-1, *[1] * (leaf.dim() - 1)).expand(leaf.shape), sent))
 
     def start(self, received, client):
         """Return the mixture."""
@@ -148,15 +111,6 @@ class FedFomo(Method):
         """Send the model up, and the weights; keep it and what it started from."""
         upload = {"model": end, "statistics": client["statistics"]["main"], "gains": client["gains"]}
         return upload, {"model": end, "old": client["begun"], "affinity": client["affinity"]}
-
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Note whose models there are; nothing is averaged."""
-        pool = server["pool"].clone() if self.pool == "all" else torch.zeros_like(server["pool"])
-        return {"pool": pool.index_fill(0, clients["number"], True), "played": server["played"] + 1}, clients
-
-    def personal(self, server, client):
-        """Return the client's own model."""
-        return client["model"]
 
     def metrics(self, server, client):
         """Return the share of the client's own model in what it starts from."""

@@ -69,7 +69,6 @@ class FedPHP(Method):
     def loss(self, server, client, net, params, batch):
         """Mix FedAvg's objective with the distance from the private model."""
         logits, features = net.features(params, batch.x, "w")
-        net.adopt("q", _mixed(client["mu"], client["teacher"], net.buffers["w"]))
         loss = batch.cross_entropy(logits)
         if not self.lam:
             return loss
@@ -79,8 +78,9 @@ class FedPHP(Method):
         return (1 - self.lam) * loss + self.lam * extra
 
     def after_training(self, server, client, net, params, shard, kept):
-        """Tell that training is over."""
-        return {"done": ~flag(params)}
+        """Tell that training is over; mix the private model's statistics."""
+        own = _mixed(client["mu"], client["teacher"], net.buffers["w"])
+        return {"done": ~flag(params), "statistics": {**net.buffers, "q": own}}
 
     def evaluated(self, server, client, params):
         """Return the private model, after training the next one; without one, the global model."""

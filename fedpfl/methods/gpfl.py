@@ -108,14 +108,9 @@ def _layer(width: int, generator: Generator) -> Tree:
     return {"weight": weight, "bias": bias, "scale": torch.ones(width), "shift": torch.zeros(width)}
 
 
-def _linear(x: Tensor, own: Tree) -> Tensor:
-    return F.linear(x, own["weight"], own["bias"]).float()
-
-
 def _through(valve: Tree, z: Tensor, condition: Tensor) -> Tensor:
     """Return V(z; condition) `[batch, features]`."""
-    gamma, beta = (
-        F.layer_norm(_linear(condition[None], own).relu(), z.shape[1:], own["scale"], own["shift"])
-        for own in (valve["gamma"], valve["beta"])
-    )
+    # Not by F.linear: in bf16, on a CPU, products of one row are not the same bit for bit again.
+    maps = [(own, (own["weight"] * condition[None]).sum(1) + own["bias"]) for own in (valve["gamma"], valve["beta"])]
+    gamma, beta = (F.layer_norm(out.relu()[None], out.shape, own["scale"], own["shift"]) for own, out in maps)
     return torch.relu(z * (gamma + 1) + beta)

@@ -62,7 +62,7 @@ class IFCA(Method):
             losses.append(float(sum(sums)))
         chosen = min(range(self.clusters), key=lambda j: losses[j] if math.isfinite(losses[j]) else math.inf)
         statistics = {"main": tree.take(server["statistics"], chosen)}
-        return {"cluster": torch.tensor(chosen, device=shard.data.y.device), "statistics": statistics}
+        return {"cluster": torch.full((), chosen, device=shard.data.y.device), "statistics": statistics}
 
     def before_evaluation(self, server, client, net, shard):
         """Do the same."""

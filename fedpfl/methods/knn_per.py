@@ -78,8 +78,8 @@ class KNNPer(Method):
             for batch in shard.held_out.chunks():
                 logits, z = net.features(params, batch.x)
                 votes = self._votes(z, memory, real, logits.shape[1])
-                for place, lam in enumerate(GRID):
-                    mixed = self._mixed(logits, votes, torch.tensor(lam))
+                for place, lam in enumerate(torch.tensor(GRID, device=z.device)):
+                    mixed = self._mixed(logits, votes, lam)
                     loss = F.cross_entropy(mixed, batch.y, reduction="sum")
                     judged[place] += torch.stack([(mixed.argmax(1) == batch.y).sum(), -loss])
         return GRID[max(range(len(GRID)), key=lambda place: (*judged[place].tolist(), -place))]

@@ -41,13 +41,12 @@ class Moon(Method):
         return {"main": self.statistics or "aggregate", "last": "local"}
 
     def before_training(self, server, client, net, shard):
-        """Return both references' statistics; those of the next last model are those of the one that trains."""
-        return {"references": net.buffers, "statistics": {**net.buffers, "last": net.buffers["main"]}}
+        """Return both references' statistics."""
+        return {"references": net.buffers}
 
     def loss(self, server, client, net, params, batch):
         """Add the contrast to FedAvg's objective."""
         logits, z = net.features(params, batch.x)
-        net.adopt("last", net.buffers["main"])
         loss = batch.cross_entropy(logits)
         if not self.mu:
             return loss
@@ -56,6 +55,10 @@ class Moon(Method):
         far = F.cosine_similarity(z, still.features(client["last"], batch.x, "last")[1])
         contrast = batch.mean(F.softplus((far - near) / self.tau))
         return loss + torch.where(client["participated"], self.mu * contrast, 0.0)
+
+    def after_training(self, server, client, net, params, shard, kept):
+        """Return the statistics of the model that is the last one from now on."""
+        return {"statistics": {**net.buffers, "last": net.buffers["main"]}}
 
     def finish(self, server, client, start, end):
         """Send the model up, and keep it as the last one."""

@@ -81,10 +81,6 @@ class Bound:
         self.buffers = kept
         return logits
 
-    def adopt(self, role: str, statistics: Tree) -> None:
-        """Let a role hold these statistics, such as another role's, as if it had been trained to them."""
-        self.buffers = {**self.buffers, role: statistics}
-
     def gradient(
         self, objective: Callable[[Bound, Tree, Any], Tensor], params: Tree, batch: Any
     ) -> tuple[Tree, Tensor]:

@@ -118,6 +118,21 @@ FAULTS = {
         {"bf16_is_near"},
         "use engine.precision=fp32",
     ),
+    "mixes weights alone": (
+        """
+    def init(self, params, parts):
+        return params, {"model": params}
+    def before_turn(self, server, clients, others, generator):
+        first = others([0] * len(clients["number"]))
+        return {"mixed": tree.map(lambda a, b: (a + b) / 2, clients["model"], first["model"])}
+    def start(self, received, client):
+        return client["mixed"]
+    def finish(self, server, client, start, end):
+        return end, {"model": end}
+        """,
+        {"statistics_are_mixed"},
+        "before_turn returns mixed.conv.weight, and no statistics",
+    ),
     "changes an argument": (
         """
     def start(self, received, client):
@@ -303,7 +318,7 @@ def test_a_broken_promise_is_told(fault: str, everything: bool, tmp_path: Path, 
     wrong = {line[8:] for line in lines if line.startswith(("  WRONG ", "  note  "))}
     assert wrong == words(*broken) if fault in ALONE or not everything else wrong >= words(*broken), lines
     assert any(text in line for line in lines), lines
-    assert status == (0 if broken == {"bf16_is_near"} else 1)
+    assert status == (0 if broken <= {"bf16_is_near", "statistics_are_mixed"} else 1)
 
 
 @pytest.mark.parametrize("body", RIGHT.values(), ids=list(RIGHT))

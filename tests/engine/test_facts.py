@@ -1,12 +1,15 @@
 """What the engine tells of clients beside their states, and what the server finds out before a turn."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
 
 from fedpfl.engine import Tuning, begin, make, play
+from fedpfl.engine.contract import statistics_are_mixed
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.toy import Trial, Unkept
 from fedpfl.ground import tree
 from fedpfl.ground.errors import Broken, FedpflError
 from fedpfl.methods import FedAvg, Turn
@@ -155,6 +158,22 @@ def test_statistics_of_another_form_are_refused(backend, federation):
         make(as_engine(backend), tiny(norm=True), CPU).participate(
             Wrong(), federation, state, [0], LOCAL, Draws(0, "train", 1)
         )
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["without", "with"])
+def test_a_method_is_told_that_it_mixes_models_without_their_statistics(told):
+    @dataclass(frozen=True)
+    class Mixing(Neighbours):
+        def before_turn(self, server, clients, others, generator):
+            same = others(clients["number"].tolist())
+            return {"mixed": same["model"], **({"statistics": same["statistics"]} if told else {})}
+
+    check = partial(statistics_are_mixed, Trial(Mixing()))
+    if told:
+        check()
+    else:
+        with pytest.raises(Unkept, match=r"^before_turn returns mixed\.conv\.weight, and no statistics"):
+            check()
 
 
 def test_where_processes_store_their_own_clients_nobody_can_read_others(net):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -190,6 +191,12 @@ def test_a_stream_has_an_optimiser_of_its_own(kind, net, federation):
             assert_close(dict(states[-1].server), expected, atol=1e-4, rtol=1e-3)
 
 
+def test_captured_steps_know_their_stream(federation):
+    """Phases of one form in two streams have graphs of their own, and all moments are at rest in the next round."""
+    assert_same(played(Streams(), federation, capture := Capture()), played(Streams(), federation, None))
+    assert capture.replayed
+
+
 def test_moments_are_of_what_moves_and_masks_that_phases_share_park_none(net, federation, monkeypatch):
     """Stacked or not, alone or joined: FedSelect's two streams have each a memory for what they move, and no other."""
     method = FedSelect(p=0.5)
@@ -202,12 +209,14 @@ def test_moments_are_of_what_moves_and_masks_that_phases_share_park_none(net, fe
     }
     plain = at_rest(TrainPlan(None, [Phase(1)], dataclasses.replace(LOCAL, momentum=0.0)), net.params)["main"]
     assert not sum(map(torch.Tensor.numel, plain.leaves()))
+    parks = []
     for module in (loop, program):
-        monkeypatch.setattr(module, "parked", None)
+        monkeypatch.setattr(module, "parked", lambda *given: parks.append(given) or nullcontext())
     call = TrainCall(method, federation, begin(method, net, 10, CPU), COHORTS[0], LOCAL, DRAWS)
     for engine in (LOOP, Engine("batched")):
         answers = make(engine, net, CPU).run([call, call._replace(clients=COHORTS[1])])
         assert not any(isinstance(answer, Exception) for answer in answers), answers
+    assert not parks
 
 
 METHODS = [FedAvg(), Ditto(lam=0.3, personal_epochs=1), FedRep(), FedSelect(p=0.5), FedSPU(widths=(0.3, 0.6, 1.0))]

@@ -12,7 +12,6 @@ from fedpfl.methods import CFL, FedAvg, LocalOnly
 from fedpfl.methods.cfl import bipartition
 from tests.conftest import COHORTS, CPU, assert_close, assert_same, rounds, tiny, trajectory
 
-WEIGHT = torch.full((4,), 0.25)
 ROOM = {"warmup": 0, "clusters": 3}
 
 
@@ -44,7 +43,7 @@ def test_a_cluster_for_each_client_is_local_only(backend, net, federation):
         assert_same(tree.take(ours.server["models"], slice(10)), theirs.clients["model"])
 
 
-def aggregated(method, changes, numbers=(0, 1, 2, 3), clients=4):
+def aggregated(method, changes, numbers=(0, 1, 2, 3), clients=4, weight=None):
     """The server's state after one round with these updates of a model of zeros."""
     net = tiny()
     zeros = tree.full_like(net.params, 0.0)
@@ -52,7 +51,7 @@ def aggregated(method, changes, numbers=(0, 1, 2, 3), clients=4):
     server = {**server, "models": tree.full_like(server["models"], 0.0)}
     uploads = tree.stack([{**zeros, "fc.bias": change} for change in changes])
     given = {"number": torch.tensor(numbers)}
-    weight = torch.full((len(changes),), 1 / len(changes))
+    weight = torch.full((len(changes),), 1 / len(changes)) if weight is None else torch.tensor(weight)
     return method.aggregate(server, given, net.bind({}), uploads, weight, None)[0]
 
 
@@ -72,6 +71,7 @@ def test_two_opposite_pairs_part():
     assert aggregated(CFL(eps1=2.0, eps2=2.0, warmup=0), [u, u, u, u])["count"] == 1  # mean and longest are one
     assert aggregated(CFL(**ROOM), [u, -u], (0, 1), 2)["count"] == 1  # of two clients
     assert aggregated(CFL(**ROOM), [u, u, -u, -u], clients=5)["count"] == 1  # one of them is not here
+    assert aggregated(CFL(**ROOM), [u, u, -u, -u], weight=[0.4, 0.3, 0.2, 0.1])["count"] == 1  # a mean of 0.4 |u|
 
 
 def test_lengths_do_not_matter_to_who_goes_with_whom():
@@ -95,6 +95,9 @@ def test_a_newcomer_has_the_model_from_before_the_first_split():
     after = aggregated(method, [u, 0.5 * u, -u, -u])
     given = {"number": torch.tensor(5), "newcomer": torch.tensor(True)}
     assert_close(method.personal(after, given)["fc.bias"], -u / 8)
+    net, uploads = tiny(), tree.map(lambda leaf: leaf[[0, 0, 1, 1]] + 1, after["models"])
+    later = method.aggregate(after, {"number": torch.arange(4)}, net.bind({}), uploads, torch.full((4,), 0.25), None)[0]
+    assert_same(method.personal(later, given), method.personal(after, given))
     given["number"] = torch.tensor(2)
     assert_same(method.personal(after, given)["fc.bias"], -u)
 

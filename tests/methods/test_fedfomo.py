@@ -10,6 +10,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedFomo, LocalOnly
+from fedpfl.methods.shared.pool import held_out_loss, offered
 from tests.conftest import COHORTS, assert_close, assert_same, differing, holding, rounds, row, trajectory
 
 OFTEN = [[0, 2, 4]] * 4
@@ -40,7 +41,7 @@ def offer(models):
 
 def loss(method, net, federation, model, client):
     shard = training_shard(federation, client, 32, Draws(0, "train", 9))
-    return float(method._loss(net.bind({"main": {}}), {"model": model, "statistics": {}}, shard))
+    return float(held_out_loss(net.bind({"main": {}}), model, {}, shard))
 
 
 def test_with_nobody_elses_model_it_is_local_only(backend, played):
@@ -110,7 +111,7 @@ def test_weights(fallback, net, held, played):
 
 def candidates(affinity, pool, i=0, explore=0.0, count=3, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return FedFomo(candidates=count)._chosen(i, torch.tensor(affinity), torch.tensor(pool), explore, generator)
+    return offered(torch.tensor(pool), torch.tensor(affinity), i, count, explore, generator)
 
 
 def test_candidates_are_those_of_largest_affinity_or_any():
@@ -132,7 +133,7 @@ def test_exploration_ends(net, held):
         server = {"pool": torch.ones(10, dtype=torch.bool), "played": torch.tensor(played)}
         affinity = torch.zeros(10, 10).index_fill(1, torch.tensor([7]), 1.0)
         states = {"number": torch.arange(10), "affinity": affinity, "model": net.params["fc.bias"].expand(10, -1)}
-        states["statistics"] = {"main": {}}
+        states |= {"statistics": {"main": {}}, "participated": torch.ones(10, dtype=torch.bool)}
         others = lambda numbers, states=states: tree.take(states, torch.tensor(numbers))  # noqa: E731
         for cohort in ([0, 1, 2, 3], [3, 0]):
             given = tree.take(states, torch.tensor(cohort))
@@ -144,5 +145,5 @@ def test_exploration_ends(net, held):
 
 def test_candidates_travel_down_and_a_model_and_weights_up(net, held):
     sent = [own.sent for own in rounds(FedFomo(candidates=2), net, held, COHORTS)[1]]
-    assert [own.values_down for own in sent] == [0, 5 * 2 * 549, 5 * 2 * 549]
+    assert [own.values_down for own in sent] == [0, 1 * 2 * 549, 4 * 2 * 549]  # to those who trained before
     assert [own.values_up for own in sent] == [5 * (549 + 3)] * 3

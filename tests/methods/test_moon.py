@@ -103,9 +103,6 @@ def test_the_contrast_has_bounds_and_forgets_scales(net):
         def still(self, buffers):
             return self
 
-        def adopt(self, role, statistics):
-            pass
-
         def features(self, params, x, role="main"):
             return torch.zeros(len(x), 5), params
 

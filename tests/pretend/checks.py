@@ -41,7 +41,14 @@ REASONS = {
 }
 """Why the host waits in a round."""
 
-CLIENT_BY_CLIENT = {
+BRANCHES = {
+    "methods/cfl.py CFL.aggregate": "splits clusters",
+    "methods/fedamp.py FedAMP.before_turn": "reads the models that there are",
+    "methods/fedfomo.py FedFomo.before_turn": "chooses candidates",
+    "methods/fedfomo.py FedFomo.before_training": "mixes those that help",
+    "methods/ifca.py IFCA.aggregate": "averages the members of each cluster",
+    "methods/ifca.py IFCA.before_training": "takes the model of least loss",
+    "methods/ifca.py IFCA._model": "of it",
     "methods/fedala.py FedALA.before_training": "learns until its losses settle",
     "methods/fedgen.py FedGen.before_training": "counts labels",
     "methods/feddbe.py FedDBE.before_training": "asks whether the mean of all is known",
@@ -56,7 +63,7 @@ CLIENT_BY_CLIENT = {
     "methods/shared/transport.py": "solves linear programs on the CPU",
     "methods/subflot.py SubFLOT.before_training": "asks whether there is a model to transport",
 }
-"""Hooks that are called client by client, and may wait for what they branch on."""
+"""Hooks that may branch on values, and wait for them."""
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +108,7 @@ def test_captured_steps_give_what_the_cpu_gives_and_the_host_waits_a_dozen_times
     assert_close(there, here)
     assert captures
     assert replays >= captures
-    own = {place: count for place, count in waits.items() if not place.startswith(tuple(CLIENT_BY_CLIENT))}
+    own = {place: count for place, count in waits.items() if not place.startswith(tuple(BRANCHES))}
     assert set(own) <= set(REASONS)
     turns = len(method.turns(len(COHORTS), COHORTS[0], 10, generator(0, "turns", len(COHORTS) + 1)))
     assert sum(own.values()) <= 12 * turns

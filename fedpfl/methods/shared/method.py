@@ -165,7 +165,8 @@ class Method(Checked):
 
         clients: their states. others: gives the states of any clients that take part, stacked, by their numbers, as
         they are now. It is also asked before all clients are evaluated, newcomers apart, and may branch on values.
-        `statistics` are those that the clients begin with, as they are of `before_training` and `before_evaluation`.
+        `statistics` are those that the clients begin with, as they are of `before_training` and `before_evaluation`; of
+        `after_training` those that they end with.
         generator: the same for whatever cohort; to be drawn from for all clients. None before an evaluation.
         """
         return {}
