@@ -54,6 +54,8 @@ def wire(module: nn.Module) -> Wiring:
     Zeroed neurons are not always as good as absent ones: GroupNorm and LayerNorm take statistics over neurons.
     """
     names = dict(module.named_parameters(remove_duplicate=False))
+    if not all(leaf.requires_grad for leaf in names.values()):
+        raise ValueError("a network of which parts are frozen (adapter) has no sub-models")
     if len(names) != len(dict(module.named_parameters())):
         raise ValueError("parameters that two layers share have no wiring")
     try:

@@ -102,7 +102,8 @@ def test_a_square_identity_trains_the_weight_itself():
 def test_what_is_frozen_stands_in_one_place_and_in_no_tree(name):
     net, _ = built(name, "lora")
     other = net.copy()
-    assert {*net.frozen} == {*other.frozen} and not {*net.frozen} & {*net.params}
+    assert {*net.frozen} == {*other.frozen}
+    assert not {*net.frozen} & {*net.params}
     assert all(net.frozen[name].data_ptr() == other.frozen[name].data_ptr() for name in net.frozen)
     assert {name.rpartition(".")[2] for name in net.params} <= {"lora_A", "lora_B", "weight", "bias"}
     assert {name for layer in net.parts.layers for name in layer} == {*net.params}
@@ -168,7 +169,7 @@ def test_attention_is_torchvisions_and_vectorises_without_a_warning():
 
 @pytest.mark.parametrize("dialect", ["torchvision", "timm", "transformers"])
 def test_a_vision_transformer_starts_from_the_files_of_others(dialect):
-    net, x = built("vit")
+    net, _x = built("vit")
     if dialect == "torchvision":
         values = theirs(net).state_dict()
     else:

@@ -1,0 +1,83 @@
+"""Runs of adapters on a frozen network: what is stored, told and given back."""
+
+import pytest
+import torch
+
+import fedpfl
+from fedpfl.config.plan import build, check
+from tests.command import TINY, call, composed, state, table
+from tests.conftest import assert_close
+
+LORA = ("model=mlp", "model.hidden=[32,16]", "adapter=lora", "adapter.layers=[linear]", "adapter.rank=4")
+FROZEN = 784 * 32 + 32 + 32 * 16 + 16
+TRAINED = 4 * (784 + 32) + 4 * (32 + 16) + 16 * 10 + 10
+
+
+def plan(*words):
+    return check(composed(*TINY, *words))
+
+
+def test_only_adapters_are_kept_sent_and_saved_and_models_given_back_are_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = fedpfl.run(*TINY, *LORA, "method=ditto", "participation=1.0")
+    saved = state(run.path)
+    names = {*build(plan(*LORA)).net.params}
+    assert {*saved["server"]} == names
+    assert all(name.rpartition(".")[2] in ("lora_A", "lora_B") or name.startswith("classifier") for name in names)
+    assert all({*rows["client"]["v"]} == names for rows in saved["rows"])
+    row = table(run.path / "rounds.csv")[0]
+    assert int(row["values_down"]) == int(row["values_up"]) == 4 * TRAINED
+    assert (
+        f"{TRAINED:,} parameters; {FROZEN:,} frozen ones, 0 MiB to send once, are not counted"
+        in (run.path / "run.log").read_text()
+    )
+    models = fedpfl.load(run.path)
+    for values in (models.personal(0), models.global_model()):
+        network = models.network()
+        network.load_state_dict(values)  # which refuses names too many or too few
+    x, _ = models.samples(0)
+    network.load_state_dict(models.personal(0))
+    federation = build(plan(*LORA)).federation
+    logits = network.eval()(federation.normalize(x))
+    assert_close({"": logits.detach()}, {"": models.predict(0, x)}, atol=1e-5)
+
+
+def test_in_lockstep_each_run_has_the_frozen_values_of_its_own_seed(tmp_path):
+    """Which are drawn, where no file gives them."""
+    words = (*TINY, "model=mlp", "model.hidden=[32]", "adapter=head", "method=fedavg")
+    for place in ("together", "alone"):
+        (tmp_path / place).mkdir()
+    result = call("-m", "hydra/launcher=lockstep", *words, "seed=1,2", cwd=tmp_path / "together")
+    assert result.code == 0, result.err
+    for seed in (1, 2):
+        assert call(*words, f"seed={seed}", cwd=tmp_path / "alone").code == 0
+    paths = sorted(path.relative_to(tmp_path / "alone") for path in (tmp_path / "alone").rglob("state.pt"))
+    assert len(paths) == 2
+    for path in paths:
+        one, other = (torch.load(tmp_path / place / path, weights_only=True) for place in ("alone", "together"))
+        assert_close(one["server"], other["server"], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("words", [("adapter=none",), ()], ids=["none", "unsaid"])
+def test_a_run_without_an_adapter_is_the_run_that_it_was(words):
+    assert plan("method=fedavg", *words).identity == plan("method=fedavg").identity
+    assert plan("method=fedavg", *LORA).identity != plan("method=fedavg", *LORA[:2]).identity
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("adapter=lora",), "model=cnn4: adapter.layers: the network has no q; it has conv, linear"),
+        (("adapter=lora", "adapter.rank=0"), "adapter.rank must be 1 or more, got 0"),
+        (("adapter=lora", "adapter.rang=3"), "adapter.rang"),
+        (("adapter=loro",), "adapter must be one of bitfit, head, lora, none, got 'loro'; did you mean lora?"),
+        (("adapter=head", "method=fjord"), "a network of which parts are frozen (adapter) has no sub-models"),
+        (("model=timm", "model.arch=nothing"), "timm"),
+        (("model=vit", "model.patch=9"), "images must be square, 9 (model.patch) a divisor of their sides"),
+    ],
+)
+def test_bad_words_are_one_line(words, told, tmp_path):
+    result = call(*TINY, *words, cwd=tmp_path)
+    assert result.code == 2, result.out
+    assert len(result.complaints) == 1, result.err
+    assert told in result.complaints[0], result.complaints
