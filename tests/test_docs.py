@@ -291,6 +291,7 @@ def test_the_readme_lists_every_choice():
         "dataset",
         "partition",
         "model",
+        "adapter",
         "quantile",
         "norm",
         "score",

@@ -274,7 +274,7 @@ def test_on_the_command_line(tmp_path):
 
 DIGITS = (
     "images of shape [1, 28, 28] (data set digits); models that take these: cnn4, fedspu_cifar10, fedspu_emnist, "
-    "fedspu_speech, lenet5, mlp, resnet8, resnet10, resnet18"
+    "fedspu_speech, lenet5, mlp, resnet8, resnet10, resnet18, vit"
 )
 
 
