@@ -274,4 +274,5 @@ def test_a_model_of_another_kind_is_refused_in_one_line(tmp_path):
 def test_what_has_the_right_axes_and_is_something_else_is_refused_too(tmp_path, model, x, says):
     federation = build(samples := own(tmp_path, x=x), partition.iid(samples.y.numpy(), 3, 0))
     message = one_line(lambda: models.build(model, federation.shape, federation.classes, 0))
-    assert message == f"model={model}: {says}; models that take these: {'lstm, text, transformer' if x is TOKENS else 'mlp'}"
+    fit = "lstm, text, transformer" if x is TOKENS else "mlp"
+    assert message == f"model={model}: {says}; models that take these: {fit}"
