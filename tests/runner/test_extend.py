@@ -86,6 +86,7 @@ def test_a_run_in_a_hurry_has_a_name_of_ones_choice(tmp_path):
         (("extend=r3", "seed=1"), "extend: r3 holds no run of these settings, seed 1 and fewer"),
         (("extend=r3", "rounds=3"), "fewer rounds than 3; set rounds to more"),
         (("extend=r3", "local.decay=cosine"), "extend is not for local.decay=cosine"),
+        (("extend=r3", "method=fedphp"), "extend is not for method=fedphp, which goes by the number of rounds"),
     ],
 )
 def test_what_cannot_be_extended_is_one_line_and_leaves_nothing(runs, options, message):
