@@ -70,6 +70,11 @@ def essence(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of an earlier version with the groups that came later, at the value all runs had."""
+    return {**{key: since for key, since in LATER.items() if key not in config}, **config}
+
+
 def present(method: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's configuration under the name that the method has today."""
     now = [name for name, (former, meant) in APART.items() if method.get("name") == former and meant(method)]

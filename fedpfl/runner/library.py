@@ -26,6 +26,7 @@ from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine import ranks
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import completed
 from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
 from fedpfl.record.rundir import saved
@@ -274,7 +275,12 @@ class Trained(Models):
     def _run(self) -> Run:
         """Build the run's data, network and method as it was made; where it is computed may be another place."""
         where = find_device(self._device)
-        told = {**self.config, "device": self._device, "logger": {"name": "none"}, "state": {"device": "auto"}}
+        told = {
+            **completed(self.config),
+            "device": self._device,
+            "logger": {"name": "none"},
+            "state": {"device": "auto"},
+        }
         told["engine"] = {**told.get("engine", {})}
         if where.type == "cpu" and told["engine"].get("precision") == "tf32":
             told["engine"]["precision"] = "fp32"

@@ -360,6 +360,16 @@ def _no_checkpoint(path):
     (path / "state.pt").unlink()
 
 
+def test_a_run_from_before_a_group_of_keys_is_loaded_as_it_was(copy):
+    text = (copy / "config.yaml").read_text()
+    before = text.replace("adapter:\n  name: none\n", "").replace("\nvalidation: 0.0\n", "\n")
+    assert len(text) - len(before) == len("adapter:\n  name: none\nvalidation: 0.0\n")
+    whole = fedpfl.load(copy).personal(0)
+    older(copy)
+    (copy / "config.yaml").write_text(before)
+    assert_same(fedpfl.load(copy).personal(0), whole)
+
+
 def _other_data(path):
     rewrite_summary(path, data="0123")
 
@@ -367,7 +377,7 @@ def _other_data(path):
 def _older_settings(path):
     older(path)
     text = (path / "config.yaml").read_text()
-    (path / "config.yaml").write_text(text.replace("\nvalidation: 0.0\n", "\n"))
+    (path / "config.yaml").write_text(text.replace("\nrestart: false\n", "\n"))
 
 
 def _damaged(path):
@@ -381,7 +391,7 @@ def _damaged(path):
     [
         (_no_checkpoint, "state.pt is not there, .* checkpoint.keep=true"),
         (_other_data, "the data are not those of run"),
-        (_older_settings, "config.yaml is not of this version: validation has no value"),
+        (_older_settings, "config.yaml is not of this version: restart has no value"),
         (_damaged, "state.pt is damaged"),
     ],
 )
