@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.papers import costs, published
+from fedpfl.papers import published
 from fedpfl.papers.layout import LAST, Layout, Measure, Selection, rank, tuned
 from fedpfl.papers.registry import TABLES, datasets
 from fedpfl.report.grouping import Group, unlike
@@ -77,19 +77,18 @@ def fill(
     rule: Selection | None = LAST,
     only: Sequence[str] = (),
     test: str = "",
-    device: costs.Device = costs.OURS,
 ) -> Table:
     """Fill table `paper/name` from groups of runs.
 
     rule: None for the paper's own. only: columns of these data sets; by default the paper's, or those of the runs where
-    none of the papers' is among them. test: t or wilcoxon, against the last line. device: what hours are reckoned by.
+    none of the papers' is among them. test: t or wilcoxon, against the last line.
     """
     whole = TABLES[name]
     assert isinstance(whole, Layout)
     present = {group.runs[0].dataset_name: None for group in gathered}
     other = present and not present.keys() & datasets()
     layout = whole.on(only or tuple(present)) if only or other else whole
-    filled = _filled(layout, gathered, (rule or layout.rule)._replace(device=device))
+    filled = _filled(layout, gathered, rule or layout.rule)
     differs: set[Place] = set()
     notes = [*_notes(filled), *([_compare(filled, test, differs)] if test else [])]
     cells = {place: _cell(filled, place, differs) for place in filled.places}
@@ -137,7 +136,7 @@ def _notes(filled: Filled) -> Iterator[str]:
     if filled.reached:
         told = few(dict.fromkeys(filled.reached.values()))
         yield f"° not all planned rounds: the last evaluation that there is ({told})."
-    yield from filter(None, [layout.note(rule)])
+    yield from filter(None, [layout.note])
     untold = [(one.label, one.untold) for one in layout.lines] + [(one.setting, one.untold) for one in layout.places]
     for why in dict.fromkeys(why for _, why in untold if why):
         yield f"Without own values: {', '.join(what for what, own in untold if own == why)}; {why}."

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedpfl.papers import costs, published
+from fedpfl.papers import published
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import DATASETS
 from fedpfl.report.run import Run
@@ -20,14 +20,13 @@ from fedpfl.report.table import Table
 class Selection(NamedTuple):
     """Which accuracy of which evaluation a cell shows: a column of rounds.csv, and the round as in `accuracy_table`.
 
-    published: it is the paper's own, by which other numbers are counted too. device: what hours are reckoned by.
+    published: it is the paper's own, by which other numbers are counted too.
     """
 
     accuracy: str = "accuracy"
     select: str = "last"
     every: int = 1
     published: bool = False
-    device: costs.Device = costs.OURS
 
     @property
     def by(self) -> str:
@@ -130,7 +129,7 @@ class Layout:
     about: str
     setup: Mapping[str, Any] | Callable[[Run], Mapping[str, Any]]
     metric: str = ""
-    note: Callable[[Selection], str] = lambda rule: ""
+    note: str = ""
     swept: bool = False
 
     def key(self, i: int, j: int) -> published.Key:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedpfl.papers.costs import OURS, Device
 from fedpfl.papers.filling import fill
 from fedpfl.papers.layout import Layout, Listing, Selection
 from fedpfl.papers.registry import FIGURES, NAMES, TABLES
@@ -27,7 +24,6 @@ def show(
     only: str = "",
     datasets: Sequence[str] = (),
     test: str = "",
-    device: Device = OURS,
 ) -> Iterator[tuple[str, Table | list[Path]]]:
     """Yield what is asked for by name: tables, and the files that a figure was written to.
 
@@ -45,7 +41,7 @@ def show(
         elif isinstance(table, Listing):
             yield name, table.make(table.choose(gathered), judging)
         else:
-            yield name, fill(name, gathered, rule, datasets, test, device)
+            yield name, fill(name, gathered, rule, datasets, test)
 
 
 def _rule(paper: str) -> Selection:
@@ -62,14 +58,3 @@ def _has_runs(name: str, gathered: Sequence[Group]) -> bool:
     if isinstance(table, Layout):
         return bool(fitting) and bool(fill(name, fitting).frame["seeds"].any())
     return bool(fitting and (FIGURES[name].of(fitting) if table is None else table.choose(fitting)))
-
-
-def device(text: str) -> Device:
-    """Read `1e9,1e7`, operations and bits a second, for argparse."""
-    try:
-        speed, bandwidth = map(float, text.split(","))
-    except ValueError:
-        speed = bandwidth = math.nan
-    if not (0 < speed < math.inf and 0 < bandwidth < math.inf):
-        raise argparse.ArgumentTypeError(f"{text!r} is not two positive numbers, such as 1e9,1e7")
-    return Device(speed, bandwidth)

@@ -22,7 +22,7 @@ from fedpfl.papers.curves import curve_table, curves
 from fedpfl.papers.fedobp.tables import beside
 from fedpfl.papers.layout import Selection
 from fedpfl.papers.registry import full
-from fedpfl.papers.show import AS_PUBLISHED, NAMES, OURS, TABLES, device, show
+from fedpfl.papers.show import AS_PUBLISHED, NAMES, TABLES, show
 from fedpfl.record.columns import METRICS
 from fedpfl.report import cleaning, listing
 from fedpfl.report.compare import LEAST, compare, sides
@@ -130,7 +130,7 @@ def _paper(options: Namespace) -> None:
         rule = None
     members, asked = runs(*options.roots, where=options.where), [*names.values()]
     _of_one_table(options, len(asked) != 1)
-    wishes = {"datasets": options.dataset, "test": options.test or "", "device": options.device}
+    wishes = {"datasets": options.dataset, "test": options.test or ""}
     _papers(members, options, rule, names=asked, only=options.only or "", **wishes)
 
 
@@ -258,7 +258,6 @@ EVERY_N = _option("--every", "best-checkpoint: of every N rounds only; paper: 10
 JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY_N)
 OUT = _option("--out", "write there; default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR")
 ACCURACY = _option("--accuracy", "which; default: mean over clients", choices=ACCURACIES, default="accuracy")
-DEVICE = "of fedspu/table3's hours: operations and bits a second of a client; default: 1e9,1e7, which are ours"
 REFERENCE = _option(
     "--reference", "published curves (method,round,accuracy_before,accuracy_after)", type=Path, metavar="CSV"
 )
@@ -314,7 +313,6 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
             _option("--dataset", "only these columns, such as fmnist", **LIST),
             ACCURACY,
             _option("--select", OWN_RULE, choices=(*SELECTIONS, AS_PUBLISHED), default="last"),
-            _option("--device", DEVICE, type=device, default=OURS, metavar="SPEED,BANDWIDTH"),
             EVERY_N,
             _option("--test", TEST, choices=[*LEAST]),
             *LOOK,

@@ -1,4 +1,4 @@
-"""What training costs the devices of sub-models."""
+"""What sub-models of each width come to."""
 
 from __future__ import annotations
 
@@ -17,21 +17,17 @@ def devices(method: Submodel, net: Net, shape: tuple[int, ...]) -> list[dict[str
     """Count what the sub-model of each width comes to, and the full network: one row each, the widest last.
 
     width: share of every hidden layer's neurons. entries: its parameters. values: numbers that its layers with
-    parameters make of one sample of `shape`. operations: of its forward pass over one sample, an addition and a
-    multiplication by each weight at each place where the weight is used.
+    parameters make of one sample of `shape`.
     """
     made = _forward(net.module, shape)
     plan, rows = neurons.plan(net.params, net.parts), []
     for width in sorted({*method.widths, 1.0}):
         active = neurons.prefix(plan, torch.tensor(width, dtype=torch.float64), method.rounding)
         mask = neurons.entries(plan, active, net.params)
-        row = {"width": width, "entries": sum(int(own.sum()) for own in mask.values()), "values": 0, "operations": 0}
+        row = {"width": width, "entries": sum(int(own.sum()) for own in mask.values()), "values": 0}
         for name, layer, values in made:
-            key, looked_up = f"{name}.weight", isinstance(layer, nn.Embedding)
-            own = active[plan["columns" if looked_up else "rows"][key]]
-            places = values // len(own)
-            row["values"] += places * int(own.sum())
-            row["operations"] += 0 if looked_up else 2 * places * int(mask[key].sum())
+            own = active[plan["columns" if isinstance(layer, nn.Embedding) else "rows"][f"{name}.weight"]]
+            row["values"] += values // len(own) * int(own.sum())
         rows.append(row)
     return rows
 

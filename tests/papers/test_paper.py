@@ -382,9 +382,7 @@ def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
 GROWN = "what is described there, a pruned model that grows, is another method than its authors'."
 
 
-def spu(
-    root: Path, name: str, accuracy: float, alpha: float, early: bool = False, clients: int = 100, **own: Any
-) -> Path:
+def spu(root: Path, name: str, accuracy: float, alpha: float, early: bool = False, **own: Any) -> Path:
     return add(
         root,
         name,
@@ -394,7 +392,7 @@ def spu(
         model={"name": "fedspu_cifar10"},
         partition={"name": "dirichlet", "alpha": alpha},
         stopping={"early": early},
-        clients=clients,
+        clients=100,
     )
 
 
@@ -415,8 +413,7 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     volume = both(tmp_path, "fedspu/table3", "FedSPU (volume)", "CIFAR10", "500 rounds")
     assert volume == (pytest.approx(68_000 * 4 / 1e9), pytest.approx(68_000 * 32 / 1e9), 18.04)
     assert fill("fedspu/table3", []).notes[0] == (
-        "Hours are reckoned (docs/report.md), for clients of 1e+09 operations and 1e+07 bits a second, ours, not the "
-        "paper's."
+        "Hours are those of simulated devices (docs/system.md), which are ours, not the paper's; transfers count."
     )
     assert fill("fedspu/table1", []).notes == ("Without own values: FedSelect; " + GROWN,)
 
@@ -443,25 +440,16 @@ def test_where_the_last_ten_stop_at_once_the_round_after_has_fewer(tmp_path: Pat
     assert both(tmp_path, "fedspu/table4", "FedSPU+ES", "CIFAR10", "Dir(0.5)") == (5.0, 5.0, 216.0)
 
 
-def test_hours_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two alike, so that each of four rounds takes either's time: 5 epochs of 30 samples. One stops after two."""
+def test_hours_are_simulated_ones(tmp_path: Path) -> None:
+    """After two rounds fewer are active than a round takes: the published count ends there. Without devices none."""
     for alpha in (0.1, 0.5, 1.0):
-        path = spu(tmp_path, f"a{alpha}", 50.0, alpha, early=True, widths=[1.0], assign="blocks", clients=2)
-        change(path, participants=[2, 2, 1, 1])
-        (path / "clients.csv").write_text("client,train,accuracy\n0,30,70\n1,30,70\n")
-        made = {"width": 1.0, "entries": 100, "values": 5, "operations": 4000}
-        told = json.loads((path / "summary.json").read_text()) | {"devices": [made], "cohort": 2}
-        (path / "summary.json").write_text(json.dumps(told))
-    training, transfer = 4 * 5 * 30 * 3 * 4000 / 3600, 4 * 2 * 32 * 100 / 3600
+        path = spu(tmp_path, f"a{alpha}", 50.0, alpha, early=True)
+        change(path, participants=[10, 10, 7, 3])
+    assert math.isnan(both(tmp_path, "fedspu/table3", "FedSPU+ES (hours)", "CIFAR10", "500 rounds")[0])
+    for path in tmp_path.iterdir():
+        change(path, sim_seconds=[3600.0, 1800.0, 900.0, 900.0])
     hours = both(tmp_path, "fedspu/table3", "FedSPU+ES (hours)", "CIFAR10", "500 rounds")
-    assert hours == (pytest.approx(training / 1e9 + transfer / 1e7), pytest.approx(training / 2 / 1e9), 8.9)
-    assert main(["paper", "fedspu/table3", str(tmp_path), "--device", "1e6,1e4", "--format", "csv"]) == 0
-    (own,) = pd.read_csv(io.StringIO(capsys.readouterr().out)).query("row == 'FedSPU+ES (hours)'")["own"].dropna()
-    assert own == pytest.approx(training / 1e6 + transfer / 1e4)
-    for wrong in ("1e9", "0,1", "1,inf", "a,b"):
-        with pytest.raises(SystemExit):
-            main(["paper", "fedspu/table3", str(tmp_path), "--device", wrong])
-        assert f"{wrong!r} is not two positive numbers, such as 1e9,1e7" in capsys.readouterr().err
+    assert hours == (pytest.approx(2.0), pytest.approx(1.5), 8.9)
 
 
 def test_fedpurin_by_the_best_round_before_averaging(tmp_path: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers import costs
 from fedpfl.papers.filling import fill
 from fedpfl.papers.layout import Selection
 from fedpfl.papers.subflot.tables import _domain
@@ -258,14 +256,3 @@ def test_domains_are_of_the_clients_that_take_part(tmp_path: Path) -> None:
     assert means[1] == 40.0
     assert means[2] != means[2]
     assert means[3] == 75.0
-
-
-def test_hours_are_of_the_clients_that_take_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes: dict[str, Any] = {"clients": 4, "method": {"name": "heterofl", "assign": "blocks", "widths": [1.0, 0.5]}}
-    path = write_run(tmp_path / "run", **changes)
-    pd.read_csv(path / "rounds.csv").assign(participants=1).to_csv(path / "rounds.csv", index=False)
-    run = read(write_split(path, [50.0] * 4, {0, 1}, train=[100, 100, 30, 30]))
-    made = pd.DataFrame({"entries": [0.0, 0.0], "operations": [2e9, 1e9]}, index=[1.0, 0.5])
-    monkeypatch.setattr(costs, "known", lambda run: made)
-    # Clients 2 and 3 are the first and second, of width 1 and 0.5: 5 epochs of 30 samples, 3 passes, of 2 s or 1 s.
-    assert costs.hours(run, costs.Device(1e9, 1e7)) == pytest.approx(4 * 5 * 30 * 3 * (2 + 1) / 2 / 3600)

@@ -107,10 +107,8 @@ TABLES = {
             *_limits(0.3, 0.5),
         ),
         _TOGETHER,
-        note=lambda rule: (
-            "Which layers the paper calls A to D is not stated: here the stem and the first convolutions "
-            "of 128, 256 and 512 channels."
-        ),
+        note="Which layers the paper calls A to D is not stated: here the stem and the first convolutions "
+        "of 128, 256 and 512 channels.",
     ),
 }
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedpfl.papers import costs
 from fedpfl.papers.drawing import Figure
 from fedpfl.papers.layout import LAST, Layout, Line, Place, Selection, spelt, titled
 from fedpfl.report.figures import legible, look, panels
@@ -22,30 +21,35 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+def _before_few(run: Run) -> pd.Series:
+    """Which rounds come before the first with fewer clients than a cohort."""
+    return (run.participants >= run.cohort).cummin()
+
+
+def _counted(run: Run, rule: Selection) -> pd.DataFrame:
+    """The rounds that count: by the paper those before the first with fewer clients than a cohort."""
+    return run.rounds[_before_few(run)] if rule.published else run.rounds
+
+
 def _volume(run: Run, row: pd.Series, rule: Selection) -> float:
-    """Gigabytes that all clients send and get in all rounds; by the paper's count gigabits, which its numbers fit, and
-    before the first round with fewer clients than a cohort.
-    """
+    """Gigabytes that all clients send and get in all rounds; by the paper's count gigabits, which its numbers fit."""
     if "values_up" not in run.rounds:
         return math.nan
-    rows = run.rounds[costs.before_few(run)] if rule.published else run.rounds
+    rows = _counted(run, rule)
     values = float(rows["values_down"].sum() + rows["values_up"].sum())
     return values * (32 if rule.published else 4) / 1e9
 
 
 def _hours(run: Run, row: pd.Series, rule: Selection) -> float:
-    """Hours that the clients' devices would take; by the paper's count without transfers."""
-    return costs.hours(run, rule.device, transfers=not rule.published, until_few=rule.published)
-
-
-def _reckoned(rule: Selection) -> str:
-    whose = "ours, not the paper's" if rule.device == costs.OURS else "as given"
-    return f"Hours are reckoned (docs/report.md), for clients of {rule.device}, {whose}."
+    """Simulated hours of all rounds; nan of runs that simulate no devices."""
+    if "sim_seconds" not in run.rounds:
+        return math.nan
+    return float(_counted(run, rule)["sim_seconds"].sum(skipna=False)) / 3600
 
 
 def _active(run: Run, row: pd.Series, rule: Selection) -> float:
     """The first round with fewer clients than a cohort, which may be none; without one the rounds that there are."""
-    full = int(costs.before_few(run).sum())
+    full = int(_before_few(run).sum())
     over = run.status == "finished" and run.reached < run.planned  # everybody has stopped
     return float(run.rounds["round"].iloc[full] if full < len(run.rounds) else run.reached + over)
 
@@ -125,8 +129,8 @@ TABLES = {
         _places("500 rounds"),
         about="the published gigabytes fit gigabits: 18.43 on CIFAR10 are 57,608 values of 32 bits, the mean over the "
         "five widths, to and from 10 clients in 500 rounds; with early stopping they end where Table 4 does, 7.23 of "
-        "11.71 on EMNIST being 309 of 500 rounds (as-published: both so here, and hours without transfers)",
-        note=_reckoned,
+        "11.71 on EMNIST being 309 of 500 rounds (as-published: both so here)",
+        note="Hours are those of simulated devices (docs/system.md), which are ours, not the paper's; transfers count.",
     ),
     "table4": _plan(
         "FedSPU's Table 4: rounds until fewer clients are active than a round takes",
@@ -147,16 +151,39 @@ def _of_widths(gathered: Sequence[Group]) -> list[Group]:
     best: dict[Any, Group] = {}
     for group in gathered:
         run = group.runs[0]
-        if run.method_name == "fedspu" and not costs.known(run).empty:
+        if run.method_name == "fedspu" and not memory(run).empty:
             best.setdefault((run.dataset, str(run.get("model")), run.get("local.batch_size")), group)
     return list(best.values())
+
+
+def memory(run: Run) -> pd.DataFrame:
+    """Return the bytes that training takes by width: parameters, gradients and what layers make of a batch.
+
+    Empty where the run does not tell. Layers count that have parameters, each number as 32 bits. FedSPU keeps all
+    parameters, the gradients of active ones and at least what active neurons make. Gradients pass on to these through
+    frozen neurons, so exact ones need most of what frozen neurons make too: at most all of it.
+    """
+    try:
+        made = pd.DataFrame(run.summary["devices"], dtype=float).set_index("width")[["entries", "values"]]
+    except (LookupError, TypeError, ValueError):
+        return pd.DataFrame()
+    batch, whole = run.get("local.batch_size"), made.iloc[-1]
+    part = made["entries"] + made["entries"]
+    kept = whole["entries"] + made["entries"]
+    found = {
+        "full network (Hermes, FedMP, PruneFL while ranking)": 2 * whole["entries"] + batch * whole["values"],
+        "FedSPU, at most": kept + batch * whole["values"],
+        "FedSPU, at least": kept + batch * made["values"],
+        "sub-model (FjORD, random dropout, others once ranked)": part + batch * made["values"],
+    }
+    return 4 * pd.DataFrame(found, index=made.index)
 
 
 def _memory(shown: list[Group], path: Path, rule: Selection) -> list[Path]:
     """A panel per data set, network and batch, a line per way to train over the width of sub-models."""
 
     def draw(ax: Axes, run: Run) -> None:
-        for number, (name, used) in enumerate(costs.memory(run).items()):
+        for number, (name, used) in enumerate(memory(run).items()):
             ax.plot(used.index, used / 2**20, label=legible(str(name)), **look(number))
         ax.set(xlabel="share of each layer's neurons", ylabel="memory (MiB)", ylim=(0, None))
 
