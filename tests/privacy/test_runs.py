@@ -7,7 +7,9 @@ import pytest
 
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
-from tests.command import call
+from tests.command import call, wait
+from tests.engine.test_ranks import torchrun
+from tests.record.test_damage import interrupt
 
 pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
 
@@ -22,6 +24,7 @@ SMALL = (
     "checkpoint.seconds=0",
     "privacy=client",
 )
+OWN = ("method=fedper", "privacy.noise=2", "privacy.clip=0.05", "privacy.quantile=0.5", "privacy.count_noise=2")
 LINES = [
     ("method=fedobp method.q=0.9", "its server would see what clients keep, not a mean of uploads"),
     ("method=fedproto", "its server would see each client's upload, not a mean of uploads"),
@@ -78,8 +81,7 @@ def rows(path):
 
 def test_a_private_run_says_what_it_promises_and_goes_on_as_it_began(tmp_path):
     """Going on from its second round it ends the same, moving bound and noise included."""
-    own = ("method=fedper", "privacy.noise=2", "privacy.clip=0.05", "privacy.quantile=0.5", "privacy.count_noise=2")
-    whole = call(*SMALL, *own, "hydra.run.dir=whole", cwd=tmp_path)
+    whole = call(*SMALL, *OWN, "hydra.run.dir=whole", cwd=tmp_path)
     assert whole.code == 0, whole.err
     promise = json.loads((tmp_path / "whole/summary.json").read_text())["privacy"]
     assert "-differentially private after 3 rounds (RDP, noise 2)" in promise
@@ -92,12 +94,41 @@ def test_a_private_run_says_what_it_promises_and_goes_on_as_it_began(tmp_path):
     assert len({row["clip"] for row in told}) == 3
     assert any(promise in note for note in accuracy_table(runs(tmp_path / "whole")).notes)
 
-    assert call(*SMALL, *own, "rounds=2", "hydra.run.dir=two", cwd=tmp_path).code == 0
-    longer = call(*SMALL, *own, "extend=two", "hydra.run.dir=longer", cwd=tmp_path)
+    assert call(*SMALL, *OWN, "rounds=2", "hydra.run.dir=two", cwd=tmp_path).code == 0
+    longer = call(*SMALL, *OWN, "extend=two", "hydra.run.dir=longer", cwd=tmp_path)
     assert longer.code == 0, longer.err
     assert rows(tmp_path / "longer") == told
-    calibrated = (*own[:1], "privacy.epsilon=40", "privacy.clip=0.05")
+    calibrated = (*OWN[:1], "privacy.epsilon=40", "privacy.clip=0.05")
     assert call(*SMALL, *calibrated, "rounds=2", "hydra.run.dir=c", cwd=tmp_path).code == 0
     refused = call(*SMALL, *calibrated, "extend=c", "hydra.run.dir=d", cwd=tmp_path)
     assert (refused.code, len(refused.complaints)) == (2, 1)
     assert "extend is not for privacy.epsilon" in refused.complaints[0]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A private run's rows."""
+    place = tmp_path_factory.mktemp("alone")
+    assert call(*SMALL, *OWN, "hydra.run.dir=run", cwd=place).code == 0
+    return rows(place / "run")
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_same_noise(alone, tmp_path):
+    interrupt(tmp_path / "run", *SMALL, *OWN, after=2)
+    assert len(rows(tmp_path / "run")) == 2
+    assert call(*SMALL, *OWN, "hydra.run.dir=run", cwd=tmp_path).code == 0
+    assert rows(tmp_path / "run") == alone
+
+
+def test_in_lockstep_each_run_has_its_own_noise(alone, tmp_path):
+    words = ("-m", "hydra/launcher=lockstep", "seed=42,43", "hydra.sweep.dir=.", "hydra.sweep.subdir=${seed}")
+    assert call(*SMALL, *OWN, *words, cwd=tmp_path).code == 0
+    assert rows(tmp_path / "42") == alone
+    assert rows(tmp_path / "43") != alone
+
+
+@pytest.mark.full
+def test_on_two_processes_the_noise_is_that_of_one(alone, tmp_path):
+    result = wait(torchrun(2, *SMALL, *OWN, "hydra.run.dir=run", cwd=tmp_path))
+    assert result.code == 0, result.err
+    assert rows(tmp_path / "run") == alone
