@@ -257,7 +257,7 @@ def worlds(tmp_path_factory):
 def tuned(root, name, *words):
     argv = ["dataset=npz", f"dataset.path={root / name / 'mine.npz'}", *words]
     argv += ["partition=file", f"partition.path={root / 'split.json'}", "model=mlp", "model.hidden=[8]", "clients=6"]
-    argv += ["rounds=3", "participation=1", "local.epochs=8", "local.batch_size=4", "eval.every=1"]
+    argv += ["rounds=3", "participation=1", "local.epochs=4", "local.batch_size=4", "eval.every=1"]
     return run(root / name / "tuned", *argv)
 
 
