@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from fedpfl.engine import begin, clipping, make, play, reference
+from fedpfl.engine import Local, begin, clipping, make, play, reference
 from fedpfl.engine.keys import cohorts
-from fedpfl.engine.toy import CPU, EVERYONE, LOCAL, TRAIN, as_engine, participate, small, tiny
+from fedpfl.engine.toy import CLASSES, CPU, EVERYONE, LOCAL, LOOP, TRAIN, as_engine, participate, small, tiny
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, SEES
@@ -265,3 +265,35 @@ def test_an_attacker_stays_below_what_epsilon_allows():
     claimed, error = own.epsilon(1), 0.25  # of a logarithm of shares of 1 % in 4000 runs
     assert 0.3 * claimed < advantage(own.noise * clip / 6) < claimed + error
     assert advantage(1e-9) > 3 * claimed
+
+
+@pytest.mark.full
+def test_nor_does_an_attacker_of_a_trained_federation():
+    """Has client 0 its own labels or others? Told by the model after two rounds, along what the labels change without
+    noise: below what epsilon allows with the noise that was asked for, above it with a quarter of that.
+    """
+    changed = small().y.clone()
+    changed[small().train[0]] = (changed[small().train[0]] + 1) % CLASSES
+    worlds = small(), dataclasses.replace(small(), y=changed)
+    given = {"cohort": 6, "clip": 0.5, "delta": 0.05}
+    claimed = account(**given, noise=4.0).epsilon(2)
+
+    def model(federation, noise, seed):
+        method, own = METHODS["fedavg"](), account(**given, noise=noise)
+        state = dataclasses.replace(begin(method, tiny(), 6, CPU), privacy=clipping(own, CPU))
+        local = Local(epochs=1, batch_size=512, lr=0.5)
+        for _ in range(2):
+            state, _ = play(make(LOOP, tiny(), CPU), method, federation, state, EVERYONE, local, seed, account=own)
+        return tree.flat(state.server)
+
+    still, moved = (model(federation, 0.0, 0) for federation in worlds)
+
+    def attack(noise):
+        without, there = (
+            torch.stack([(model(federation, noise, seed) - still) @ (moved - still) for seed in range(150)])
+            for federation in worlds
+        )
+        shares = [[float((one > at).double().mean()) for one in (without, there)] for at in [*without, *there]]
+        return math.log(max((right - given["delta"]) / max(wrong, 0.1) for wrong, right in shares))
+
+    assert 0 < attack(4.0) < claimed < attack(1.0)

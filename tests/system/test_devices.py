@@ -97,6 +97,8 @@ def test_a_wrong_file_is_one_line(tmp_path, text, told):
         ("system.least=0", "least must be 1 or more"),
         ("system.stragglers=0.2 system.least=5", "least must be below what others train, 5, got 5"),
         ("system.profile=own.csv system.speed=1e9", "speed must be null beside system.profile=own.csv"),
+        ("system.speed=inf", "speed must be a finite number"),
+        ("system.spread=-1", "spread must be"),
         ("+system.deadlines=3", "deadlines is not a key here; .*did you mean system.deadline"),
         ("system.name=real", "name must be one of none, simulated, got 'real'"),
     ],
