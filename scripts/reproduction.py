@@ -195,6 +195,19 @@ def tuning() -> str:
     return markdown((*titles, "fine-tuned", "harmed, %", "their loss"), rows)
 
 
+def yardsticks() -> str:
+    """Accuracies of each data set and the average ranks over both, best rank first."""
+    frame, rows = results("yardsticks"), []
+    for method, own in frame.sort_values(["rank", "method"]).groupby("method", sort=False):
+        cells = []
+        for row in own.sort_values("dataset").to_dict("records"):
+            cells += [row["chosen"], *(number(row[name], row[f"{name}_seed_std"]) for name in ("accuracy", "ft_accuracy"))]
+            cells.append("" if pd.isna(row["harmed"]) else f"{row['harmed']:.0f}")
+        rows.append((method, f"{own['rank'].iloc[0]:.1f}", *cells))
+    each = [(f"{name}: chosen", "before", "fine-tuned", "harmed, %") for name in sorted(frame["dataset"].unique())]
+    return markdown(("method", "rank", *(title for titles in each for title in titles)), rows)
+
+
 TABLES = {
     "agreement": agreement,
     "cifar100": cifar100,
@@ -202,6 +215,7 @@ TABLES = {
     "fmnist": fmnist,
     "fifty": fifty,
     "tuning": tuning,
+    "yardsticks": yardsticks,
 }
 
 

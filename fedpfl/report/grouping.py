@@ -110,7 +110,7 @@ def worlds(gathered: Sequence[Group]) -> tuple[str, ...]:
             usual = _usual([_text(config, key) for _, config in members])
             if usual is not ...:
                 config = next(one for _, one in members if _text(one, key) == usual)
-                where[labels.setting(key, {key: since(key)} | config, keys)].append(setting)
+                where[_word(key, config, keys)].append(setting)
         for text, settings in where.items():
             parts.append(text if len(settings) == len(by_setting) else f"{text} ({few(settings, '; ')})")
     return (f"Unless a row says otherwise: {', '.join(parts)}.",) if parts else ()
@@ -119,7 +119,7 @@ def worlds(gathered: Sequence[Group]) -> tuple[str, ...]:
 def unlike(gathered: Sequence[Group]) -> list[list[str]]:
     """Say of each group in what else than its method it differs from most of them: `["clients=30"]`."""
     values = [_values(group.runs) for group in gathered]
-    return [[labels.setting(key, own, keys) for key in keys] for keys, own in zip(_apart(values), values, strict=True)]
+    return [[_word(key, own, keys) for key in keys] for keys, own in zip(_apart(values), values, strict=True)]
 
 
 def canonical(value: Any) -> str:
@@ -164,7 +164,7 @@ def _labelled(names: Sequence[str], values: Sequence[dict[str, Any]]) -> list[tu
 
     def words(at: int) -> list[str]:
         keys = first[at] + apart[at]
-        return [labels.setting(key, values[at], keys) for key in keys]
+        return [_word(key, values[at], keys) for key in keys]
 
     for alike in _places([labels.bracketed(name, words(at)) for at, name in enumerate(names)]):
         for key in _differing([values[at] for at in alike]):  # what is as in most may still be what tells two apart
@@ -177,6 +177,10 @@ def _values(members: Sequence[Run]) -> dict[str, Any]:
     """What tells a configuration apart, by dotted key."""
     data = next((run.fingerprint for run in members if run.fingerprint), "")
     return dict(flat(essence(members[0].config))) | ({"data": data[:8]} if data else {})
+
+
+def _word(key: str, config: dict[str, Any], keys: Sequence[str]) -> str:
+    return labels.setting(key, {key: since(key)} | config, keys)
 
 
 def _in_titles(key: str) -> bool:
@@ -208,7 +212,12 @@ def _apart(configs: Sequence[dict[str, Any]]) -> list[list[str]]:
         for place, value in enumerate(values):
             if value != usual and (value is not None or usual is not ...):
                 found[place].append(key)
-    return found
+
+    def goes_without_saying(key: str, own: list[str]) -> bool:  # that privacy=none has no privacy.clip
+        named = f"{key.partition('.')[0]}.name"
+        return key != named and named in own
+
+    return [[key for key in own if not goes_without_saying(key, own)] for own in found]
 
 
 def _usual(values: Sequence[str | None]) -> Any:

@@ -73,6 +73,19 @@ def test_without_a_majority_both_are_labelled(tmp_path: Path, capsys: pytest.Cap
     ]
 
 
+def test_of_another_choice_of_a_group_the_name_says_it_all(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    private = {"name": "client", "clip": 0.3, "sampling": "poisson"}
+    for epsilon in (2.0, 8.0):
+        write_run(tmp_path / f"{epsilon}", privacy=private | {"epsilon": epsilon})
+    write_run(tmp_path / "without")
+    assert [row["method"] for row in table(capsys, tmp_path)] == [
+        "FedAvg (epsilon=2.0)",
+        "FedAvg (epsilon=8.0)",
+        "FedAvg (privacy=none)",
+    ]
+    assert "Unless a row says otherwise: clip=0.3, " in text_of(shown(capsys, "tables", tmp_path)[0])
+
+
 def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Within a data set and partition by most of its rows, between them by each."""
     for number, method in enumerate(("fedavg", "fedper", "fedrep")):
