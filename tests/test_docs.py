@@ -62,7 +62,7 @@ def test_the_pages_show_commands():
 
 
 @pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.full)], ids=["first", "all"])
-@pytest.mark.parametrize("command", sampled(OWN, 2))
+@pytest.mark.parametrize("command", sampled(OWN, 4))
 def test_commands_compose(command: str, everything: bool):
     """The first job of each, or so many that each value occurs. Experiments: tests/papers/test_experiments.py."""
     if "submitit" in command or "launcher=ray" in command:

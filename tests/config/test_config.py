@@ -76,7 +76,7 @@ def test_a_file_begins_with_a_comment(path: Path) -> None:
     assert len(first) > 10
 
 
-@pytest.mark.parametrize(("group", "option"), sampled(OPTIONS, 2))
+@pytest.mark.parametrize(("group", "option"), sampled(OPTIONS, 4))
 def test_every_option_composes_and_its_values_fit(group: str, option: str) -> None:
     """Experiments: tests/papers/test_experiments.py."""
     whole = resolved(f"{group}={option}", *UNSET.get(option, []))

@@ -215,7 +215,7 @@ def test_the_default_is_the_papers_fedobp():
 # In small
 
 
-@pytest.mark.parametrize("name", sampled(EXPERIMENTS, 3))
+@pytest.mark.parametrize("name", sampled(EXPERIMENTS, 6))
 def test_in_small_every_experiment_is_one_of_digits(name: str) -> None:
     """Those of networks and splits that digits cannot have, too."""
     values = swept(composed(f"experiment={name}", "debug=quick"))

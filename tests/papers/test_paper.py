@@ -284,7 +284,7 @@ def test_a_command_needs_no_multirun() -> None:
         assert composed(f"experiment={experiment}").hydra.mode == RunMode.MULTIRUN, experiment
 
 
-@pytest.mark.parametrize("name", sampled(sorted(PLANS.keys() - set(FEDOBP)), 3))
+@pytest.mark.parametrize("name", sampled(sorted(PLANS.keys() - set(FEDOBP)), 6))
 def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
     """Every line in one column, every column in one line."""
     plan = PLANS[name]
@@ -705,7 +705,7 @@ def test_fedpurins_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [*lines.values()] == [[73, 71], [77, 75]]
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", sampled(FIGURES, 2))
 def test_every_figure_is_drawn(name: str, root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     out = tmp_path_factory.mktemp("figures")
     masked(root, "fedselect", alpha=0.3)

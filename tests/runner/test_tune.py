@@ -275,12 +275,13 @@ def run(folder, *words):
 def test_values_are_chosen_without_a_look_at_test_samples(worlds):
     tables, style = [], mpl.rcParams["axes.facecolor"]
     for name in ("right", "wrong"):
-        code, text = tuned(
-            worlds, name, "method=fedprox,local_only", "trials=2", "seeds=2", "validation=0.2", "unseen=0.2"
-        )
+        words = "method=fedprox,local_only", "trials=2", "seeds=2", "validation=0.2", "unseen=0.2"
+        drawn = contextlib.nullcontext() if name == "right" else mock.patch.object(tuning, "draw")
+        with drawn:
+            code, text = tuned(worlds, name, *words)
         assert code == 0, text
         tables.append(pd.read_csv(worlds / name / "tuned" / "tuned.csv"))
-        for method in ("fedprox", "local_only"):
+        for method in ("fedprox", "local_only") if name == "right" else ():
             assert (worlds / name / "tuned" / f"{method}_history.png").stat().st_size
         assert mpl.rcParams["axes.facecolor"] == style, "later figures of this process would look otherwise"
         told = text.partition("Tuned on equal terms\n")[0].splitlines()
