@@ -201,7 +201,10 @@ def yardsticks() -> str:
     for method, own in frame.sort_values(["rank", "method"]).groupby("method", sort=False):
         cells = []
         for row in own.sort_values("dataset").to_dict("records"):
-            cells += [row["chosen"], *(number(row[name], row[f"{name}_seed_std"]) for name in ("accuracy", "ft_accuracy"))]
+            cells += [
+                row["chosen"],
+                *(number(row[name], row[f"{name}_seed_std"]) for name in ("accuracy", "ft_accuracy")),
+            ]
             cells.append("" if pd.isna(row["harmed"]) else f"{row['harmed']:.0f}")
         rows.append((method, f"{own['rank'].iloc[0]:.1f}", *cells))
     each = [(f"{name}: chosen", "before", "fine-tuned", "harmed, %") for name in sorted(frame["dataset"].unique())]
