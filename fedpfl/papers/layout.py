@@ -35,6 +35,10 @@ class Selection(NamedTuple):
 
 
 LAST = Selection()
+PLAIN = {"adapter.name": "none", "privacy.name": "none", "system.deadline": "none"} | dict.fromkeys(
+    ("system.dropout", "system.stragglers"), 0.0
+)
+"""What no paper's runs have: notes tell of runs that do, and others go before them."""
 Measure = Callable[[Run, pd.Series, Selection], float]
 """What a cell shows of a run and its judged row."""
 
@@ -153,7 +157,7 @@ class Layout:
     def setup_of(self, run: Run, j: int) -> Mapping[str, Any]:
         """Return the published set-up of a run in a column."""
         shared = self.setup(run) if callable(self.setup) else self.setup
-        return {**shared, **self.places[j].setup}
+        return {**PLAIN, **shared, **self.places[j].setup}
 
     def fits(self, run: Run, i: int, j: int, alpha: float | None) -> bool:
         """Return whether a run may fill a cell, or its part at an alpha."""
@@ -161,6 +165,8 @@ class Layout:
         if line.untold or place.untold or (run.method_name, run.dataset_name) != (line.method, place.dataset):
             return False
         if run.dataset.endswith("as published") != place.faulty or alpha not in (None, run.get("partition.alpha")):
+            return False
+        if run.get("system.profile") not in (None, "uniform"):  # takes other hours, and is not always reached
             return False
         return has(run, {**place.where, **self.where(i, j), **line.usual}) and line.fits(run)
 

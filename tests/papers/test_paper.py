@@ -452,6 +452,19 @@ def test_hours_are_simulated_ones(tmp_path: Path) -> None:
     assert hours == (pytest.approx(2.0), pytest.approx(1.5), 8.9)
 
 
+def test_runs_that_no_paper_has_are_told_of_or_left_out(tmp_path: Path) -> None:
+    def fill_with(name: str, **changes: Any) -> Any:
+        write_run(tmp_path / name / "run", {4: 70.0}, partition={"name": "published"}, **changes)
+        return fill("fedobp/table4", groups(runs(tmp_path / name)))
+
+    assert "privacy" not in " ".join(fill_with("plain").notes)
+    assert "privacy.name client (published none)" in " ".join(fill_with("private", privacy={"name": "client"}).notes)
+    late = {"name": "simulated", "profile": "uniform", "deadline": 3.0}
+    assert "system.deadline 3.0 (published none)" in " ".join(fill_with("late", system=late).notes)
+    phones = {"name": "simulated", "profile": "phones"}
+    assert not fill_with("phones", system=phones).frame["seeds"].any()
+
+
 def test_fedpurin_by_the_best_round_before_averaging(tmp_path: Path) -> None:
     fixed = {"partition": {"name": "fixed_dirichlet", "alpha": 0.1}}
     method = {"name": "fedpurin", "score": "gradient", "hessian": False, "beta": 2}
