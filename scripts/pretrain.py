@@ -1,6 +1,6 @@
 """Train a network on one data set as a whole, for adapters to start from: a small ViT on half of CIFAR100's classes.
 
-    python scripts/pretrain.py [--epochs 30] [--threads 2] [--out outputs/vit_cifar100_50.safetensors] [data_dir=DIR]
+    python scripts/pretrain.py [--epochs 20] [--threads 2] [--out outputs/vit_cifar100_50.safetensors] [data_dir=DIR]
 
 Takes the overrides of `python -m fedpfl.train`, as `model.layers=4 engine.precision=fp32 seed=1`. The file that it
 writes is for `model.weights`. AdamW, a rate that rises for a tenth of the steps and falls to zero, smoothed labels.
@@ -37,7 +37,7 @@ BATCH, RATE, DECAY, SMOOTHING = 128, 1e-3, 0.05, 0.1
 def main(arguments: list[str]) -> None:
     """Train, telling the accuracy after each epoch, and write the weights at the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("outputs/vit_cifar100_50.safetensors"))
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")

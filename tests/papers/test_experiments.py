@@ -263,7 +263,7 @@ def test_former_names_are_refused_with_the_new_one(former: str, now: str, tmp_pa
 # Runs of earlier versions are found again
 
 IDENTITIES = {
-    "adapters/cifar100": ("bd856ef5e3", "f09199a1e1"),
+    "adapters/cifar100": ("0da1bdea33", "04f882df42"),
     "fedobp/all_methods": ("bf776b87ad", "5a4ea461a4"),
     "fedobp/alpha_sweep": ("5bf27c362f", "8057442310"),
     "fedobp/as_published": ("645aa8390c", "f06cc6e9f2"),

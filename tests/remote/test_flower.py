@@ -102,12 +102,12 @@ def test_processes_as_in_one_place(method: str, tmp_path, monkeypatch):
 @pytest.mark.full
 @pytest.mark.slow
 def test_processes_that_are_killed(tmp_path, monkeypatch):
-    """A node between rounds and within one, then the server: the command goes on, and ends."""
+    """The server within round 2, which loses nothing, and a node within round 3, which goes on without it."""
     pytest.importorskip("flwr", reason="needs the extra flower")
     monkeypatch.chdir(tmp_path)
-    words = ["method=ditto", *WORDS[:3], "rounds=3", "eval.every=3", "local.epochs=1", "federate.timeout=60"]
+    words = ["method=ditto", *WORDS[:3], "rounds=4", "eval.every=4", "local.epochs=1"]
     run = directory(words).absolute()
-    local.write(tmp_path / "app", [*words, f"hydra.run.dir={run}"])
+    local.write(tmp_path / "app", [*words, "federate.timeout=60", f"hydra.run.dir={run}"])
     link, *ports = local.free(3)
     more = {"env": local.around(tmp_path, link), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
@@ -116,18 +116,31 @@ def test_processes_that_are_killed(tmp_path, monkeypatch):
         while time.monotonic() < until:
             if (run / "rounds.csv").is_file() and len(table(run / "rounds.csv")) >= number:
                 return
-            time.sleep(0.5)
+            time.sleep(0.2)
         raise AssertionError(f"round {number} was not reached")
 
     with local.started() as start:
-        local.superlink(start, link, **more)
         configs = [f'partition-id={number} num-partitions=2 state="{tmp_path}/n{number}"' for number in (0, 1)]
-        nodes = [local.supernode(start, link, port, own, **more) for port, own in zip(ports, configs, strict=True)]
-        subprocess.run([local.command("flwr"), "run", str(tmp_path / "app"), local.LINK], check=True, **more)
+
+        def begin() -> list[subprocess.Popen]:
+            server = local.superlink(start, link, **more)
+            nodes = [local.supernode(start, link, port, own, **more) for port, own in zip(ports, configs, strict=True)]
+            subprocess.run([local.command("flwr"), "run", str(tmp_path / "app"), local.LINK], check=True, **more)
+            return [server, *nodes]
+
+        processes = begin()
         reached(1)
-        os.killpg(nodes[1].pid, 9)
+        for one in processes:
+            os.killpg(one.pid, 9)
+            one.wait()
+        assert len(table(run / "rounds.csv")) == 1
+        *_, node = begin()
+        reached(2)
+        os.killpg(node.pid, 9)
         local.supernode(start, link, *local.free(1), configs[1], **more)
-        reached(3)
-    rows = table(run / "rounds.csv")
-    assert rows[0]["participants"] == "4"
+        reached(4)
+    assert call(*words, cwd=tmp_path).code == 0
+    rows, alone = table(run / "rounds.csv"), table(Path(str(run).replace("federated/", "")) / "rounds.csv")
+    assert rows[:2] == alone[:2]
+    assert [row["participants"] for row in rows] == ["4", "4", "2", "4"]
     assert "is lost" not in (run / "run.log").read_text()
