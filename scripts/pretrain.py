@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("outputs/vit_cifar100_50.safetensors"))
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     torch.set_num_threads(options.threads)
     register()
     with initialize_config_dir(CONF, version_base="1.3"):
