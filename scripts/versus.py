@@ -67,13 +67,14 @@ class Task:
     limit: int = 0  # training samples of a client, 0: all
 
     def prepare(self) -> None:
-        """Write the split, the images and the order that the programs read."""
+        """Write the split, the images and the order that the programs read, into an empty folder."""
         images = datasets.load("fmnist", self.data, mean=(MEAN,), std=(STD,), download=False)
         parts = partition.published(images.y.numpy(), self.clients, 42, alpha=0.1)
         cut = slice(self.limit or None)
         pairs = zip(parts.train, parts.test, strict=True)
         split = [{"train": own[cut].tolist(), "test": tested[cut].tolist()} for own, tested in pairs]
-        self.folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)  # of another workload, which fedpfl would not overwrite
+        self.folder.mkdir(parents=True)
         (self.folder / "split.json").write_text(json.dumps(split))
         np.savez(self.folder / "images.npz", x=images.x.numpy(), y=images.y.numpy())
         cohorts = list(engine.cohorts(42, self.clients, self.share, self.rounds))
