@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MEBIBYTE = 2**20
-OVER = {"round": "Digits, four processes and the simulation", "mebibytes": "What travels, counted and sent"}
+OVER = {"round": "Processes and the simulation", "mebibytes": "What travels, counted and sent"}
 
 
 @dataclass(frozen=True)
