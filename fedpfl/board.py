@@ -70,9 +70,9 @@ SHOWN = {
 TRACED = {"data": Column("data"), "versions": Column("versions"), "command": Column("command", "long")}
 CAPTION = (
     "Test accuracy in percent, mean (sample standard deviation) over fresh seeds, at each run's round of the best "
-    "validation accuracy; unseen: clients that never take part; harmed: percent of clients that are worse off than "
-    "with FedAvg+FT, or alone, after the last round; bits: per client and round; sim s/round: "
-    "simulated, on equal devices, mean over rounds; rank: mean over settings, FedAvg judged after fine-tuning."
+    "validation accuracy; harmed: percent of clients that are worse off than with FedAvg+FT, or alone, after the last "
+    "round; sim s/round: simulated, on equal devices, mean over rounds; rank: mean over settings, FedAvg judged after "
+    "fine-tuning."
 )
 
 

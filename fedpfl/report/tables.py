@@ -35,13 +35,14 @@ SHOWN = {
 _ABSENT = (VALIDATION, "unseen_accuracy", "unseen_accuracy_worst10", "unseen_ft_accuracy", "gap")
 """What of it only some runs have: not even CSV has an empty column for the others."""
 
-
+_EPOCHS = "further local epochs"
+"""What a table of runs has the number of."""
 _MEANINGS = {
     "mean": "mean: over clients",
     "pooled": "pooled: over all their test samples",
     "worst 10%": "worst 10%: mean of the clients' worst decile",
     "before": "before: personal models as they stand",
-    "fine-tuned": "fine-tuned: after {} more",
+    "fine-tuned": f"fine-tuned: after {_EPOCHS}",
     "F1": "F1: of the classes that a client has or that are predicted, mean over clients",
     "balanced": "balanced: recall of the classes that a client has, mean over clients",
     "AUROC": "AUROC: of these classes one against the rest, mean over the clients with two or more",
@@ -120,7 +121,8 @@ def accuracy_table(
     records = [_record(group, select, every, keys, *own) for group, own in zip(gathered, published.values, strict=True)]
     if not chosen:
         keys = tuple(key for key in keys if key not in _ABSENT or any(one[key] == one[key] for one in records))
-    meanings = {key: there[key].meaning.format(_tuning(gathered)) for key in keys} | {"published": published.meaning}
+    tuned = f"{_tuning(gathered)} more"
+    meanings = {key: there[key].meaning.replace(_EPOCHS, tuned) for key in keys} | {"published": published.meaning}
     columns = ROW | {key: replace(there[key], spare=0 if chosen else SHOWN[key], meaning=meanings[key]) for key in keys}
     frame = pd.DataFrame(records)
     frame = frame[[name for key in (*columns, "seed_list") for name in (key, f"{key}_seed_std") if name in frame]]

@@ -90,6 +90,7 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
         assert identity in shown
         assert data in page
     assert "No ranks: " in shown
+    assert "fine-tuned: after further local epochs" in shown
     text = board_page.table(frame)
     assert "FedPer" in text
     assert "Without a row in skewed" in text
