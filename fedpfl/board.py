@@ -36,7 +36,6 @@ from fedpfl.ground.errors import FedpflError, one_of
 from fedpfl.ground.files import output
 from fedpfl.ground.terminal import tell
 from fedpfl.methods import METHODS
-from fedpfl.record.columns import names
 from fedpfl.report import html
 from fedpfl.report.fairness import BASELINES, as_table, compared, judged_as
 from fedpfl.report.figures import accuracy_figure
@@ -172,7 +171,7 @@ def traced(members: Sequence[Run]) -> dict[str, str]:
     """Return what the runs were made from: data fingerprints, versions, and a digest of all numbers but times."""
     ordered, digest = sorted(members, key=lambda run: run.seed), hashlib.blake2b(digest_size=8)
     for run in ordered:
-        digest.update(run.rounds.drop(columns=[*names("time")], errors="ignore").to_csv(index=False).encode())
+        digest.update(run.digits.to_csv(index=False).encode())
     versions = [f"{key} {run.environment.get(key)}" for run in ordered[:1] for key in ("fedpfl", "torch", "python")]
     commits = dict.fromkeys(str(run.environment.get("commit"))[:10] for run in ordered)
     return {

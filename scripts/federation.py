@@ -41,8 +41,7 @@ class Pair:
     @property
     def equal(self) -> bool:
         """Whether both have the same numbers in all rounds, but times."""
-        (one, other) = (own.rounds.filter(regex="^(?!.*seconds)") for own in (self.there, self.here))
-        return one.equals(other[one.columns])
+        return self.there.digits.equals(self.here.digits[self.there.digits.columns])
 
     def mebibytes(self, kind: str) -> pd.Series:
         """Return MiB from and to a client up to each round. kind: `counted` or `bytes`."""

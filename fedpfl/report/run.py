@@ -101,6 +101,11 @@ class Run:
             return frame
         return frame.drop_duplicates("round", keep="last").sort_values("round", ignore_index=True)
 
+    @property
+    def digits(self) -> pd.DataFrame:
+        """Its rounds but for the times: what a run that is played again has alike, to the last digit."""
+        return self.rounds.drop(columns=[*names("time")], errors="ignore")
+
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client. Raises FedpflError where the file cannot be read."""
