@@ -2,7 +2,7 @@
 
     python -m fedpfl.board suite=small                       # conf/board/small.yaml; writes outputs/board/small/
     python -m fedpfl.board suite=small method=fedavg,fedper,local_only trials=4 seeds=2
-    python -m fedpfl.board verify 3f2a suite=small           # the row whose configuration begins so: equal or not?
+    python -m fedpfl.board verify 3d2c suite=small           # the row whose configuration begins so: equal or not?
 
 Each method is tuned as `python -m fedpfl.tune` does: as many trials for all, chosen by held-out samples, then fresh
 seeds. Other words are those of fedpfl.train, for all runs alike, launchers among them. The same command goes on where
@@ -46,6 +46,7 @@ from fedpfl.report.render import render, screen
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, over_seeds
 from fedpfl.report.tables import COLUMNS, ROW, accuracy_table
+from fedpfl.report.text import few
 from fedpfl.runner.faults import STATUS, Diverged
 from fedpfl.runner.tuning import places, tune
 from fedpfl.tune import order, play
@@ -211,9 +212,8 @@ def verify(row: str, asked: Asked) -> int:
     listed = pd.read_csv(path, dtype=str, keep_default_na=False)
     chosen = listed[listed["identity"].str.startswith(row)]
     if len(chosen) != 1:
-        raise FedpflError(
-            f"{path}: {len(chosen) or 'no'} rows begin with {row!r}; there are {' '.join(listed['identity'])}"
-        )
+        known = few((listed if chosen.empty else chosen)["identity"])
+        raise FedpflError(f"{path}: {len(chosen) or 'no'} rows begin with {row!r}; there are {known}")
     (known,) = chosen.to_dict("records")
     root, (words, seeds) = asked.folder / "verify", _repeated(known["command"])
     again = [*words, f"seed=choice({','.join(map(str, seeds))})", "hydra.sweeper.table=false", "restart=true"]
