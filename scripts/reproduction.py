@@ -54,6 +54,18 @@ def number(value: float, std: float = float("nan")) -> str:
     return "" if pd.isna(value) else f"{value:.2f}" + ("" if pd.isna(std) else f"({std:.2f})")
 
 
+def over_seeds(values: pd.Series) -> str:
+    """Return the mean, with the sample standard deviation where there are several; nothing where a seed lacks."""
+    return "" if values.isna().any() else number(values.mean(), values.std())
+
+
+def published(label: str, dataset: str, setting: str) -> str:
+    """Return a method's value in Table III or IV."""
+    table = SOURCE + ("IV" if dataset in ("MNIST", "FMNIST") else "III")
+    known = lookup((table, ACCURACY, METHODS[label.split(" ")[0]], dataset, setting))
+    return number(known.value, known.std) if known else ""
+
+
 def ordered(runs: pd.DataFrame) -> pd.DataFrame:
     """Return rows of by_round.csv with the methods in the order of the report's tables."""
     place = runs["method"].str.split(" ").str[0].map([*METHODS].index)
@@ -121,44 +133,56 @@ def cifar100() -> str:
         if 400 not in at.index:
             continue
         best = [(number(at[column].max()), f"{at[column].idxmax()}") for column in HALVES]
-        known = lookup((SOURCE + "III", ACCURACY, METHODS[label.split(" ")[0]], "CIFAR100", "Dir(0.1)"))
         last = [number(at.loc[400, column]) for column in ("accuracy", "accuracy_worst10", "ft_accuracy")]
         personal = "" if pd.isna(at["personal"].iloc[0]) else f"{at['personal'].iloc[0]:,.0f}"
         cells = [f"{value} ({where})" for value, where in best]
-        rows.append(
-            (named(label), personal, cells[0], number(known.value, known.std) if known else "", cells[1], *last)
-        )
+        rows.append((named(label), personal, cells[0], published(label, "CIFAR100", "Dir(0.1)"), cells[1], *last))
     titles = ("method", "personal entries", "best of four (round)", "published", "fine-tuned", "round 400: mean")
     return markdown((*titles, "worst decile", "fine-tuned: mean"), rows)
 
 
 def momentum() -> str:
-    """FedOBP at Table II's q without and with momentum, and the baselines without."""
-    runs = results("by_round").query("dataset == 'CIFAR100' and (momentum == 0 or precision == 'bf16')")
-    runs = runs[(runs["momentum"] == 0) | (runs["method"] == "fedobp (q=0.9998)")].sort_values(
-        "momentum", kind="stable"
-    )
-    columns, rows = {}, []
-    for (label, value), own in runs.groupby(["method", "momentum"], sort=False):
-        columns[f"{named(label)}, momentum {value:g}"] = own.set_index("round")
-    for at in (20, 40, 60, 80, 100, 200, 300, 400):
-        pairs = [[own[column].get(at, float("nan")) for column in HALVES] for own in columns.values()]
-        cells = [number(before) + ("" if pd.isna(after) else f" ({number(after)})") for before, after in pairs]
-        rows.append((f"{at}", *cells))
-    return markdown(("round", *columns), rows)
+    """Whole runs without momentum, and FedOBP's with it, by the paper's rule: means over seeds, before; fine-tuned."""
+    runs = results("by_round").query("round in @logs.ROUNDS")
+    keys, rows = ["dataset", "partition", "momentum", "precision", "method"], []
+    runs = runs.sort_values(keys[:3], kind="stable")
+    for (dataset, partition, value, precision, label), own in runs.groupby(keys, sort=False):
+        setting = partition.removesuffix(" published")
+        chosen = lookup((SOURCE + "II", "quantile q", "FedOBP", dataset, setting))
+        at_q = chosen is not None and label == f"fedobp (q={chosen.value:g})"
+        if logs.ROUNDS[-1] not in {*own["round"]} or not (at_q or value == 0):
+            continue
+        told = (f"{dataset}, {setting}", named(label), f"{value:g}", precision, f"{own['seed'].nunique()}")
+        over = [own[own["round"] == at] for at in logs.ROUNDS] + [own.groupby("seed")[[*HALVES]].max()]
+        cells = ("; ".join(filter(None, (over_seeds(at[half]) for half in HALVES))) for at in over)
+        rows.append((*told, *cells, published(label, dataset, setting)))
+    titles = ("data set", "method", "momentum", "precision", "seeds", *map(str, logs.ROUNDS), "best of four")
+    return markdown((*titles, "published"), rows)
+
+
+def curve() -> str:
+    """FedOBP without momentum over q, on CIFAR100 at Dir(0.1)."""
+    runs = results("by_round").query("dataset == 'CIFAR100' and partition == 'Dir(0.1) published' and seed == 42")
+    runs = runs[runs["method"].str.startswith("fedobp (q=") & (runs["momentum"] == 0) & (runs["precision"] == "fp32")]
+    rows = []
+    for (personal, label), own in runs.groupby(["personal", "method"]):
+        at = own.set_index("round")
+        cells = [number(at["accuracy_pooled"].get(place, float("nan"))) for place in (20, 40, 60, 80, 100)]
+        tuned = number(at["ft_accuracy_pooled"].get(100, float("nan")))
+        rows.append((label.split("=")[1].rstrip(")"), f"{personal:,.0f}", *cells, tuned))
+    titles = ("q", "personal entries", "round 20", "40", "60", "80", "100", "100, fine-tuned")
+    return markdown(titles, rows)
 
 
 def fmnist() -> str:
     """FashionMNIST at Dir(0.1) after so many rounds."""
     rows = []
     columns = ("accuracy", "accuracy_pooled", "accuracy_worst10", "ft_accuracy", "ft_accuracy_pooled")
-    for row in (
-        ordered(results("by_round").query("dataset == 'FMNIST'")).sort_values("round", kind="stable").to_dict("records")
-    ):
-        known = lookup((SOURCE + "IV", ACCURACY, METHODS[row["method"].split(" ")[0]], "FMNIST", "Dir(0.1)"))
-        published = number(known.value) if known and row["momentum"] else ""
+    runs = results("by_round").query("dataset == 'FMNIST' and partition == 'Dir(0.1) published'")
+    for row in ordered(runs).sort_values("round", kind="stable").to_dict("records"):
         method = named(row["method"]) + ("" if row["momentum"] else ", momentum 0")
-        rows.append((f"{row['round']}", method, row["precision"], *(number(row[name]) for name in columns), published))
+        known = published(row["method"], "FMNIST", "Dir(0.1)") if row["momentum"] else ""
+        rows.append((f"{row['round']}", method, row["precision"], *(number(row[name]) for name in columns), known))
     titles = ("round", "method", "precision", "before: mean", "pooled", "worst decile", "fine-tuned: mean", "pooled")
     return markdown((*titles, "published"), rows)
 
@@ -215,6 +239,7 @@ TABLES = {
     "agreement": agreement,
     "cifar100": cifar100,
     "momentum": momentum,
+    "curve": curve,
     "fmnist": fmnist,
     "fifty": fifty,
     "tuning": tuning,
