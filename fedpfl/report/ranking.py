@@ -180,7 +180,7 @@ def diagram(result: Ranks, path: Path) -> list[Path]:
             ends = [means.iloc[first] - 0.04, means.iloc[last] + 0.04]
             ax.plot(ends, [-0.7 - 0.45 * place] * 2, color="black", linewidth=3, solid_capstyle="butt")
         ax.plot([1, count], [0, 0], color="black", linewidth=1)
-        for tick in range(1, count + 1, -(-count // 20)):  # as many as have room
+        for tick in range(1, count + 1, -(-count // 12)):  # as many as have room
             ax.plot([tick, tick], [0, 0.3], color="black", linewidth=1)
             ax.text(tick, 0.5, str(tick), ha="center", va="bottom")
         ax.set(xlim=(1 - 0.75 * count, count + 0.75 * count), ylim=(low - 0.9 * half, 1.6))
