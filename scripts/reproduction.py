@@ -163,7 +163,7 @@ def momentum() -> str:
 def curve() -> str:
     """FedOBP without momentum over q, on CIFAR100 at Dir(0.1)."""
     runs = results("by_round").query("dataset == 'CIFAR100' and partition == 'Dir(0.1) published' and seed == 42")
-    runs = runs[runs["method"].str.startswith("fedobp (q=") & (runs["momentum"] == 0) & (runs["precision"] == "fp32")]
+    runs = runs[runs["method"].str.startswith("fedobp (q=") & (runs["momentum"] == 0)]
     rows = []
     for (personal, label), own in runs.groupby(["personal", "method"]):
         at = own.set_index("round")
