@@ -181,7 +181,7 @@ class _Training:
 
     def end(self) -> End:
         """Return what is left after the last phase."""
-        params = tree.map(lambda leaf: leaf.detach().contiguous(), self._params)
+        params = tree.map(finished, self._params)
         joined = tree.map(lambda *parts: torch.cat(parts), *self._records) if self._records else {}
         loss, by_sample = self._total / max(1, self._steps), self._by_sample / self._samples.clamp(min=1)
         stepped = torch.full_like(loss, self._steps > 0, dtype=torch.bool)
@@ -259,3 +259,11 @@ def working_copy(leaf: Tensor) -> Tensor:
     """Return a leaf to train, four axes channels last, as convolutions like them."""
     layout = torch.channels_last if leaf.dim() == 4 else torch.contiguous_format
     return leaf.detach().clone(memory_format=layout)
+
+
+def finished(leaf: Tensor) -> Tensor:
+    """Return a trained leaf laid out as one never trained.
+
+    An axis of one entry is contiguous at any stride, and a convolution chooses its kernel, hence last bits, by strides.
+    """
+    return leaf.detach().contiguous().flatten().view(leaf.shape)

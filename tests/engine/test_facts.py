@@ -237,3 +237,16 @@ def test_a_client_may_have_nothing_to_train(backend, net, federation):
     runner = make(as_engine(backend), net, CPU)
     tuned = runner.evaluate(Idle(), federation, states[1], EVERYONE, Tuning(LOCAL, Draws(0, "finetune", 1)))
     assert_same(tuned, runner.evaluate(Idle(), federation, states[1], EVERYONE))
+
+
+def test_a_trained_model_is_laid_out_as_one_never_trained(backend, net, federation):
+    """Where an axis has one entry its stride may choose a convolution's kernel, and with it the last bits of a loss."""
+
+    @dataclass(frozen=True)
+    class Measured(FedAvg):
+        def finish(self, server, client, start, end):
+            assert [leaf.stride() for leaf in tree.leaves(end)] == [leaf.stride() for leaf in tree.leaves(net.params)]
+            return super().finish(server, client, start, end)
+
+    assert 1 in net.params["conv.weight"].shape
+    rounds(Measured(), net, federation, COHORTS[:1], engine=backend)
