@@ -1,18 +1,23 @@
 """Small federations, tiny smooth networks, trajectories, and comparisons bit for bit."""
 
+import copy
 import dataclasses
 import gc
+import io
+import itertools
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import settings
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
@@ -146,38 +151,36 @@ CASES = [
     for name in METHODS
     for values in SETTINGS.get(name, [{}])
 ]
+EVERY = 3  # tests of a file, of which one asks a method
 _turns: dict[str, count] = defaultdict(count)
 
 
-def every_method(*engines: str, also: tuple[str, ...] = (), every: int = 1) -> Callable[[Callable], Callable]:
+def every_method(*engines: str, also: tuple[str, ...] = ()) -> Callable[[Callable], Callable]:
     """Ask a test of every method: of `name` and `values`, and of a `backend` if engines are named (`product`)."""
 
     def ask(test: Callable) -> Callable:
         names = ("name", "values", "backend") if engines else ("name", "values")
-        return pytest.mark.parametrize(names, product(test.__module__, engines, also, every))(test)
+        return pytest.mark.parametrize(names, product(test.__module__, engines, also))(test)
 
     return ask
 
 
-def product(module: str, engines: tuple[str, ...], also: tuple[str, ...] = (), every: int = 1) -> list[Any]:
+def product(module: str, engines: tuple[str, ...], also: tuple[str, ...] = ()) -> list[Any]:
     """Parameters for a test of every method, with an engine each if there are any.
 
-    Each method is asked in one of its settings, in others by the file's next such tests; where there are engines by
-    every second test, on one of them in turn; where there are none by one of `every` tests. So all are met in a file of
-    enough of them. The rest of the product is marked `full`, and so are the engines in `also`, on which each method
-    runs in its first setting.
+    Each method is asked by one of EVERY tests of a file, in one of its settings and on one of the engines, by the next
+    in another or on another: so all are met in a file of enough of them. The rest of the product is marked `full`, and
+    so are the engines in `also`, on which each method runs in its first setting.
     """
-    every = 2 if engines else every
     turn, parameters = next(_turns[module]), []
     for number, name in enumerate(METHODS):
         own = [case for case in CASES if case.values[0] == name]
-        asked = own[turn % len(own)], engines[(turn // 2 + number) % len(engines)] if engines else None
-        for place, case in enumerate(own):
-            for engine in (*(engines or (None,)), *(also if place == 0 else ())):
-                values, suffix = (case.values, "") if engine is None else ((*case.values, engine), f"-{engine}")
-                left = (case, engine) != asked or (turn + number) % every
-                marks = [pytest.mark.full] if left else []
-                parameters.append(pytest.param(*values, id=case.id + suffix, marks=marks))
+        pairs = list(itertools.product(own, engines or (None,)))
+        asked = [] if (turn + number) % EVERY else [pairs[(turn // EVERY + number) % len(pairs)]]
+        for case, engine in (*pairs, *((own[0], engine) for engine in also)):
+            values, suffix = (case.values, "") if engine is None else ((*case.values, engine), f"-{engine}")
+            marks = [] if (case, engine) in asked else [pytest.mark.full]
+            parameters.append(pytest.param(*values, id=case.id + suffix, marks=marks))
     return parameters
 
 
@@ -197,9 +200,21 @@ LONG = ("tune", "ranks", "pretend", "package", "readers", "html", "resume", "fau
 """Files of few tests that take long: first, so that no core ends up waiting for another."""
 
 
+def take_turns(items: list[pytest.Item]) -> None:
+    """Leave each case of a method's own tests on one of two backends; that these agree is for the contract to say."""
+    cases = defaultdict[Any, list[pytest.Item]](list)
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if call and call.params.get("backend") in BACKENDS and item.path.is_relative_to(ROOT / "tests/methods"):
+            cases[item.function, call.id.replace(call.params["backend"], "")].append(item)
+    for turn, pair in enumerate(pair for pair in cases.values() if len(pair) == len(BACKENDS)):
+        pair[turn % len(BACKENDS)].add_marker(pytest.mark.full)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files come first; tests marked `cuda` need a GPU."""
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
+    take_turns(items)
     if torch.cuda.is_available():
         return
     for item in items:
@@ -291,6 +306,24 @@ def net() -> Net:
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """Parse each file once: for every configuration Hydra would read two dozen anew, a third of its time."""
+    parse, known = OmegaConf.load, dict[Any, Any]()
+
+    def load(file: Any) -> Any:
+        if not isinstance(file, io.TextIOWrapper):
+            return parse(file)
+        now = os.fstat(file.fileno())
+        key = file.name, now.st_ino, now.st_mtime_ns, now.st_size, file.tell()
+        if key not in known:
+            known[key] = parse(file)
+        return copy.deepcopy(known[key])
+
+    with mock.patch.object(OmegaConf, "load", staticmethod(load)):
+        yield
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

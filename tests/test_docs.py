@@ -106,7 +106,7 @@ def checkout(tmp_path_factory):
 @pytest.mark.parametrize(
     ("command", "seeds"),
     [
-        *sampled([(command, "seed=1") for command in FIRST], 2),
+        *sampled([(command, "seed=1") for command in FIRST], 4),
         *(pytest.param(command, "seed=1,2,3", marks=pytest.mark.full) for command in FIRST if "seed=1,2,3" in command),
     ],
 )
@@ -207,7 +207,7 @@ def outputs(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("command", sampled(REPORT, 2))
+@pytest.mark.parametrize("command", sampled(REPORT, 4))
 def test_report_commands_run(command, outputs, monkeypatch, capsys):
     monkeypatch.chdir(outputs)
     assert report(shlex.split(command)[3:]) == 0, capsys.readouterr().err

@@ -310,7 +310,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("overrides", "says"), sampled(BAD, 8))  # each kind has more
+@pytest.mark.parametrize(("overrides", "says"), sampled(BAD, 12))  # each kind has more
 def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, place: Path) -> None:
     before = snapshot(place)
     base = [key for key in TINY if not (overrides.startswith(SCHEMES) and key.startswith("partition."))]

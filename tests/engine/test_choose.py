@@ -115,7 +115,7 @@ def test_where_all_fail_the_plainest_ones_error_is_raised(federation, net):
         played(runner, federation, net, 1)
 
 
-@every_method(every=2)
+@every_method()
 def test_backends_are_within_the_tolerance_of_each_other_and_not_training_is_not(name, values, federation):
     method, net = METHODS[name](**values), tiny()
     state = begin(method, net, federation.clients, CPU)

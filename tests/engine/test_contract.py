@@ -1,8 +1,8 @@
 """What every registered method keeps to. A new method is tested here the moment it is registered.
 
 What `fedpfl check` asks of anybody's method is in fedpfl/engine/contract.py; here is what concerns the package's own,
-and what a method cannot break. `make test` asks each of every method in one setting, `make test-all` in all
-(`every_method`).
+and what a method cannot break. `make test` asks each of a part of the methods, `make test-all` of all in all
+settings (`every_method`).
 """
 
 import copy
@@ -101,9 +101,7 @@ def plan(method: Method, net, state, number: int):
     [
         pytest.param(promise, *(*case.values, None)[:3], id=f"{promise.check.__name__}-{case.id}", marks=case.marks)
         for promise in PROMISES
-        for case in product(
-            __name__, promise.engines, ENGINES[2:] if promise.engines and promise.binding else (), every=2
-        )
+        for case in product(__name__, promise.engines, ENGINES[2:] if promise.engines and promise.binding else ())
     ],
 )
 def test_a_method_keeps_its_promises(promise, name, values, backend):
@@ -223,7 +221,7 @@ def test_training_that_diverges_is_told_and_nothing_is_raised(name, values, back
 # Early stopping
 
 
-@every_method(every=2)
+@every_method()
 def test_with_any_method_clients_that_stop_are_not_drawn_again(name, values, net, federation):
     """A round is as it is without; each participation sends a bit more; the run ends when nobody is left."""
     method = build(name, values)

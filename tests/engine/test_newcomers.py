@@ -64,7 +64,7 @@ def rounds(method, net, world, watched):
     return states, judged
 
 
-@every_method(every=2)
+@every_method()
 def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(name, values, net, worlds):
     """With other samples there nothing else is other: no state, no accuracy on test samples, also fine-tuned.
 

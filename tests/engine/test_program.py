@@ -57,7 +57,7 @@ def played(method, federation, capture, cohorts=(*COHORTS, *COHORTS[:1]), norm=F
     return states
 
 
-@every_method(every=2)
+@every_method()
 def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation, monkeypatch):
     method, capture, phases, kept = METHODS[name](**values), Capture(), [], []
     real, records = type(method).phases, Program._records

@@ -31,6 +31,7 @@ PAPERS = sorted(path.name for path in (ROOT / "conf/experiment").iterdir() if pa
 MOST = 8  # jobs of a sweep that are all composed; of larger ones each value once
 
 
+@functools.cache
 def composed(*overrides: str) -> DictConfig:
     """The whole configuration, Hydra's own with it."""
     register()
@@ -215,7 +216,7 @@ def test_the_default_is_the_papers_fedobp():
 # In small
 
 
-@pytest.mark.parametrize("name", sampled(EXPERIMENTS, 6))
+@pytest.mark.parametrize("name", sampled(EXPERIMENTS, 12))
 def test_in_small_every_experiment_is_one_of_digits(name: str) -> None:
     """Those of networks and splits that digits cannot have, too."""
     values = swept(composed(f"experiment={name}", "debug=quick"))

@@ -4,6 +4,7 @@ One bit of a file, whole files, the lock, the data and the code, all changed fro
 """
 
 import importlib
+import itertools
 import os
 import random
 import shutil
@@ -210,10 +211,10 @@ VANISHED: dict[str, Callable[[Path], Any]] = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-7]),
     "foreign": lambda path: path.write_text("a: 1\n"),
 }
+LOST = sampled(itertools.product(["config.yaml", "rounds.csv", "clients.csv", "partition.npz"], VANISHED), 3)
 
 
-@pytest.mark.parametrize("how", VANISHED)
-@pytest.mark.parametrize("name", ["config.yaml", "rounds.csv", "clients.csv", "partition.npz"])
+@pytest.mark.parametrize(("name", "how"), LOST)
 def test_of_a_finished_run_a_lost_file_is_written_anew_or_told(
     name: str, how: str, whole: Path, tmp_path: Path
 ) -> None:
@@ -230,8 +231,7 @@ def test_of_a_finished_run_a_lost_file_is_written_anew_or_told(
     assert "already finished" in play(run, *RUN)
 
 
-@pytest.mark.parametrize("how", VANISHED)
-@pytest.mark.parametrize("name", ["config.yaml", "rounds.csv", "clients.csv", "partition.npz"])
+@pytest.mark.parametrize(("name", "how"), LOST)
 def test_a_file_lost_while_the_run_goes_on_is_told_before_it_finishes(
     name: str, how: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,7 @@ def in_one_place(method: Method, cohorts=COHORTS):
     return state, outcomes, judged(backend, method, state)
 
 
-@every_method(every=2)
+@every_method()
 def test_every_method_as_on_the_loop_backend(name: str, values: dict):
     """With states at the nodes where that is all it needs, else with shared ones."""
     method = METHODS[name](**values)
