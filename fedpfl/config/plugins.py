@@ -26,16 +26,20 @@ from fedpfl.record.callbacks import Callback
 
 
 class Kind(NamedTuple):
-    """Say what a plugin may add: where it is chosen, where it is kept, and arguments that are not chosen with it."""
+    """Say what a plugin may add: where it is chosen, where it is kept, and arguments that are not chosen with it.
+
+    common: keys that every choice of the group has beside its own.
+    """
 
     group: str
     registry: dict[str, Any]
     given: tuple[str, ...] = ()
+    common: Mapping[str, Any] = {}
 
 
 KINDS = {
     "METHODS": Kind("method", METHODS),
-    "MODELS": Kind("model", MODELS, ("shape", "classes")),
+    "MODELS": Kind("model", MODELS, ("shape", "classes"), {"weights": None, "head": None}),
     "DATASETS": Kind("dataset", datasets.SETS, ("source",)),
     "PARTITIONS": Kind("partition", partition.SCHEMES, partition.GIVEN),
 }
@@ -195,7 +199,8 @@ def _add(file: Path, kind: Kind, name: Any, value: Any) -> None:
             f"plugins: {file}: {kind.group}={name} must be a class or a function, got {value!r}"
         ) from None
     kind.registry[name] = value
-    ConfigStore.instance().store(name, {"name": name, **_defaults(kind, value)}, kind.group)
+    values = {"name": name, **kind.common, **_defaults(kind, value)}
+    ConfigStore.instance().store(name, values, kind.group)
     _added.append((kind, name))
 
 

@@ -49,7 +49,7 @@ class Batched(Backend):
         room = torch.cuda.get_device_properties(device).total_memory / 4 if graphs else math.inf
         self._programs = Programs(net, self._autocast, graphs, room)
         self._ready = graphs.ready if graphs else nullcontext
-        self._alone = False  # whether calls are answered one after another, as hooks have drawn
+        self._alone = bool(net.traits.draws)  # whether calls are answered one after another, as somebody draws
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend. Calls join into programs of at most `width` clients."""
@@ -65,7 +65,7 @@ class Batched(Backend):
 
     def _drawing(self, call: Call) -> Answer:
         """Answer one call, with random numbers of its own."""
-        with watched(call.method, *call.draws.own()):
+        with watched(call.method, *call.draws.own(), network_draws=self.net.traits.draws):
             return self._answers([call])[0]
 
     def _answers(self, calls: Sequence[Call], again: bool = True) -> list[Answer]:

@@ -19,6 +19,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import reason
 from fedpfl.ground.tree import Tree
 from fedpfl.models import Net
+from fedpfl.models.vectorized import find_obstacle
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +154,10 @@ def choose(
     def build(engine: Engine) -> Backend:
         return over(make(engine, net, on))
 
-    if on.type == "cuda" and engine.backend == "auto" and not known:
+    obstacle = find_obstacle(net) if on.type == "cuda" and engine.backend == "auto" and not known else ""
+    if obstacle:
+        log.info("engine: loop is taken; batched cannot vectorise model=%s over clients (%s)", net.name, obstacle)
+    if on.type == "cuda" and engine.backend == "auto" and not known and not obstacle:
         return Chosen(net, candidates(engine), build, partial(torch.cuda.synchronize, on), share)
     return build(replace(engine, **known) if known and engine.backend == "auto" else engine)
 

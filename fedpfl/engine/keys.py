@@ -7,18 +7,17 @@ What a method draws from the generators of the process is made one too, by `watc
 from __future__ import annotations
 
 import hashlib
-import pickle
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedpfl.ground.errors import contained
+from fedpfl.ground.generators import seeded_process
 
 Key = int | str
 
@@ -81,41 +80,19 @@ class Draws:
 # ---- the generators of the process, which no method should draw from
 
 
-@contextmanager
-def seeded(*key: Key) -> Iterator[Callable[[], list[str]]]:
+def seeded(*key: Key) -> AbstractContextManager[Callable[[], list[str]]]:
     """Seed the generators of the process by a hash of `key`, and leave them as they were.
 
     Gives a function that names those which have been drawn from by then.
     """
-    torches = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
-
-    def states() -> dict[str, Any]:
-        return {
-            "torch": [own.get_state().numpy() for own in torches],
-            "numpy": np.random.get_state(),
-            "random": random.getstate(),
-        }
-
-    before, number = states(), _number(key)
-    for own in torches:
-        own.manual_seed(number)
-    np.random.seed(number % 2**32)
-    random.seed(number)
-    fresh = states()
-
-    try:
-        yield lambda: [name for name, now in states().items() if pickle.dumps(now) != pickle.dumps(fresh[name])]
-    finally:
-        for own, state in zip(torches, before["torch"], strict=True):
-            own.set_state(torch.from_numpy(state))
-        np.random.set_state(before["numpy"])
-        random.setstate(before["random"])
+    return seeded_process(_number(key))
 
 
 @contextmanager
-def watched(method: Any, *key: Key) -> Iterator[None]:
+def watched(method: Any, *key: Key, network_draws: Collection[str] = ()) -> Iterator[None]:
     """Make what a method's hooks draw from the generators of the process a function of `key`, and remember it.
 
+    network_draws: the generators that the network itself draws from, for which no method is to blame.
     Nor does SystemExit of theirs end the process.
     """
     with seeded(*key) as drawn:
@@ -123,7 +100,8 @@ def watched(method: Any, *key: Key) -> Iterator[None]:
             yield
         except SystemExit as error:
             raise contained(error) from error
-        if (names := drawn()) and not impure(method):
+        names = [name for name in drawn() if name not in network_draws]
+        if names and not impure(method):
             _impure.append((method, names))
 
 

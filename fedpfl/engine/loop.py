@@ -23,7 +23,7 @@ from torch import Tensor
 from fedpfl.engine.answers import Found, alike
 from fedpfl.engine.backend import Answer, Backend, Call, Counts, Engine, TrainCall, arithmetic, work
 from fedpfl.engine.jobs import End, EvalJob, TrainJob
-from fedpfl.engine.keys import seeded, watched
+from fedpfl.engine.keys import generator, seeded, watched
 from fedpfl.engine.measures import measured
 from fedpfl.engine.participation import One, evaluation, participation
 from fedpfl.engine.ranks import cores
@@ -51,7 +51,12 @@ class Loop(Backend):
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16")
         self._arithmetic = partial(arithmetic, device, engine.precision)
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+        # A network that draws from torch's generator alone has one for each client, so that clients go side by side.
+        traits = net.traits
+        self._side_by_side = traits.draws <= {"torch"} and not traits.recomputes and device.type == "cpu"
         self._alone: threading.Lock | None = None  # held by the one client that is computed, where one draws
+        if traits.draws and not self._side_by_side:
+            self._alone = threading.Lock()
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend. The clients of all calls share the pool, largest first, so that its threads end together."""
@@ -100,7 +105,8 @@ class Loop(Backend):
     def _drawing(self, call: Call, row: One, stop: threading.Event) -> Any:
         """Do `_answer` for one client at a time, with random numbers of its own: no order and no cohort matters."""
         assert self._alone
-        with self._alone, watched(call.method, *call.draws.own(row.clients[0])):
+        drawn = self.net.traits.draws
+        with self._alone, watched(call.method, *call.draws.own(row.clients[0]), network_draws=drawn):
             return self._answer(call, One(row.clients[0], found=row.found), stop)
 
     def _answer(self, call: Call, row: One, stop: threading.Event) -> Any:
@@ -108,6 +114,10 @@ class Loop(Backend):
         if not hasattr(self._local, "net"):
             self._local.net = self.net.copy()
         net, follow = self._local.net, participation if isinstance(call, TrainCall) else evaluation
+        if net.traits.draws and self._alone is None:
+            net.generator = generator(*call.draws.own(row.clients[0]))
+        else:
+            net.generator = None
         work = follow(call, row, net, self._autocast)  # type: ignore[arg-type]
         answer = None
         while True:
@@ -206,7 +216,7 @@ class _Training:
         kept = tree.map(Tensor.detach, kept)
         if kept and self._job.records:
             self._records.append(kept)
-        grads = list(torch.autograd.grad(loss, [leaves[i] for i in moving], materialize_grads=True))
+        grads = self._differentiate(loss, [leaves[i] for i in moving])
         loss = loss.detach()
         if phase.after_gradient:
             now, gradient = tree.map(Tensor.detach, self._params), complete(grads, leaves, moving)
@@ -214,6 +224,16 @@ class _Training:
                 whole = tree.rebuild(self._params, gradient)
                 self._client = phase.after_gradient(server, self._client, now, whole, batch, loss, kept)
         return loss, grads
+
+    def _differentiate(self, loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+        """Return the gradient of the loss at some leaves of the trained tree."""
+        if not self._net.traits.recomputes:
+            return list(torch.autograd.grad(loss, leaves, materialize_grads=True))
+        # Reentrant checkpointing adds up its gradients in the leaves, and gives `autograd.grad` none.
+        for leaf in leaves:
+            leaf.grad = None
+        loss.backward()
+        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
 
     def _count(self, loss: Tensor, samples: int) -> None:
         self._steps += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from functools import partial
 from typing import Any
@@ -96,7 +95,7 @@ def share(net: Net, phase: Phase, start: Tree, federation: Federation) -> float:
 
 def _used(net: Net, federation: Federation) -> dict[str, int]:
     """Return at how many places of a sample each weight is used, by name; looking a row up is no operation."""
-    module, found = copy.deepcopy(net.module).to("cpu").eval(), dict[str, int]()
+    module, found = net.copy_module().to("cpu").eval(), dict[str, int]()
 
     def seen(prefix: str, layer: nn.Module, _: Any, made: Tensor) -> None:
         width = made.shape[1] if isinstance(layer, nn.modules.conv._ConvNd) else made.shape[-1]

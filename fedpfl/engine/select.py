@@ -10,6 +10,7 @@ from fedpfl.engine.batched import Batched
 from fedpfl.engine.loop import Loop
 from fedpfl.ground.errors import FedpflError
 from fedpfl.models import Net
+from fedpfl.models.vectorized import find_obstacle, require_vectorized
 
 BACKENDS: dict[str, type[Loop] | type[Batched]] = {"loop": Loop, "batched": Batched}
 
@@ -55,6 +56,13 @@ def slow(engine: Engine, on: torch.device) -> list[str]:
 
 
 def make(engine: Engine, net: Net, on: torch.device) -> Backend:
-    """The backend that `engine` asks for; `auto` is batched on CUDA and loop on a CPU."""
-    name = {"cuda": "batched", "cpu": "loop"}[on.type] if engine.backend == "auto" else engine.backend
+    """Return the backend that `engine` asks for; `auto` is batched on CUDA and loop on a CPU.
+
+    Raises FedpflError for a network that the backend cannot take; `auto` takes loop for it.
+    """
+    name = engine.backend
+    if name == "auto":
+        name = "batched" if on.type == "cuda" and not find_obstacle(net) else "loop"
+    if name == "batched":
+        require_vectorized(net)
     return BACKENDS[name](net, on, engine)

@@ -27,7 +27,7 @@ LATER: dict[str, Any] = {
     "unseen": 0.0,
     "metrics": [],
     "eval": {"common": False, "classes": "all"},
-    "model": {"weights": None, "projection": 0},
+    "model": {"weights": None, "projection": 0, "head": None},
     "adapter": {"name": "none", "pairs": 1},
     "privacy": {"name": "none"},
     "system": {"name": "none"},

@@ -43,9 +43,9 @@ class FedCP(Method):
     def init(self, params, parts):
         """Begin with the network's head on both sides."""
         head = tree.named(params, parts.head)
-        d = params[parts.head[0]].shape[1]
+        d = params[parts.head_weight].shape[1]
         policy = {**linear(d, 2 * d, seeded(parts.seed)), "scale": torch.ones(2 * d), "shift": torch.zeros(2 * d)}
-        policy = tree.to(policy, params[parts.head[0]].device)
+        policy = tree.to(policy, params[parts.head_weight].device)
         return {"body": tree.without(params, parts.head), "policy": policy, "head": head}, {"head": head}
 
     def sample(self, server, generator):

@@ -36,7 +36,7 @@ class FedDBE(Method):
 
     def init(self, params, parts):
         """Keep vectors of the head's width under the name of its weight."""
-        zero = {name: torch.zeros_like(params[name][0]) for name in parts.head[:1]}
+        zero = {name: torch.zeros_like(params[name][0]) for name in [parts.head_weight]}
         return {"model": params, "mean": zero, "known": flag(params)}, {"u": zero, "mean": zero}
 
     def turns(self, played, cohort, clients, generator):

@@ -55,7 +55,7 @@ class FedGen(Method):
 
     def init(self, params, parts):
         """Draw the generator; nobody has told of labels yet."""
-        weight = params[parts.head[0]]
+        weight = params[parts.head_weight]
         made = features.generator(self.noise, self.hidden, weight, seeded(parts.seed))
         told = {"counts": weight.new_zeros(len(weight)), "rounds": weight.new_zeros(())}
         told |= {"body": tree.without(params, parts.head), "head": tree.named(params, parts.head)}

@@ -48,7 +48,7 @@ class FedPAC(ByName):
     def init(self, params, parts):
         """Begin without prototypes."""
         body, client = super().init(params, parts)
-        weight = params[parts.head[0]]
+        weight = params[parts.head_weight]
         prototypes = {"mean": torch.zeros_like(weight), "seen": weight.new_zeros(len(weight), dtype=torch.bool)}
         return {"body": body, "prototypes": prototypes}, client
 

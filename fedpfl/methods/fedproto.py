@@ -42,7 +42,7 @@ class FedProto(LocalOnly):
     def init(self, params, parts):
         """Begin without prototypes; the model is the client's."""
         _, client = super().init(params, parts)
-        mean = torch.zeros_like(params[parts.head[0]])
+        mean = torch.zeros_like(params[parts.head_weight])
         return {"mean": mean, "seen": torch.zeros_like(mean[:, 0], dtype=torch.bool)}, client
 
     def before_training(self, server, client, net, shard):

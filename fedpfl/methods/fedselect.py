@@ -129,6 +129,7 @@ class FedSelect(ByMask):
         if isinstance(which, int):
             if not -len(layers) <= which < len(layers):
                 raise FedpflError(f"method.personalise: the network has layers 0 to {len(layers) - 1}, got {which}")
+            _ = parts.head  # raises where the layers' order is not clear
             return [*layers[which]]
         for layer in layers:
             if which in layer or which in {name.rpartition(".")[0] for name in layer}:

@@ -42,7 +42,7 @@ class Floco(Method):
 
     def init(self, params, parts):
         """Put the endpoints under the name of the weight they replace, and beta at the centre."""
-        name = parts.head[0]
+        name = parts.head_weight
         weight = params[name]
         ends = [weight] + [endpoint(weight, parts.seed, number) for number in range(1, self.endpoints)]
         server = {"shared": tree.without(params, [name]), "endpoints": {name: torch.stack(ends)}}

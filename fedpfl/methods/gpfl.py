@@ -42,7 +42,7 @@ class GPFL(Method):
     def init(self, params, parts):
         """Draw E from N(0, 1), and V as torch initialises linear and normalising layers."""
         head = tree.named(params, parts.head)
-        weight, generator = head[parts.head[0]], Generator().manual_seed(parts.seed)
+        weight, generator = head[parts.head_weight], Generator().manual_seed(parts.seed)
         classes, width = weight.shape
         server = {
             "body": tree.named(params, parts.body),

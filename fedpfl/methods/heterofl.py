@@ -60,7 +60,7 @@ class HeteroFL(Submodel):
         ]
         server |= {"scaled": dict.fromkeys(convolutions, own), "classes": dict.fromkeys(parts.head, own)}
         if self.masked:
-            head = params[parts.head[0]]
+            head = params[parts.head_weight]
             client["labels"] = torch.ones(len(head), dtype=torch.bool, device=head.device)
         return server, client
 

@@ -50,7 +50,7 @@ class PFedFDA(Method):
 
     def init(self, params, parts):
         """Draw means uniformly from [0, 1); the covariance is the identity. The head is trained `as_published` only."""
-        weight = params[parts.head[0]]
+        weight = params[parts.head_weight]
         generator = torch.Generator().manual_seed(parts.seed)
         server = {
             "body": tree.named(params, parts.body),

@@ -3,65 +3,212 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
-from fedpfl.models.norm import BatchNorm2d
+from fedpfl.models.norm import PaddedNorm
 from fedpfl.models.split import Parts, parts
+from fedpfl.models.traits import Traits
+
+Slot = tuple[dict[str, Any], str, str]
+"""Where a module keeps a parameter that trains, or a buffer: a dict, its key there, its full name."""
 
 
 class Net:
     """A module without values of its own but the frozen ones: `net.bind(buffers)(params, x)`.
 
     One Net serves one thread, because a functional call borrows the module for its duration; `copy()` makes more.
+    params: parameters that train. What several layers share (tied weights) is one entry, under its first name.
     frozen: parameters that ask for no gradient. They stay in the module, one for all clients and threads, and are in no
-    tree that a method, a store or a checkpoint sees.
-    facts: of Parts, what a module does not tell.
+    tree that a method, a store or a checkpoint sees. Those that calls change by hand (`traits.moving`) are buffers.
+    name: of the model, for messages. traits: what its calls do beside answering. facts: of Parts, what a module does
+    not tell.
     """
 
-    def __init__(self, module: nn.Module, **facts: Any):
-        self.module, self._facts = module, facts
-        named = dict(module.named_parameters())
-        self.params: Tree = {name: p.detach().clone() for name, p in named.items() if p.requires_grad}
-        self.frozen: Tree = {name: p.detach() for name, p in named.items() if not p.requires_grad}
-        self.buffers: Tree = {name: b.detach().clone() for name, b in module.named_buffers()}
-        self.parts: Parts = parts(module, statistics=self.buffers, **facts)
-        self.head: nn.Module = module.get_submodule(self.parts.head[0].rpartition(".")[0])
-        self.norms = [m for m in module.modules() if isinstance(m, BatchNorm2d)]
-        self.slots: list[tuple[dict[str, Any], str, str]] = [
-            (kind, name, f"{prefix}.{name}" if prefix else name)
-            for prefix, part in module.named_modules()
-            for kind in (part._parameters, part._buffers)
-            for name, value in kind.items()
-            if value is not None and (kind is part._buffers or value.requires_grad)
-        ]
-        """Where the module keeps each parameter that trains, and buffer: a dict, its key there, the full name."""
+    def __init__(self, module: nn.Module, traits: Traits | None = None, name: str = "", **facts: Any):
+        self.module, self.traits, self.name, self._facts = module, traits or Traits(), name, facts
+        parameters = dict(module.named_parameters())
+        moving = {key for key, leaf in parameters.items() if key in self.traits.moving}
+        self.params: Tree = {key: p.detach().clone() for key, p in parameters.items() if p.requires_grad}
+        self.frozen: Tree = {
+            key: p.detach() for key, p in parameters.items() if not p.requires_grad and key not in moving
+        }
+        self.buffers: Tree = {key: parameters[key].detach().clone() for key in sorted(moving)}
+        self.buffers |= {key: b.detach().clone() for key, b in module.named_buffers()}
+        self.aliases = _find_aliases(module)
+        """Further names of parameters and buffers that layers share, with the name of their entry."""
+        self.parts: Parts = parts(module, statistics=self.buffers, aliases=self.aliases, **facts)
+        self.norms = [m for m in module.modules() if isinstance(m, PaddedNorm)]
+        self.slots = self._find_slots(module)
+        self._buffer_slots = [slot for slot in self.slots if slot[2] in self.buffers]
+        self._uncalled = module if self.traits.trusted else _copy_sharing(module)
+        """The module as it was made: calls may leave tensors of a graph in attributes, which have no copies."""
+        self.generator: torch.Generator | None = None
+        """What the network draws from; None: the process's generator."""
+
+    @property
+    def head(self) -> nn.Module:
+        """Return the layer that answers the classes. Raises FedpflError where it is not clear which one that is."""
+        name = self.parts.head_layer
+        try:
+            return self.module.get_submodule(name)
+        except AttributeError:
+            raise FedpflError(
+                f"model={self.name}: this method works on what the head reads, and model.head={name} is a parameter; "
+                "put it into a layer"
+            ) from None
 
     def told(self, **facts: Any) -> Net:
         """Return the same Net, which knows more of a run."""
-        return Net(self.module, **{**self._facts, **facts})
+        return self._remade(self.module, **{**self._facts, **facts})
 
     def copy(self) -> Net:
         """Return an independent Net for another thread."""
-        shared = {id(p): p for p in self.module.parameters() if not p.requires_grad}
-        return Net(copy.deepcopy(self.module, shared), **self._facts)
+        frozen = [leaf for leaf in self.module.parameters() if not leaf.requires_grad]
+        return self._remade(copy.deepcopy(self._uncalled, {id(leaf): leaf for leaf in frozen}), **self._facts)
+
+    def copy_module(self) -> nn.Module:
+        """Return a copy of the module with values of its own, as it was made."""
+        return copy.deepcopy(self._uncalled)
 
     def to(self, device: torch.device) -> Net:
         """Move what is frozen to a device, and return the Net."""
         for leaf in self.module.parameters():
             if not leaf.requires_grad:
                 leaf.data = leaf.data.to(device)
-        return Net(self.module, **self._facts)
+        return self._remade(self.module, **self._facts)
+
+    def _remade(self, module: nn.Module, **facts: Any) -> Net:
+        return Net(module, self.traits, self.name, **facts)
 
     def bind(self, buffers: dict[str, Tree], training: bool = False, weight: Tensor | None = None) -> Bound:
         """Attach buffers (one tree per role) and, for padded batches, the samples' weights `[batch]`."""
         return Bound(self, buffers, training, weight)
+
+    def state_dict(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return values of this network as torch's own `state_dict` has them.
+
+        What layers share stands under all its names, and buffers that are not persistent are left out.
+        """
+        shared = {alias: values[name] for alias, name in self.aliases.items() if name in values}
+        stored = self.module.state_dict().keys()
+        return {name: value for name, value in {**values, **shared}.items() if name in stored}
+
+    def _find_slots(self, module: nn.Module) -> list[Slot]:
+        """Return where a module of this form keeps each parameter that trains, and each buffer."""
+        slots: list[Slot] = []
+        for prefix, layer in module.named_modules():
+            for tensors in (layer._parameters, layer._buffers):
+                for key, value in tensors.items():
+                    full_name = f"{prefix}.{key}" if prefix else key
+                    full_name = self.aliases.get(full_name, full_name)
+                    if value is not None and (full_name in self.params or full_name in self.buffers):
+                        slots.append((tensors, key, full_name))
+        return slots
+
+    def _call(self, values: Tree, x: Tensor) -> tuple[Tensor, Tree]:
+        """Return the logits of the network with these values, and its buffers after the call.
+
+        What torch.func.functional_call does, without its checks, which cost a few per cent of a step.
+        """
+        before = [tensors[key] for tensors, key, _ in self.slots]
+        try:
+            for tensors, key, name in self.slots:
+                tensors[key] = values[name]
+            logits = self.module(x)
+            return logits, _read_buffers(self._buffer_slots, values)
+        finally:
+            for (tensors, key, _), value in zip(self.slots, before, strict=True):
+                tensors[key] = value
+
+    def _call_copy(self, values: Tree, x: Tensor) -> tuple[Tensor, Tree]:
+        """Do what `_call` does on a copy of the module that keeps the values: the backward pass reads them again."""
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, values.values())):
+            raise FedpflError(
+                f"model={self.name}: the method differentiates by torch.func here, which cannot differentiate "
+                "activation checkpointing; turn checkpointing off in the network"
+            )
+        placed = {id(tensors[key]): values[name] for tensors, key, name in self.slots}
+        frozen = {id(leaf): leaf for leaf in self.module.parameters() if id(leaf) not in placed}
+        module = copy.deepcopy(self.module, {**frozen, **placed})
+        logits = module(x)
+        buffer_slots = [slot for slot in self._find_slots(module) if slot[2] in self.buffers]
+        return logits, _read_buffers(buffer_slots, values)
+
+    def _drawing(self) -> AbstractContextManager[Any]:
+        """Return a context in which what the network draws comes from `generator`, if it has one and draws."""
+        if self.generator is None or not self.traits.draws:
+            return nullcontext()
+        return _DrawFrom(self.generator)
+
+
+def _copy_sharing(module: nn.Module) -> nn.Module:
+    """Return a copy of a module that shares its parameters and buffers."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(leaf): leaf for leaf in tensors})
+
+
+def _read_buffers(buffer_slots: list[Slot], values: Tree) -> Tree:
+    """Return the buffers as a call left them, changed in place or assigned."""
+    buffers: Tree = {}
+    for tensors, key, name in buffer_slots:
+        value = tensors[key]
+        if value is not values[name]:  # assigned, perhaps with its graph, or in autocast's dtype
+            value = value.detach().to(values[name].dtype)
+        buffers[name] = value
+    return buffers
+
+
+def _find_aliases(module: nn.Module) -> dict[str, str]:
+    """Return further names of tensors that several layers hold, and the first name of each."""
+    first: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    named = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    for name, leaf in named:
+        if first.setdefault(id(leaf), name) != name:
+            aliases[name] = first[id(leaf)]
+    return aliases
+
+
+_DEFAULT_GENERATOR = threading.Lock()
+
+
+class _DrawFrom(TorchDispatchMode):
+    """Have torch's random operations of this thread draw from a generator of the thread's own.
+
+    Operations take the process's generator, which threads share, so it is lent the state of the thread's one.
+    """
+
+    def __init__(self, generator: torch.Generator):
+        super().__init__()
+        self._generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        process = torch.default_generator
+        with _DEFAULT_GENERATOR:
+            before = process.get_state()
+            process.set_state(self._generator.get_state())
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self._generator.set_state(process.get_state())
+                process.set_state(before)
 
 
 class Bound:
@@ -90,39 +237,61 @@ class Bound:
             bound = Bound(self.net, self.buffers, self.training, batch.weight)
             return objective(bound, params, batch), bound.buffers
 
+        if self.net.traits.recomputes:
+            grads, value, self.buffers = _gradient_by_backward(inner, params)
+            return grads, value
         grads, (value, self.buffers) = grad_and_value(inner, has_aux=True)(params)
         return grads, value
 
     def features(self, params: Tree, x: Tensor, role: str = "main") -> tuple[Tensor, Tensor]:
-        """Return logits as by a call, and the head's input `[batch, features]`, float32."""
+        """Return logits as by a call, and the head's input `[batch, features]`, float32.
+
+        Raises FedpflError for a head that takes something else, such as a convolution.
+        """
         seen: list[Tensor] = []
         hook = self.net.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
             logits = self(params, x, role)
         finally:
             hook.remove()
+        if seen[0].dim() != 2:
+            raise FedpflError(
+                f"model={self.net.name}: this method works on the head's input as [batch, features], and "
+                f"{self.net.parts.head_layer} takes {seen[0].dim()} axes; use a network whose head is a linear layer"
+            )
         return logits, seen[0].float()
 
     def __call__(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
         """Return float32 logits `[batch, classes]` of the network with `params`; `role` picks a model's buffers."""
-        net = self.net
+        net, traits = self.net, self.net.traits
         if net.module.training != self.training:
             net.module.train(self.training)
         for norm in net.norms:
             norm.sample_weight = self.weight
         buffers = self.buffers.get(role, {})
-        if buffers and self.training:
-            buffers = tree.map(lambda leaf: leaf.clone(), buffers)  # updated in place by the module, never the caller's
-            self.buffers = {**self.buffers, role: buffers}
-        # What torch.func.functional_call does, without its checks, which cost a few per cent of a step.
-        values = {**params, **buffers}
-        before = [place[name] for place, name, _ in net.slots]
+        if buffers and (self.training or traits.moves_in_evaluation):
+            buffers = tree.map(lambda leaf: leaf.clone(), buffers)  # changed in place by the module, never the caller's
+        if traits.changes_input:
+            x = x.clone()
+        call = net._call_copy if traits.recomputes else net._call
         try:
-            for place, name, full_name in net.slots:
-                place[name] = values[full_name]
-            return net.module(x).float()
+            with net._drawing():
+                logits, after = call({**params, **buffers}, x)
         finally:
-            for (place, name, _), value in zip(net.slots, before, strict=True):
-                place[name] = value
             for norm in net.norms:
                 norm.sample_weight = None
+        if buffers and self.training:
+            self.buffers = {**self.buffers, role: after}
+        return logits.float()
+
+
+def _gradient_by_backward(
+    objective: Callable[[Tree], tuple[Tensor, dict[str, Tree]]], params: Tree
+) -> tuple[Tree, Tensor, dict[str, Tree]]:
+    """Return gradient, value and what comes beside it by torch's backward pass, which may call layers again."""
+    leaves = tree.map(lambda leaf: leaf.detach().clone().requires_grad_(), params)
+    with torch.enable_grad():
+        value, beside = objective(leaves)
+    value.backward()
+    grads = tree.map(lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, leaves)
+    return grads, value.detach(), beside

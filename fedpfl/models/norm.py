@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    _Base = nn.modules.batchnorm._BatchNorm
+else:
+    _Base = object
 
-class BatchNorm2d(nn.BatchNorm2d):
-    """`nn.BatchNorm2d`, except that rows of weight 0 (`sample_weight` `[batch]`) take no part in the statistics.
+
+class PaddedNorm(_Base):
+    """Batch normalisation in which rows of weight 0 (`sample_weight` `[batch]`) take no part in the statistics.
 
     The batched backend pads partial batches; without this a padded row would move mean and variance.
     """
@@ -15,25 +23,62 @@ class BatchNorm2d(nn.BatchNorm2d):
     sample_weight: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise `[batch, channels, height, width]` per channel."""
+        """Normalise `[batch, channels, ...]` per channel."""
         if self.sample_weight is None:
             return super().forward(x)
-        given = x.dtype
-        x = x.to(torch.promote_types(given, torch.float32))  # bf16 would round the statistics; torch's own are float32
-        if not self.training:
-            return super().forward(x).to(given)
-        weight = self.sample_weight.to(x.dtype).view(-1, 1, 1, 1)
-        count = self.sample_weight.sum() * x.shape[2] * x.shape[3]
-        mean = (x * weight).sum((0, 2, 3)) / count
-        centred = x - mean.view(1, -1, 1, 1)
-        variance = (centred.square() * weight).sum((0, 2, 3)) / count
-        rate, counter = self.momentum, self.num_batches_tracked
-        assert rate is not None
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert counter is not None
-        self.running_mean.mul_(1 - rate).add_(rate * mean.detach())
-        self.running_var.mul_(1 - rate).add_(rate * variance.detach() * count / (count - 1))
-        counter.add_(1)
-        x = centred * torch.rsqrt(variance + self.eps).view(1, -1, 1, 1)
-        return (x * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(given)
+        given_dtype = x.dtype
+        # bf16 would round the statistics; torch's own are float32.
+        x = x.to(torch.promote_types(given_dtype, torch.float32))
+        if not self.training and self.running_mean is not None:
+            return super().forward(x).to(given_dtype)
+        self._check_input_dim(x)
+
+        # ---- statistics of the real rows
+        axes = [0, *range(2, x.dim())]
+        per_row, per_channel = [-1, *[1] * (x.dim() - 1)], [1, -1, *[1] * (x.dim() - 2)]
+        weight = self.sample_weight.to(x.dtype).view(per_row)
+        count = self.sample_weight.sum() * math.prod(x.shape[2:])
+        mean = (x * weight).sum(axes) / count
+        centred = x - mean.view(per_channel)
+        variance = (centred.square() * weight).sum(axes) / count
+
+        # ---- running statistics, of which there are none without track_running_stats
+        if self.training and self.running_mean is not None:
+            assert self.running_var is not None
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            # Without a momentum: the mean over all batches so far.
+            cumulative = self.momentum is None
+            rate: Any = 1 / self.num_batches_tracked.to(x.dtype) if cumulative else self.momentum
+            self.running_mean.mul_(1 - rate).add_(rate * mean.detach())
+            self.running_var.mul_(1 - rate).add_(rate * variance.detach() * count / (count - 1))
+
+        x = centred * torch.rsqrt(variance + self.eps).view(per_channel)
+        if self.weight is not None:
+            x = x * self.weight.view(per_channel) + self.bias.view(per_channel)
+        return x.to(given_dtype)
+
+
+class BatchNorm1d(PaddedNorm, nn.BatchNorm1d):
+    """`nn.BatchNorm1d` that leaves padded rows out."""
+
+
+class BatchNorm2d(PaddedNorm, nn.BatchNorm2d):
+    """`nn.BatchNorm2d` that leaves padded rows out."""
+
+
+class BatchNorm3d(PaddedNorm, nn.BatchNorm3d):
+    """`nn.BatchNorm3d` that leaves padded rows out."""
+
+
+PADDED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: BatchNorm1d,
+    nn.BatchNorm2d: BatchNorm2d,
+    nn.BatchNorm3d: BatchNorm3d,
+}
+
+
+def leave_padding_out(module: nn.Module) -> None:
+    """Make torch's own batch normalisations in a network, in place, ones that leave padded rows out."""
+    for layer in module.modules():
+        layer.__class__ = PADDED.get(type(layer), type(layer))

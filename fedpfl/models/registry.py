@@ -9,23 +9,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.generators import seeded_process
 from fedpfl.models.adapter import none
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
+from fedpfl.models.heads import Trace, check_head, trace_layers
 from fedpfl.models.initial import start_from
 from fedpfl.models.lenet5 import LeNet5
 from fedpfl.models.lstm import LSTM
 from fedpfl.models.mlp import MLP
 from fedpfl.models.net import Net
+from fedpfl.models.norm import leave_padding_out
 from fedpfl.models.resnet import resnet8, resnet10, resnet18
 from fedpfl.models.shapes import Unfit, kind
 from fedpfl.models.split import parts
 from fedpfl.models.text import Text
+from fedpfl.models.traits import SEED, Traits, copied, made_up_samples, observe, require_equal_builds
 from fedpfl.models.transformer import Transformer
 from fedpfl.models.vit import timm, vit, vit_base, vit_small, vit_tiny
 
@@ -59,35 +64,84 @@ def build(
     seed: int,
     weights: Mapping[str, Tensor] | None = None,
     adapter: Callable[..., None] = none,
+    head: str | None = None,
     **options: Any,
 ) -> Net:
     """Build a network for samples of `shape` (images: channels, height, width), its initial values drawn from `seed`.
 
     weights: initial values by name instead; the classifier is still drawn, if theirs is for other classes.
     adapter: one of ADAPTERS, given its options.
-    The global generator is seeded inside a fork, as the published runs seeded it, and left untouched.
-    Raises FedpflError for samples that the network cannot take, weights of another one, or sizes that no memory holds.
+    head: the name of the layer that answers the classes, where it cannot be found (`model.head`).
+    The generators of the process are seeded while it is built, torch's as the published runs seeded it, and put back.
+    Raises FedpflError for samples that the network cannot take, weights of another one, sizes that no memory holds, and
+    for what a network does in its calls that no run could keep apart between clients.
     """
     make = partial(MODELS[name], shape, classes, **options)
+    trusted = MODELS[name].__module__.startswith("fedpfl.models.") and name != "timm"
     try:
-        with torch.random.fork_rng(devices=[]):
+        # ---- make it
+        with seeded_process(seed):
             _check_size(make)
-            torch.manual_seed(seed)
-            module = make()
-        top = parts(module).head
-        if weights is not None:
-            start_from(module, weights, top)
-        adapter(module, top[0].rpartition(".")[0], seed)
+        with seeded_process(seed):
+            module = _made(make, shape)
+        if not trusted:
+            with seeded_process(seed):
+                require_equal_builds(module, _made(make, shape))
+        leave_padding_out(module)
+
+        # ---- look at it
         _try(module, shape, classes)
-        return Net(module, seed=seed, sample=tuple(shape))
+        facts: dict[str, Any] = {"seed": seed, "sample": shape, "classes": classes}
+        if not trusted:
+            facts |= _trace(name, module, shape, classes)
+        if head is not None:
+            check_head(module, head)
+            facts |= {"head_layer": head, "unclear": ""}
+
+        # ---- its values
+        split = parts(module, **facts)
+        if weights is not None:
+            start_from(module, weights, () if split.unclear else split.head)
+        if getattr(adapter, "func", adapter) is not none:
+            adapter(module, split.head_layer, seed)
+            _try(module, shape, classes)
+        traits = Traits() if trusted else observe(module, shape)
+        return Net(module, traits, name, **facts)
     except Unfit as error:
         others = ", ".join(_fitting(shape, classes)) or "none"
         raise FedpflError(f"model={name}: {error}; models that take these: {others}") from None
     except MemoryError as error:
         keys = " or ".join(f"model.{key}" for key, value in options.items() if not isinstance(value, str))
         raise FedpflError(f"model={name}: {error}; lower {keys or 'the size of the samples'}") from None
+    except FedpflError:
+        raise
     except Exception as error:  # ValueError, or a mistake in the network
         raise FedpflError(f"model={name}: {reason(error, kind=not isinstance(error, ValueError))[:300]}") from error
+
+
+def _made(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Module:
+    """Return a new network; one with lazy layers is called once, which gives them their sizes and values."""
+    module = make()
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"must be made by a class or function that returns a torch.nn.Module, got {module!r}")
+    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+        with torch.no_grad():
+            module.eval()(_blank(shape))
+        module.train()
+    return module
+
+
+def _trace(name: str, module: nn.Module, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+    """Return the order of the layers and the head, or why it is not clear, as facts of Parts."""
+    try:
+        trace = trace_layers(copied(module), made_up_samples(shape, 2), classes)
+    except Exception as error:  # of a network that cannot be differentiated by its layers' outputs
+        trace = Trace([], "", reason(error, kind=True)[:120])
+    facts: dict[str, Any] = {"order": tuple(trace.order), "head_layer": trace.head}
+    if trace.unclear:
+        why = f"model={name}: which layer is the head is not clear ({trace.unclear}); say which by model.head=NAME"
+        facts["unclear"] = why
+    return facts
 
 
 class _Hollow(TorchFunctionMode):
@@ -114,13 +168,19 @@ def _check_size(make: Callable[[], nn.Module]) -> None:
 
 def _try(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     """Raise what a network raises that does not answer two samples with their logits, ValueError for other answers."""
-    x = torch.zeros(2, *shape, dtype=torch.int32 if kind(shape) == "token ids" else torch.float32)
-    module.eval()
-    with torch.no_grad():
-        answer = module(x).shape
-    module.train()
-    if answer != (2, classes):
-        raise ValueError(f"answers two samples by {list(answer)}, expected logits [2, {classes}]")
+    module = copied(module).eval()  # which calls may change
+    with torch.no_grad(), seeded_process(SEED):
+        answer = module(_blank(shape))
+    if not isinstance(answer, Tensor):
+        what = type(answer).__name__
+        raise ValueError(f"answers with a {what}; forward must return the logits [batch, {classes}] alone, a tensor")
+    if answer.shape != (2, classes):
+        raise ValueError(f"answers two samples by {list(answer.shape)}, expected logits [2, {classes}]")
+
+
+def _blank(shape: tuple[int, ...]) -> Tensor:
+    """Return two samples of zeros."""
+    return torch.zeros(2, *shape, dtype=torch.int32 if kind(shape) == "token ids" else torch.float32)
 
 
 def _fitting(shape: tuple[int, ...], classes: int) -> list[str]:

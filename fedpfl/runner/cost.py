@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +17,7 @@ def devices(method: Submodel, net: Net, shape: tuple[int, ...]) -> list[dict[str
     width: share of every hidden layer's neurons. entries: its parameters. values: numbers that its layers with
     parameters make of one sample of `shape`.
     """
-    made = _forward(net.module, shape)
+    made = _forward(net.copy_module(), shape)
     plan, rows = neurons.plan(net.params, net.parts), []
     for width in sorted({*method.widths, 1.0}):
         active = neurons.prefix(plan, torch.tensor(width, dtype=torch.float64), method.rounding)
@@ -34,7 +32,7 @@ def devices(method: Submodel, net: Net, shape: tuple[int, ...]) -> list[dict[str
 
 def _forward(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, nn.Module, int]]:
     """Layers with weights, and how many numbers each makes of one sample."""
-    module, found = copy.deepcopy(module).eval(), []
+    module, found = module.eval(), []
 
     def watch(name: str, layer: nn.Module) -> None:
         def seen(_: nn.Module, __: tuple[Tensor, ...], made: Tensor) -> None:

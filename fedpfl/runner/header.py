@@ -16,6 +16,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from fedpfl.methods.shared.submodel import Submodel
+from fedpfl.models import Net
 from fedpfl.record import console, environment
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.logfile import add_to_log
@@ -92,7 +93,8 @@ def header(
         f"clients     {federation.clients}, {cohort} per round; samples min/median/max {spread}{never}",
         f"partition   {described(run.config['partition'])}",
         f"method      {described(run.config['method'])}",
-        f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters{once if frozen else ''}",
+        f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters, "
+        f"{_head_share(run.net)}{once if frozen else ''}",
         *([f"devices     {described(run.config['system'])}"] if run.clock else []),
         *([f"privacy     {run.account.sentence()}"] if run.account else []),
         f"engine      {backend} on {run.device}, {run.engine.precision}",
@@ -101,6 +103,15 @@ def header(
         f"have trained; checkpoint up to {mib(needs.checkpoint)} MiB",
         f"directory   {path}",
     ]
+
+
+def _head_share(net: Net) -> str:
+    """Return how much of a network is its head, and which layer that is."""
+    parts = net.parts
+    if parts.unclear:
+        return "of which none is known to be the head"
+    entries = tree.size(tree.named(net.params, parts.head))
+    return f"{entries:,} of them the head ({parts.head_layer or 'the whole network'})"
 
 
 def introduced(

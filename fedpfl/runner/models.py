@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
@@ -52,6 +53,7 @@ class Models(ABC):
         job = self._judged(client)
         if job.params.keys() == self._run.net.params.keys():
             values = {**self._run.net.frozen, **job.params, **job.buffers.get(self._role(job), {})}
+            values = self._run.net.state_dict(values)
         else:
             values = dict(tree.items({**job.params, "buffers": job.buffers}))
         return _own(values)
@@ -70,7 +72,7 @@ class Models(ABC):
         samples: `[samples, ...]`, an array or a tensor, of the data set's shape and type (images: uint8); they are
         normalised as in training.
         """
-        run, job = self._run, self._judged(client)
+        run = self._run
         x, like = torch.as_tensor(samples), run.federation.x
         if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
             wanted, got = ((f"{t.dtype}".removeprefix("torch."), list(t.shape[1:])) for t in (like, x))
@@ -80,8 +82,8 @@ class Models(ABC):
             )
         if not len(x):
             return torch.empty(0, run.federation.classes)
-        bound = run.net.bind(job.buffers)
-        with torch.no_grad(), arithmetic(run.device, run.engine.precision), self._autocast():
+        with self._as_judged(client) as job, torch.no_grad(), self._autocast():
+            bound = run.net.bind(job.buffers)
             shown = _shown(run, x.to(run.device)).split()
             return torch.cat([run.method.predict(bound, job.params, batch).float() for batch in shown]).cpu()
 
@@ -104,26 +106,37 @@ class Models(ABC):
         values = at_server(run, self._state)
         if not values:
             raise FedpflError(f"method={run.config['method']['name']} has no global model: all stays with the clients")
-        return _own({**run.net.frozen, **values, **next(iter(self._state.server_buffers.values()), {})})
+        buffers: Mapping[str, Tensor] = next(iter(self._state.server_buffers.values()), {})
+        return _own(run.net.state_dict({**run.net.frozen, **values, **buffers}))
 
     def network(self) -> nn.Module:
         """Return a copy of the network as it was before round 1, for `load_state_dict`; it takes normalised samples."""
         net = self._run.net.copy()
-        net.module.load_state_dict({**net.frozen, **net.params, **net.buffers})
+        net.module.load_state_dict(net.state_dict({**net.frozen, **net.params, **net.buffers}))
         return net.module.cpu().eval()
 
     @property
     def _autocast(self) -> Any:
         return partial(torch.autocast, self._run.device.type, torch.bfloat16, self._run.engine.precision == "bf16")
 
-    def _judged(self, client: int) -> EvalJob:
-        """Return what the engine evaluates of a client: its personal model, and its statistics."""
+    @contextmanager
+    def _as_judged(self, client: int) -> Iterator[EvalJob]:
+        """Give what the engine evaluates of a client: its personal model, and its statistics.
+
+        What the network draws within comes from where it comes from when the loop backend evaluates the client.
+        """
         run, (federation, state, number) = self._run, self._place(client)
         call = met(EvalCall(run.method, federation, state, [number], before=looking(run, state)))
-        with arithmetic(run.device, run.engine.precision), watched(run.method, *call.draws.own(number)):
+        key, drawn = call.draws.own(number), run.net.traits.draws
+        with arithmetic(run.device, run.engine.precision), watched(run.method, *key, network_draws=drawn):
             job = next(evaluation(call, One(number), run.net, self._autocast))
-        assert isinstance(job, EvalJob)
-        return job
+            assert isinstance(job, EvalJob)
+            yield job
+
+    def _judged(self, client: int) -> EvalJob:
+        """Return what the engine evaluates of a client."""
+        with self._as_judged(client) as job:
+            return job
 
     def _role(self, job: EvalJob) -> str:
         """Return whose statistics the method predicts with."""

@@ -58,4 +58,6 @@ def top(parts: Parts, layers: int) -> tuple[str, ...]:
     below = len(parts.layers) - layers
     if below < 0:
         raise FedpflError(f"method.layers must be at most {len(parts.layers)}, the network's layers, got {layers}")
+    if layers and below:
+        _ = parts.head  # raises where it is not clear which layer is the last
     return tuple(name for layer in parts.layers[below:] for name in layer)

@@ -1,0 +1,263 @@
+"""What every network keeps to, as functions that try it on a tiny federation and raise Unkept where it does not."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedpfl.data.federation import Federation
+from fedpfl.engine import Engine, Local, Outcome, State, begin, make, play
+from fedpfl.engine.contract import Promise
+from fedpfl.engine.keys import Draws, seeded
+from fedpfl.engine.shard import gathered, training_shard
+from fedpfl.engine.toy import CPU, Unkept, close, same
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tree import Tree
+from fedpfl.methods import Method
+from fedpfl.models import Net
+from fedpfl.models.shapes import kind
+from fedpfl.models.vectorized import find_obstacle
+
+CLASSES = 5
+LOCAL = Local(epochs=1, batch_size=8, lr=0.02, momentum=0.5)
+TRAIN = (21, 7, 12, 3)  # samples of each client: the last minibatches are short
+TEST = (4, 2, 3, 2)
+COHORT = [0, 1, 2, 3]
+LOOP = Engine("loop", workers=2)
+
+NETWORK_PROMISES: list[Promise] = []
+
+
+def network_promise(words: str, mend: str, binding: bool = True) -> Callable[[Any], Any]:
+    """Add what the function below tries to NETWORK_PROMISES."""
+
+    def register(check: Callable[..., None]) -> Callable[..., None]:
+        NETWORK_PROMISES.append(Promise(words, mend, check, (), binding))
+        return check
+
+    return register
+
+
+class NetworkTrial:
+    """A network on a tiny federation of samples that it takes; what several promises look at is computed once.
+
+    build: returns the network for a seed. shape: of a sample. method: that averages whole models.
+    """
+
+    def __init__(self, build: Callable[[int], Net], shape: tuple[int, ...], method: Method):
+        self.build, self.shape, self.method = build, shape, method
+
+    @cached_property
+    def net(self) -> Net:
+        """Return the network of seed 1."""
+        return self.build(1)
+
+    @cached_property
+    def federation(self) -> Federation:
+        """Return clients of unequal sizes with made-up samples."""
+        return make_federation(self.shape)
+
+    def begin(self) -> State:
+        """Return a state before the first round."""
+        return begin(self.method, self.net, len(COHORT), CPU)
+
+    def play(self, engine: Engine, rounds: int, state: State | None = None, net: Net | None = None) -> State:
+        """Return a copy of the state after so many more rounds."""
+        return self.play_rounds(engine, rounds, state, net)[0]
+
+    def play_rounds(
+        self, engine: Engine, rounds: int, state: State | None = None, net: Net | None = None
+    ) -> tuple[State, list[Outcome]]:
+        """Return the state after so many more rounds of all clients, and what happened in each."""
+        backend = make(engine, net or self.net, CPU)
+        state = copy.deepcopy(state) if state else self.begin()
+        outcomes = []
+        for _ in range(rounds):
+            state, outcome = play(backend, self.method, self.federation, state, COHORT, LOCAL, seed=0)
+            outcomes.append(outcome)
+        return state, outcomes
+
+    @cached_property
+    def after_one_round(self) -> State:
+        """Return the state after a round on the loop backend, which is not to be changed."""
+        return self.play(LOOP, 1)
+
+
+@cache
+def make_federation(shape: tuple[int, ...]) -> Federation:
+    """Return clients of unequal sizes whose samples, normal numbers or token ids, tell their classes."""
+    generator = torch.Generator().manual_seed(5)
+    total = sum(TRAIN) + sum(TEST)
+    y = torch.randint(CLASSES, (total,), generator=generator)
+    if kind(shape) == "token ids":
+        x = torch.randint(2, (total, *shape), generator=generator, dtype=torch.int32)
+    else:
+        pattern = torch.randn(CLASSES, *shape, generator=generator)
+        x = pattern[y] + 0.5 * torch.randn(total, *shape, generator=generator)
+    indices = list(torch.arange(total).split([*TRAIN, *TEST]))
+    train, test = tuple(indices[: len(TRAIN)]), tuple(indices[len(TRAIN) :])
+    return Federation("made up", x, y, CLASSES, (), (), train=train, test=test)
+
+
+@network_promise("it is built from its seed", "draw in __init__ from torch's, NumPy's or Python's global generator")
+def is_built_from_seed(trial: NetworkTrial) -> None:
+    """Two networks of one seed are equal."""
+    again = trial.build(1)
+    same("built again", trial.net.params, again.params)
+    same("built again, buffers", trial.net.buffers, again.buffers)
+
+
+@network_promise(
+    "loop equals a plain PyTorch loop step for step",
+    "perhaps a step depends on more than parameters, buffers and samples: on an attribute, a clock or a file",
+)
+def equals_plain_loop(trial: NetworkTrial) -> None:
+    """A client's local training, dropout's numbers included, gives the parameters and buffers of torch's own SGD."""
+    state, (outcome,) = trial.play_rounds(LOOP, 1, trial.begin())
+    parameters = []
+    for client in COHORT:
+        trained, buffers, loss = train_plainly(trial, client)
+        close(f"training loss of client {client}", loss, outcome.loss[client], atol=1e-5, rtol=1e-4)
+        parameters.append({"params": trained, "buffers": buffers})
+    weights = torch.tensor(TRAIN) / sum(TRAIN)
+
+    def average(*leaves: Tensor) -> Tensor:
+        if not leaves[0].is_floating_point():
+            return torch.stack(leaves).amax(0)
+        return sum(weight * leaf for weight, leaf in zip(weights, leaves, strict=True))
+
+    expected = tree.map(average, *parameters)
+    close("the averaged model", expected["params"], state.server, atol=1e-5, rtol=1e-4)
+    if expected["buffers"]:
+        close("the averaged buffers", expected["buffers"], state.server_buffers["main"], atol=1e-5, rtol=1e-4)
+
+
+def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]:
+    """Return a client's parameters, buffers and mean loss after local training as a page of PyTorch would write it."""
+    net, federation, draws = trial.net, trial.federation, Draws(0, "train", 1)
+    module = net.copy_module()
+    trained = [leaf for leaf in module.parameters() if leaf.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=LOCAL.lr, momentum=LOCAL.momentum)
+    shard = training_shard(federation, client, LOCAL.batch_size, draws)
+    (phase,) = trial.method.phases({}, {}, net.params, 1)
+    losses = []
+    with seeded(*draws.own(client)):
+        with torch.no_grad():  # a client is evaluated before it trains, which moves no buffer
+            copy.deepcopy(module).eval()(gathered(federation, federation.test[client]).x.clone())
+        module.train()
+        for batch in shard.batches(phase.stream, 0):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(module(batch.x.clone()), batch.y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+    values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    params = {name: values[name].detach() for name in net.params}
+    buffers = {name: values[name].detach() for name in net.buffers}
+    return params, buffers, torch.stack(losses).mean()
+
+
+@network_promise(
+    "batched equals loop on clients of unequal sizes",
+    "the network runs on engine=loop, which engine=auto takes for it",
+    binding=False,
+)
+def batched_equals_loop(trial: NetworkTrial) -> None:
+    """Or the batched backend refuses the network before the first round."""
+    if obstacle := find_obstacle(trial.net):
+        raise Unkept(f"engine=batched cannot vectorise it over clients ({obstacle})")
+    if trial.net.traits.draws:
+        return  # both draw other numbers; `find_obstacle` has compared them without
+    batched = trial.play(Engine("batched"), 1)
+    for what in ("server", "server_buffers"):
+        close(what, getattr(batched, what), getattr(trial.after_one_round, what), atol=2e-5, rtol=1e-3)
+
+
+@network_promise("the number of workers does not change a bit", "perhaps something outlives a call of the network")
+def workers_do_not_matter(trial: NetworkTrial) -> None:
+    """Nor does a second run."""
+    for workers in (1, 3):
+        state = trial.play(Engine("loop", workers=workers), 1)
+        same(f"with {workers} workers", state, trial.after_one_round)
+
+
+@network_promise("an evaluation repeats itself and changes nothing", "perhaps forward changes something in evaluation")
+def evaluation_repeats(trial: NetworkTrial) -> None:
+    """Neither the state nor the network."""
+    state, before = trial.after_one_round, copy.deepcopy(trial.after_one_round)
+    backend = make(LOOP, trial.net, CPU)
+    once, again = (backend.evaluate(trial.method, trial.federation, state, COHORT) for _ in range(2))
+    same("evaluated again", once, again)
+    same("the state", state, before)
+    same("the network", trial.net.params | trial.net.buffers, trial.build(1).params | trial.build(1).buffers)
+
+
+@network_promise("a run goes on exactly from a saved state", "perhaps something is kept outside of buffers")
+def resumes_exactly(trial: NetworkTrial) -> None:
+    """Two rounds are those of a network that is built anew in between."""
+    whole = trial.play(LOOP, 2)
+    resumed = trial.play(LOOP, 1, trial.after_one_round, net=trial.build(1))
+    same("after a restart", resumed, whole)
+
+
+@network_promise(
+    "its values are saved and loaded as a state_dict", "keep what predictions need in parameters and buffers"
+)
+def is_saved_and_loaded(trial: NetworkTrial) -> None:
+    """A fresh module with the loaded values predicts as the engine does."""
+    state, net = trial.after_one_round, trial.net
+    values = {**net.frozen, **state.server, **state.server_buffers.get("main", {})}
+    file = io.BytesIO()
+    torch.save(net.state_dict(values), file)
+    file.seek(0)
+    module: nn.Module = trial.build(1).module
+    try:
+        module.load_state_dict(torch.load(file, weights_only=True))
+    except RuntimeError as error:
+        raise Unkept(f"load_state_dict: {' '.join(str(error).split())[:200]}") from None
+    x = trial.federation.x[:4]
+    with torch.no_grad():
+        with seeded("predict"):
+            loaded = module.eval()(x.clone()).float()
+        with seeded("predict"):
+            known = net.bind(state.server_buffers)(state.server, x.clone())
+    close("loaded, its logits", loaded, known, atol=1e-5, rtol=1e-4)
+
+
+@network_promise("its parameters are counted and sent once", "")
+def counts_parameters_once(trial: NetworkTrial) -> None:
+    """What layers share is one entry."""
+    trained = sum(leaf.numel() for leaf in trial.net.module.parameters() if leaf.requires_grad)
+    _, (outcome,) = trial.play_rounds(LOOP, 1)
+    statistics = sum(leaf.numel() for leaf in tree.leaves(trial.net.buffers) if leaf.is_floating_point())
+    expected = len(COHORT) * (trained + statistics)
+    if outcome.sent.values_down != expected:
+        raise Unkept(f"{outcome.sent.values_down:,} values were sent down, expected {expected:,}")
+
+
+@network_promise(
+    "its head is found: the layer that answers the classes",
+    "say which layer it is by model.head=NAME; methods that part head and body need it, others run",
+    binding=False,
+)
+def head_is_found(trial: NetworkTrial) -> None:
+    """Changing the head's values changes the logits, and no layer behind it does."""
+    try:
+        head = trial.net.parts.head
+    except FedpflError as error:
+        raise Unkept(str(error)) from None
+    if not head:
+        raise Unkept("it has no layer that trains")
+
+
+def trial_shapes() -> list[tuple[int, ...]]:
+    """Return shapes of samples that a network of unknown kind is tried with, in this order."""
+    return [(1, 8, 8), (3, 32, 32), (1, 28, 28), (3, 64, 64), (3, 224, 224), (16,), (3, 32)]

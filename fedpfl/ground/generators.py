@@ -1,0 +1,48 @@
+"""The generators of the process (torch's, NumPy's, Python's): seeded for a while, and put back."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def seeded_process(number: int) -> Iterator[Callable[[], list[str]]]:
+    """Seed the generators of the process by `number`, and leave them as they were.
+
+    Gives a function that names those which have been drawn from by then: torch, numpy, random.
+    """
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    torch_generators = [torch.default_generator, *cuda]
+
+    def read_states() -> dict[str, Any]:
+        return {
+            "torch": [generator.get_state().numpy() for generator in torch_generators],
+            "numpy": np.random.get_state(),
+            "random": random.getstate(),
+        }
+
+    states_before = read_states()
+    for generator in torch_generators:
+        generator.manual_seed(number)
+    np.random.seed(number % 2**32)
+    random.seed(number)
+    fresh_states = {name: pickle.dumps(state) for name, state in read_states().items()}
+
+    def drawn_from() -> list[str]:
+        states = read_states()
+        return [name for name, fresh in fresh_states.items() if pickle.dumps(states[name]) != fresh]
+
+    try:
+        yield drawn_from
+    finally:
+        for generator, state in zip(torch_generators, states_before["torch"], strict=True):
+            generator.set_state(torch.from_numpy(state))
+        np.random.set_state(states_before["numpy"])
+        random.setstate(states_before["random"])

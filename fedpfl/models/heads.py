@@ -1,0 +1,124 @@
+"""The layers of a network from samples to logits, and which is the head: found by following a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from fedpfl.models.wiring import NORMALISATION
+
+
+class Trace(NamedTuple):
+    """Hold the layers on the way from samples to logits, in the order of their calls, and which of them is the head.
+
+    unclear: why the head is not clear, in words; "" where it is.
+    """
+
+    order: list[str]
+    head: str
+    unclear: str
+
+
+def trace_layers(module: nn.Module, x: Tensor, classes: int) -> Trace:
+    """Follow samples `x` `[batch, ...]` through a network to its logits.
+
+    The head is the last layer with parameters, normalisation aside, if it has an output for each class.
+    """
+    outputs, logits = _record_outputs(module, x)
+    order = _influencing([logits], outputs)
+    candidates = [name for name in order if not isinstance(module.get_submodule(name), NORMALISATION)]
+    last: list[str] = []
+    while candidates:
+        # Outputs stand in the order of their calls, so no later layer reads what the last one gives.
+        last.append(name := candidates[-1])
+        earlier = {other: outputs[other] for other in candidates[:-1]}
+        below = _influencing(outputs[name], earlier)
+        candidates = [other for other in earlier if other not in below]
+
+    if not last:
+        return Trace(order, "", "no layer's output leads to the logits")
+    if len(last) > 1:
+        return Trace(order, "", f"{' and '.join(last[:3])} end in the logits alike")
+    if not _answers_classes(outputs[last[0]][-1], classes):
+        return Trace(order, "", f"{last[0]} is the last layer and has no output for each class")
+    return Trace(order, last[0], "")
+
+
+def check_head(module: nn.Module, name: str) -> None:
+    """Raise ValueError where no trainable parameter of the network is called `name` or lies below it."""
+    names = [full for full, leaf in module.named_parameters(remove_duplicate=False) if leaf.requires_grad]
+    if not any(full == name or full.startswith(f"{name}.") for full in names):
+        layers = dict.fromkeys(full.rpartition(".")[0] or full for full in names)
+        raise ValueError(f"model.head={name} is no layer that trains; it has {', '.join(list(layers)[-8:])}")
+
+
+def _record_outputs(module: nn.Module, x: Tensor) -> tuple[dict[str, list[Tensor]], Tensor]:
+    """Return what each layer with parameters gave in a forward pass, by name, and the logits."""
+    outputs: dict[str, list[Tensor]] = {}
+
+    def record(name: str) -> Callable[..., Any]:
+        def hook(layer: nn.Module, inputs: Any, output: Any) -> Any:
+            if not isinstance(output, Tensor) or not output.is_floating_point():
+                return None
+            if not output.requires_grad:  # of a frozen layer: a point of the graph all the same
+                with torch.enable_grad():
+                    output = output.detach().requires_grad_() * 1
+            outputs[name] = [*outputs.pop(name, []), output]  # at the end, in the order of the last calls
+            return output
+
+        return hook
+
+    hooks = [layer.register_forward_hook(record(name)) for name, layer in _layers(module).items()]
+    was_training = module.training
+    try:
+        module.eval()
+        with torch.enable_grad():
+            logits = module(x)
+    finally:
+        module.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return outputs, logits
+
+
+def _layers(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the innermost modules with parameters, by name; a parametrised layer is one."""
+    layers: dict[str, nn.Module] = {}
+    for name, layer in module.named_modules():
+        if ".parametrizations" in f".{name}":
+            continue
+        if parametrize.is_parametrized(layer):
+            layers[name] = layer
+            continue
+        has_parameters = any(True for _ in layer.parameters(recurse=False))
+        inner = any(True for child in layer.children() for _ in child.parameters())
+        if has_parameters and not inner:
+            layers[name] = layer
+    return layers
+
+
+def _influencing(targets: list[Tensor], outputs: dict[str, list[Tensor]]) -> list[str]:
+    """Return the names of the layers by whose outputs the targets change."""
+    names = [name for name, layer_outputs in outputs.items() for _ in layer_outputs]
+    sources = [output for layer_outputs in outputs.values() for output in layer_outputs]
+    influencing: dict[str, None] = {}
+    for target in targets:
+        if not sources or not target.requires_grad:
+            continue
+        # Fixed random weights: a plain sum does not change with the input of a softmax or a normalisation.
+        weights = torch.rand(target.shape, generator=torch.Generator().manual_seed(0)).to(target)
+        total = (target * weights).sum()
+        gradients = torch.autograd.grad(total, sources, allow_unused=True, retain_graph=True)
+        for name, gradient in zip(names, gradients, strict=True):
+            if gradient is not None and bool(gradient.any()):
+                influencing[name] = None
+    return [name for name in outputs if name in influencing]
+
+
+def _answers_classes(output: Tensor, classes: int) -> bool:
+    """Return whether an output has an entry for each class: along its last axis, or as channels."""
+    return output.dim() > 1 and classes in (output.shape[-1], output.shape[1])

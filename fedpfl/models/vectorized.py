@@ -1,0 +1,142 @@
+"""Whether a network can be vectorised over clients: what engine=batched does to it, tried on two made-up clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.generators import seeded_process
+from fedpfl.ground.tree import Tree
+from fedpfl.models.net import Net
+from fedpfl.models.traits import SEED, made_up_samples
+
+DOUBLE_UP_TO = 2_000_000  # parameters of a network that is tried in float64
+ROWS = 4  # of a minibatch, of which the second client has one less
+ACROSS_TRAINING = "it looks at other samples of a minibatch, and short minibatches are padded there"
+ACROSS_EVALUATION = "it looks at other samples of a batch in evaluation, and those are others there"
+
+
+def find_obstacle(net: Net) -> str:
+    """Return why the batched backend cannot take a network, in words; "" where it can.
+
+    A step and an evaluation of two clients, one with a padded minibatch, must equal each client's alone. Networks of
+    this package are known to.
+    """
+    if net.traits.trusted or not net.parts.sample:
+        return ""
+    if net.traits.recomputes:
+        return "it recomputes activations in the backward pass (checkpointing)"
+    for training in (True, False):
+        try:
+            alone = [_step(net, client, ROWS - client, training) for client in (0, 1)]
+            together = _steps_together(net, training)
+        except FedpflError:
+            raise
+        except Exception as error:
+            return reason(error, kind=True)[:160]
+        if not all(_agree(one, tree.take(together, client)) for client, one in enumerate(alone)):
+            return ACROSS_TRAINING if training else ACROSS_EVALUATION
+    whole, half = (_step(net, 0, rows, training=False)["logits"][:2] for rows in (ROWS, 2))
+    return "" if _agree({"logits": whole}, {"logits": half}) else ACROSS_EVALUATION
+
+
+def require_vectorized(net: Net) -> None:
+    """Raise FedpflError for a network that the batched backend cannot take."""
+    if obstacle := find_obstacle(net):
+        raise FedpflError(
+            f"model={net.name}: engine=batched cannot vectorise this network over clients ({obstacle}); use engine=loop"
+        )
+
+
+def _step(net: Net, client: int, rows: int, training: bool) -> Tree:
+    """Return a client's gradient, logits and buffers after one minibatch of so many of its samples."""
+    params, buffers, x = _inputs(net, client)
+    with _ConstantDraws(), seeded_process(SEED):
+        return _differentiate(net, params, buffers, x[:rows], None, rows, training)
+
+
+def _steps_together(net: Net, training: bool) -> Tree:
+    """Return the same of both clients, vectorised; the second one's minibatch is padded with a sample of weight 0."""
+    inputs = [_inputs(net, client) for client in (0, 1)]
+    params, buffers = (tree.stack([values[place] for values in inputs]) for place in (0, 1))
+    x = torch.stack([values[2] for values in inputs])
+    x[1, -1] = x[0, 0]  # padding is some sample
+    weight = torch.ones(2, ROWS, dtype=torch.float64)
+    weight[1, -1] = 0
+
+    def one(_: Tensor, params: Tree, buffers: Tree, x: Tensor, weight: Tensor) -> Tree:
+        return _differentiate(net, params, buffers, x, weight.to(_float_type(params)), ROWS, training)
+
+    with _ConstantDraws(), seeded_process(SEED):
+        return vmap(one, randomness="different")(torch.arange(2), params, buffers, x, weight)
+
+
+def _differentiate(
+    net: Net, params: Tree, buffers: Tree, x: Tensor, weight: Tensor | None, rows: int, training: bool
+) -> Tree:
+    """Return gradient, logits of the real rows and buffers of one client."""
+
+    def objective(params: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
+        bound = net.bind({"main": buffers} if buffers else {}, training, weight)
+        logits = bound(params, x)
+        shares = torch.ones(rows) if weight is None else weight
+        losses = logits.logsumexp(1) - logits[:, 0]
+        return (losses * shares).sum() / shares.sum(), (logits, bound.buffers.get("main", {}))
+
+    gradient, (_, (logits, after)) = grad_and_value(objective, has_aux=True)(params)
+    # The one row more that the padded minibatch has is no client's: it is left out of the comparison.
+    return {"gradient": gradient, "logits": logits[: ROWS - 1], "buffers": after}
+
+
+def _inputs(net: Net, client: int) -> tuple[Tree, Tree, Tensor]:
+    """Return parameters, buffers and samples of a made-up client, whose parameters are its own."""
+    as_double = tree.size(net.params) <= DOUBLE_UP_TO and not net.frozen
+    cast = torch.Tensor.double if as_double else torch.Tensor.float
+
+    def convert(leaf: Tensor) -> Tensor:
+        return cast(leaf) if leaf.is_floating_point() else leaf
+
+    params = tree.map(lambda leaf: convert(leaf) * (1 + 0.01 * client), net.params)
+    buffers = tree.map(lambda leaf: convert(leaf).clone(), net.buffers)
+    x = made_up_samples(net.parts.sample, ROWS, SEED + client)
+    return params, buffers, convert(x)
+
+
+def _float_type(params: Tree) -> torch.dtype:
+    return next(leaf.dtype for leaf in tree.leaves(params) if leaf.is_floating_point())
+
+
+def _agree(one: Tree, other: Tree) -> bool:
+    """Return whether two clients' results are equal but for rounding."""
+    for a, b in zip(tree.leaves(one), tree.leaves(other), strict=True):
+        if not a.is_floating_point():
+            if not torch.equal(a, b):
+                return False
+            continue
+        largest = float(a.abs().max()) if a.numel() else 0.0
+        if not torch.allclose(a, b.to(a.dtype), rtol=1e-3, atol=1e-5 * (1 + largest), equal_nan=True):
+            return False
+    return True
+
+
+class _ConstantDraws(TorchDispatchMode):
+    """Have every random operation of torch give a constant, so that results do not depend on who draws how much."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        drawn = func(*args, **kwargs)
+        if isinstance(drawn, Tensor):
+            constant = 1.0 if name.startswith("bernoulli") else 0.5
+            drawn.fill_(constant if drawn.is_floating_point() else 0)
+        return drawn

@@ -1,0 +1,181 @@
+"""Networks of a user's own keep every promise, or are refused in one line; so do the built-in ones."""
+
+import pytest
+
+from fedpfl import models
+from fedpfl.engine import Engine, begin, make, play
+from fedpfl.engine.network_contract import (
+    CLASSES,
+    COHORT,
+    LOCAL,
+    NETWORK_PROMISES,
+    NetworkTrial,
+    make_federation,
+)
+from fedpfl.engine.toy import CPU, Unkept
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS, FedAvg
+from fedpfl.models.heads import trace_layers
+from fedpfl.models.traits import made_up_samples
+from fedpfl.models.vectorized import find_obstacle
+from tests import networks
+from tests.conftest import SETTINGS
+
+ON_LOOP_ALONE = {
+    "checkpointed": "recomputes activations",
+    "checkpointed_reentrant": "recomputes activations",
+    "checkpointed_function": "recomputes activations",
+    "checkpointed_dropout": "recomputes activations",
+    "spectral": "Batching rule not implemented",
+    "batchnorm_by_hand": "other samples of a minibatch",
+    "detached_centre": "other samples of a minibatch",
+    "batch_attention": "other samples of a minibatch",
+    "batchnorm_subclass": "other samples of a minibatch",
+    "batchnorm_without_statistics": "other samples of a batch in evaluation",
+    "instance_norm_with_statistics": "other samples of a minibatch",
+    "average_with_graph": "other samples of a minibatch",
+    "frozen_average": "",
+    "frozen_copied": "",
+}
+"""Networks that the batched backend refuses, and what it says; "": whatever torch says."""
+
+UNCLEAR_HEAD = {"two_heads": "end in the logits alike", "prototypes": "hidden is the last layer"}
+
+HEADS = {
+    "head_first": ("out.weight", "out.bias"),
+    "auxiliary_head": ("out.weight", "out.bias"),
+    "auxiliary_same_width": ("out.weight", "out.bias"),
+    "unused_layer": ("out.weight", "out.bias"),
+    "temperature": ("out.weight", "out.bias"),
+    "wide_hidden": ("last.weight", "last.bias"),
+    "convolution_head": ("out.weight", "out.bias"),
+    "tied_head": ("middle.weight", "out.bias"),
+    "frozen_body": ("out.weight", "out.bias"),
+    "weight_normed": (
+        "3.bias",
+        "3.parametrizations.weight.original0",
+        "3.parametrizations.weight.original1",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    for name, network in networks.MODELS.items():
+        monkeypatch.setitem(models.MODELS, name, network)
+
+
+def build(name, seed=1, shape=networks.SHAPE, **options):
+    return models.build(name, shape, CLASSES, seed, **options)
+
+
+def broken_promises(trial):
+    """Return what is wrong, by the name of the promise's check."""
+    broken = {}
+    for promise in NETWORK_PROMISES:
+        try:
+            promise.check(trial)
+        except Unkept as error:
+            broken[promise.check.__name__] = str(error)
+    return broken
+
+
+@pytest.mark.parametrize("name", networks.KEPT)
+def test_a_network_of_ones_own_keeps_every_promise(name):
+    broken = broken_promises(NetworkTrial(lambda seed: build(name, seed), networks.SHAPE, FedAvg()))
+    expected = {}
+    if name in ON_LOOP_ALONE:
+        expected["batched_equals_loop"] = ON_LOOP_ALONE[name]
+    if name in UNCLEAR_HEAD:
+        expected["head_is_found"] = UNCLEAR_HEAD[name]
+    assert broken.keys() == expected.keys(), broken
+    assert all(words in broken[check] for check, words in expected.items()), broken
+
+
+@pytest.mark.parametrize("name", networks.REFUSED)
+def test_a_network_that_leaks_is_refused_in_one_line(name):
+    with pytest.raises(FedpflError, match=f"^model={name}: ") as error:
+        build(name)
+    assert networks.REFUSED[name][1] in str(error.value)
+
+
+@pytest.mark.parametrize("name", [name for name in ON_LOOP_ALONE if name != "average_with_graph"])
+def test_batched_refuses_what_it_cannot_vectorise(name):
+    with pytest.raises(FedpflError, match=f"^model={name}: engine=batched cannot .*; use engine=loop$"):
+        make(Engine("batched"), build(name), CPU)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_head_is_the_layer_that_answers_the_classes(name):
+    parts = build(name).parts
+    assert parts.head == HEADS[name]
+    assert set(parts.layers[-1]) <= {*parts.head}
+    assert sorted({*parts.head, *parts.body}) == sorted(build(name).params)
+
+
+def test_layers_stand_in_the_order_of_their_calls():
+    assert [layer[0] for layer in build("head_first").parts.layers] == ["hidden.weight", "out.weight"]
+
+
+@pytest.mark.parametrize(("name", "head"), [("two_heads", "other"), ("prototypes", "prototypes")])
+def test_an_unclear_head_is_refused_where_a_method_needs_it_until_it_is_named(name, head):
+    with pytest.raises(FedpflError, match=r"which layer is the head is not clear .* model\.head=NAME"):
+        METHODS["fedper"]().init(build(name).params, build(name).parts)
+    METHODS["fedavg"]().init(build(name).params, build(name).parts)
+    named = build(name, head=head)
+    _, client = METHODS["fedper"]().init(named.params, named.parts)
+    assert all(entry == head or entry.startswith(f"{head}.") for entry in client["head"])
+    with pytest.raises(FedpflError, match=r"model\.head=nowhere is no layer that trains; it has"):
+        build(name, head="nowhere")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_takes_a_convolution_as_head_or_says_that_it_does_not(method):
+    net, made = build("convolution_head"), METHODS[method](**SETTINGS.get(method, [{}])[0])
+    if made.pairs or made.validates:
+        pytest.skip("is about other networks or splits")
+    complaint = ""
+    try:
+        state = begin(made, net, len(COHORT), CPU)
+        play(make(Engine("loop"), net, CPU), made, make_federation(networks.SHAPE), state, COHORT, LOCAL, 0)
+    except FedpflError as error:
+        complaint = str(error)
+    assert not complaint or "linear" in complaint or "wiring" in complaint
+
+
+BUILT_IN = {
+    "cnn4": (3, 32, 32),
+    "fedspu_cifar10": (3, 32, 32),
+    "fedspu_emnist": (1, 28, 28),
+    "fedspu_speech": (1, 32, 32),
+    "har_cnn": (3, 32),
+    "lenet5": (1, 28, 28),
+    "mlp": (1, 8, 8),
+    "resnet8": (3, 16, 16),
+    "resnet10": (3, 16, 16),
+}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_networks_keep_every_promise(name):
+    shape = BUILT_IN[name]
+    broken = broken_promises(NetworkTrial(lambda seed: build(name, seed, shape), shape, FedAvg()))
+    assert not broken
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_traced_head_is_the_one_that_built_in_networks_have(name):
+    """What is found for networks of one's own agrees with what is known of these."""
+    net = build(name, shape=BUILT_IN[name])
+    trace = trace_layers(net.module, made_up_samples(BUILT_IN[name], 2), CLASSES)
+    assert (trace.head, trace.unclear) == (net.parts.head_layer, "")
+    layers = [name for name in trace.order if f"{name}.weight" in {layer[0] for layer in net.parts.layers}]
+    assert [f"{name}.weight" for name in layers] == [
+        layer[0] for layer in net.parts.layers if layer[0].endswith("weight")
+    ]
+
+
+def test_networks_of_this_package_are_not_tried_before_a_run():
+    assert build("mlp").traits.trusted
+    assert not build("plain").traits.trusted
+    assert not find_obstacle(build("plain"))

@@ -1,0 +1,669 @@
+"""Networks as users write them: what each does beside answering is taken over, or refused in one line."""
+
+import random
+from collections import deque
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+SHAPE = (1, 8, 8)
+WIDTH = 12
+
+
+def inputs(shape):
+    return int(np.prod(shape))
+
+
+class Plain(nn.Module):
+    """Two layers: what the others are made of."""
+
+    def __init__(self, shape: tuple, classes: int):
+        super().__init__()
+        self.hidden = nn.Linear(inputs(shape), WIDTH)
+        self.out = nn.Linear(WIDTH, classes)
+
+    def features(self, x):
+        return torch.tanh(self.hidden(x.flatten(1)))
+
+    def forward(self, x):
+        return self.out(self.features(x))
+
+
+# ---- normalisation, and code that looks across a batch
+
+
+def batchnorm_1d(shape, classes):
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs(shape), WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, classes)
+    )
+
+
+def batchnorm_cumulative(shape, classes):
+    norm = nn.BatchNorm1d(WIDTH, momentum=None)
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs(shape), WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, classes))
+
+
+def batchnorm_without_statistics(shape, classes):
+    norm = nn.BatchNorm1d(WIDTH, affine=False, track_running_stats=False)
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs(shape), WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, classes))
+
+
+class BatchNormByHand(Plain):
+    """Normalises by the batch in its own code."""
+
+    def features(self, x):
+        hidden = self.hidden(x.flatten(1))
+        return torch.tanh((hidden - hidden.mean(0)) / (hidden.std(0) + 0.1))
+
+
+class DetachedCentre(Plain):
+    """Looks across the batch by values that carry no gradient."""
+
+    def features(self, x):
+        hidden = self.hidden(x.flatten(1))
+        return torch.tanh(hidden - hidden.detach().mean(0))
+
+
+class BatchAttention(Plain):
+    """Samples attend to each other, in evaluation too."""
+
+    def features(self, x):
+        hidden = torch.tanh(self.hidden(x.flatten(1)))
+        return (hidden @ hidden.t() / WIDTH).softmax(1) @ hidden
+
+
+class SubclassedNorm(nn.BatchNorm1d):
+    pass
+
+
+def batchnorm_subclass(shape, classes):
+    norm = SubclassedNorm(WIDTH)
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs(shape), WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, classes))
+
+
+def instance_norm_with_statistics(shape, classes):
+    norm = nn.InstanceNorm2d(4, track_running_stats=True)
+    return nn.Sequential(nn.Conv2d(shape[0], 4, 3), norm, nn.Tanh(), nn.Flatten(), nn.LazyLinear(classes))
+
+
+def lazy_batchnorm(shape, classes):
+    return nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Tanh(), nn.Flatten(), nn.LazyLinear(classes))
+
+
+# ---- buffers and other state
+
+
+class CounterInPlace(Plain):
+    """A buffer that counts training steps and warms the features up."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def count(self):
+        self.steps += 1
+
+    def features(self, x):
+        if self.training:
+            self.count()
+        return super().features(x) * torch.clamp(self.steps / 5, max=1)
+
+
+class CounterAssigned(CounterInPlace):
+    def count(self):
+        self.steps = self.steps + 1
+
+
+class CounterBySetattr(CounterInPlace):
+    def count(self):
+        self._buffers["steps"] = self.steps.add(1)
+
+
+class CounterWholeNumber(CounterInPlace):
+    """A counter of whole numbers, assigned."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def count(self):
+        self.steps = self.steps + 1
+
+
+class AverageWithGraph(Plain):
+    """A running mean that keeps its graph, as nobody detached it."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def features(self, x):
+        hidden = self.hidden(x.flatten(1))
+        if self.training:
+            self.mean = 0.9 * self.mean.detach() + 0.1 * hidden.mean(0)
+        return torch.tanh(hidden - self.mean.detach())
+
+
+class CountsInEvaluation(CounterInPlace):
+    """Its counter moves in evaluation too."""
+
+    def features(self, x):
+        self.steps += 1
+        return Plain.features(self, x) * torch.clamp(self.steps / 5, max=1)
+
+
+class NotPersistent(CounterInPlace):
+    """A buffer that is in no state_dict."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.register_buffer("grid", torch.linspace(0.5, 1.5, WIDTH), persistent=False)
+
+    def features(self, x):
+        return Plain.features(self, x) * self.grid
+
+
+class FrozenAverage(Plain):
+    """A parameter without gradient, moved by hand in training."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.average = nn.Parameter(torch.zeros(WIDTH), requires_grad=False)
+
+    def move(self, mean):
+        self.average.data.mul_(0.9).add_(0.1 * mean)
+
+    def features(self, x):
+        hidden = self.hidden(x.flatten(1))
+        if self.training:
+            self.move(hidden.detach().mean(0))
+        return torch.tanh(hidden - self.average)
+
+
+class FrozenCopied(FrozenAverage):
+    """The same under no_grad, by copy_."""
+
+    def move(self, mean):
+        with torch.no_grad():
+            self.average.copy_(0.9 * self.average + 0.1 * mean)
+
+
+class KeepsFeatures(Plain):
+    """Keeps its last features for whoever looks, which does no harm."""
+
+    def features(self, x):
+        self.last = super().features(x).detach()
+        return self.last * 0 + super().features(x)
+
+
+class CountsInAttribute(Plain):
+    calls = 0
+
+    def features(self, x):
+        self.calls += 1
+        return super().features(x) * min(1.0, self.calls / 5)
+
+
+class QueueInList(Plain):
+    """A memory of features in a list, as of contrastive learning."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.memory = deque(maxlen=3)
+
+    def features(self, x):
+        features = super().features(x)
+        self.memory.append(features.detach().mean(0))
+        return features - torch.stack(list(self.memory)).mean(0)
+
+
+class InitialisedByData(Plain):
+    """Takes a scale from the first batch that it sees."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.scale = None
+
+    def features(self, x):
+        features = super().features(x)
+        if self.scale is None:
+            self.scale = features.detach().std()
+        return features / self.scale
+
+
+class GrowingBuffer(Plain):
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def features(self, x):
+        self.seen = torch.cat([self.seen, self.seen[-1:] + len(x)])
+        return super().features(x)
+
+
+class LateBuffer(Plain):
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.register_buffer("mean", None)
+
+    def features(self, x):
+        features = super().features(x)
+        if self.mean is None:
+            self.mean = features.detach().mean(0)
+        return features - self.mean
+
+
+class ClampsWeights(Plain):
+    """A constraint on the weights, by hand, in forward."""
+
+    def features(self, x):
+        self.hidden.weight.data.clamp_(-0.05, 0.05)
+        return super().features(x)
+
+
+class GeneratorInAttribute(Plain):
+    """Draws from a generator of its own."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.noise = torch.Generator().manual_seed(3)
+
+    def features(self, x):
+        features = super().features(x)
+        return features + 0.1 * torch.randn(features.shape, generator=self.noise)
+
+
+# ---- recomputation
+
+
+class Checkpointed(Plain):
+    def features(self, x):
+        return checkpoint(super().features, x, use_reentrant=False)
+
+
+class CheckpointedReentrant(Plain):
+    def features(self, x):
+        return checkpoint(super().features, x.clone().requires_grad_(), use_reentrant=True)
+
+
+class CheckpointedFunction(Plain):
+    """Recomputes a function of its weights; no layer is called again."""
+
+    def features(self, x):
+        return checkpoint(lambda x: torch.tanh(x.flatten(1) @ self.hidden.weight.t()), x, use_reentrant=False)
+
+
+class CheckpointedDropout(Plain):
+    """What is recomputed draws the same numbers again."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.drop = nn.Dropout(0.5)
+
+    def features(self, x):
+        return checkpoint(lambda x: self.drop(Plain.features(self, x)), x, use_reentrant=False)
+
+
+# ---- random layers
+
+
+class Dropped(Plain):
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.drop = nn.Dropout(0.5)
+
+    def features(self, x):
+        return self.drop(super().features(x))
+
+
+class DroppedByFunction(Plain):
+    def features(self, x):
+        return nn.functional.dropout(super().features(x), 0.3, self.training)
+
+
+class DropoutAlways(Plain):
+    """Monte-Carlo dropout: in evaluation too."""
+
+    def features(self, x):
+        return nn.functional.dropout(super().features(x), 0.3)
+
+
+class NoisyFeatures(Plain):
+    def features(self, x):
+        features = super().features(x)
+        return features + 0.1 * torch.randn_like(features) if self.training else features
+
+
+class NoisyByNumpy(Plain):
+    def features(self, x):
+        features = super().features(x)
+        scale = np.random.uniform(0.5, 1.5) * random.uniform(0.9, 1.1)
+        return features * scale if self.training else features
+
+
+class StochasticDepth(Plain):
+    """Leaves a layer out at random, by Python's generator."""
+
+    def features(self, x):
+        if self.training and random.random() < 0.5:
+            return self.hidden(x.flatten(1))
+        return super().features(x)
+
+
+def gumbel(shape, classes):
+    class Gumbel(Plain):
+        def features(self, x):
+            features = super().features(x)
+            return nn.functional.gumbel_softmax(features) if self.training else features.softmax(1)
+
+    return Gumbel(shape, classes)
+
+
+def recurrent_dropout(shape, classes):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells = nn.LSTM(shape[-1], WIDTH, num_layers=2, dropout=0.3, batch_first=True)
+            self.out = nn.Linear(WIDTH, classes)
+
+        def forward(self, x):
+            return self.out(self.cells(x.flatten(1, 2))[0][:, -1])
+
+    return Recurrent()
+
+
+# ---- values and layers
+
+
+def lazy(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(WIDTH), nn.Tanh(), nn.LazyLinear(classes))
+
+
+class NumpyInit(Plain):
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        weight = np.random.randn(WIDTH, inputs(shape)) * 0.03
+        self.hidden.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float32))
+
+
+class PythonInit(Plain):
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.scale = random.uniform(0.2, 3)
+
+    def features(self, x):
+        return super().features(x) * self.scale
+
+
+class UnseededInit(Plain):
+    """Draws from a generator that nobody can seed."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.scale = float(np.random.default_rng().uniform(0.2, 3))
+
+    def features(self, x):
+        return super().features(x) * self.scale
+
+
+class Tied(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.first = nn.Linear(inputs(shape), WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.third = nn.Linear(WIDTH, WIDTH)
+        self.third.weight = self.second.weight
+        self.out = nn.Linear(WIDTH, classes)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.second(torch.tanh(self.first(x.flatten(1)))))
+        return self.out(torch.tanh(self.third(hidden)))
+
+
+class SharedLayer(Plain):
+    """One layer under two names."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.middle = nn.Linear(WIDTH, WIDTH)
+        self.again = self.middle
+
+    def features(self, x):
+        return torch.tanh(self.again(torch.tanh(self.middle(super().features(x)))))
+
+
+class TiedHead(nn.Module):
+    """The head's weight is that of a layer below it."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.first = nn.Linear(inputs(shape), classes)
+        self.middle = nn.Linear(classes, classes)
+        self.out = nn.Linear(classes, classes)
+        self.out.weight = self.middle.weight
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.middle(torch.tanh(self.first(x.flatten(1))))))
+
+
+def spectral(shape, classes):
+    layer = parametrizations.spectral_norm(nn.Linear(inputs(shape), WIDTH))
+    return nn.Sequential(nn.Flatten(), layer, nn.Tanh(), nn.Linear(WIDTH, classes))
+
+
+def weight_normed(shape, classes):
+    head = parametrizations.weight_norm(nn.Linear(WIDTH, classes))
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs(shape), WIDTH), nn.Tanh(), head)
+
+
+class ChangesInput(Plain):
+    def forward(self, x):
+        x.add_(1)
+        return super().forward(x)
+
+
+# ---- heads
+
+
+class HeadFirst(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.out, self.hidden = nn.Linear(WIDTH, classes), nn.Linear(inputs(shape), WIDTH)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.hidden(x.flatten(1))))
+
+
+class AuxiliaryHead(Plain):
+    """A second head of other outputs, declared last."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.auxiliary = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        features = self.features(x)
+        return self.out(features) + 0 * self.auxiliary(features).sum()
+
+
+class AuxiliarySameWidth(AuxiliaryHead):
+    """A second head of as many outputs, which nothing comes of."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.auxiliary = nn.Linear(WIDTH, classes)
+
+    def forward(self, x):
+        features = self.features(x)
+        self.auxiliary(features)
+        return self.out(features)
+
+
+class UnusedLayer(Plain):
+    """A layer declared last that nobody calls."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.projector = nn.Linear(WIDTH, classes)
+
+
+class Temperature(Plain):
+    """Logits over a learned temperature."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return super().forward(x) / self.temperature
+
+
+class WideHidden(nn.Module):
+    """A hidden layer that has as many outputs as there are classes."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.classifier = nn.Linear(inputs(shape), classes)
+        self.last = nn.Linear(classes, classes)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.classifier(x.flatten(1))))
+
+
+class ConvolutionHead(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body, self.out = nn.Conv2d(shape[0], WIDTH, 3, stride=2), nn.Conv2d(WIDTH, classes, 1)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.body(x))).mean((2, 3))
+
+
+class TwoHeads(Plain):
+    """An ensemble of two heads: neither is the head."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.other = nn.Linear(WIDTH, classes)
+
+    def forward(self, x):
+        features = self.features(x)
+        return self.out(features) + self.other(features)
+
+
+class Prototypes(nn.Module):
+    """Logits by distances to a parameter outside of a layer."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.hidden = nn.Linear(inputs(shape), WIDTH)
+        self.prototypes = nn.Parameter(torch.randn(classes, WIDTH))
+
+    def forward(self, x):
+        return -torch.cdist(torch.tanh(self.hidden(x.flatten(1))), self.prototypes)
+
+
+class FrozenBody(Plain):
+    """A body without gradients, as of a pretrained network."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.hidden.requires_grad_(False)
+
+    def features(self, x):
+        with torch.no_grad():
+            return super().features(x)
+
+
+# ---- answers
+
+
+class TupleOutput(Plain):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class DictOutput(Plain):
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+
+class NoGradient(Plain):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+KEPT = {
+    "plain": Plain,
+    "batchnorm_1d": batchnorm_1d,
+    "batchnorm_cumulative": batchnorm_cumulative,
+    "lazy_batchnorm": lazy_batchnorm,
+    "counter_in_place": CounterInPlace,
+    "counter_assigned": CounterAssigned,
+    "counter_by_setattr": CounterBySetattr,
+    "counter_whole_number": CounterWholeNumber,
+    "average_with_graph": AverageWithGraph,
+    "not_persistent": NotPersistent,
+    "frozen_average": FrozenAverage,
+    "frozen_copied": FrozenCopied,
+    "keeps_features": KeepsFeatures,
+    "checkpointed": Checkpointed,
+    "checkpointed_reentrant": CheckpointedReentrant,
+    "checkpointed_function": CheckpointedFunction,
+    "checkpointed_dropout": CheckpointedDropout,
+    "dropped": Dropped,
+    "dropped_by_function": DroppedByFunction,
+    "dropout_always": DropoutAlways,
+    "noisy_features": NoisyFeatures,
+    "noisy_by_numpy": NoisyByNumpy,
+    "stochastic_depth": StochasticDepth,
+    "gumbel": gumbel,
+    "recurrent_dropout": recurrent_dropout,
+    "lazy": lazy,
+    "numpy_init": NumpyInit,
+    "python_init": PythonInit,
+    "tied": Tied,
+    "shared_layer": SharedLayer,
+    "tied_head": TiedHead,
+    "weight_normed": weight_normed,
+    "spectral": spectral,
+    "changes_input": ChangesInput,
+    "head_first": HeadFirst,
+    "auxiliary_head": AuxiliaryHead,
+    "auxiliary_same_width": AuxiliarySameWidth,
+    "unused_layer": UnusedLayer,
+    "temperature": Temperature,
+    "wide_hidden": WideHidden,
+    "convolution_head": ConvolutionHead,
+    "two_heads": TwoHeads,
+    "prototypes": Prototypes,
+    "frozen_body": FrozenBody,
+    "batchnorm_by_hand": BatchNormByHand,
+    "detached_centre": DetachedCentre,
+    "batch_attention": BatchAttention,
+    "batchnorm_subclass": batchnorm_subclass,
+    "batchnorm_without_statistics": batchnorm_without_statistics,
+    "instance_norm_with_statistics": instance_norm_with_statistics,
+    "counts_in_evaluation": CountsInEvaluation,
+}
+"""Networks that run on the loop backend as in plain PyTorch."""
+
+REFUSED = {
+    "counts_in_attribute": (CountsInAttribute, "forward changes calls, which outlives the call"),
+    "queue_in_list": (QueueInList, "forward changes memory, which outlives the call"),
+    "initialised_by_data": (InitialisedByData, "forward changes scale, which outlives the call"),
+    "growing_buffer": (GrowingBuffer, "buffer seen is float32 [1] before forward and float32 [2] after it"),
+    "late_buffer": (LateBuffer, "buffer mean comes or goes in forward"),
+    "clamps_weights": (ClampsWeights, "forward changes hidden.weight, which is trained, by hand"),
+    "generator_in_attribute": (GeneratorInAttribute, "forward changes noise, which outlives the call"),
+    "unseeded_init": (UnseededInit, "scale is another one each time the network is built from one seed"),
+    "tuple_output": (TupleOutput, "answers with a tuple; forward must return the logits"),
+    "dict_output": (DictOutput, "answers with a dict; forward must return the logits"),
+    "no_gradient": (NoGradient, "its logits have no gradient"),
+}
+"""Networks that are refused before the first round, and what the line says of them."""
+
+MODELS = {**KEPT, **{name: network for name, (network, _) in REFUSED.items()}}

@@ -1,0 +1,67 @@
+"""A run with a network of a user's own: repeated and resumed bit for bit, and its models predict as judged."""
+
+import itertools
+
+import pytest
+
+import fedpfl
+from fedpfl.ground.errors import FedpflError
+from tests.command import TINY, state, table
+from tests.conftest import ROOT, assert_same
+
+WORDS = (*TINY, f"plugins=['{ROOT}/tests/networks.py']", "rounds=3", "participation=1.0", "method=fedavg")
+STATEFUL = ("dropped", "dropout_always", "noisy_by_numpy", "counter_assigned", "tied", "frozen_average", "checkpointed")
+
+
+def play(path, *words):
+    """Return the rounds and notes of a run."""
+    rounds = list(fedpfl.rounds(*WORDS, *words, directory=path))
+    return rounds, [note for round in rounds for note in round.notes]
+
+
+@pytest.mark.parametrize("model", STATEFUL)
+def test_a_run_repeats_and_goes_on_bit_for_bit(model, tmp_path):
+    _, notes = play(tmp_path / "whole", f"model={model}", "engine.workers=3")
+    assert not [note for note in notes if "draws" in note]  # nobody blames the method
+    for _ in itertools.islice(fedpfl.rounds(*WORDS, f"model={model}", directory=tmp_path / "left"), 1):
+        pass  # left after the first round
+    play(tmp_path / "left", f"model={model}", "engine.workers=1")
+    assert table(tmp_path / "left/rounds.csv") == table(tmp_path / "whole/rounds.csv")
+    assert_same(state(tmp_path / "left"), state(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("model", STATEFUL)
+def test_predictions_have_the_accuracies_of_the_table(model, tmp_path):
+    play(tmp_path / "run", f"model={model}")
+    run = fedpfl.load(tmp_path / "run", plugins=[f"{ROOT}/tests/networks.py"])
+    for client, judged in enumerate(run.clients["accuracy"]):
+        x, y = run.samples(client)
+        assert 100 * float((run.predict(client, x).argmax(1) == y).float().mean()) == pytest.approx(judged)
+    run.network().load_state_dict(run.personal(0))
+
+
+def test_the_header_names_the_head(tmp_path, capfd):
+    fedpfl.run(*WORDS, "model=head_first", "rounds=1", directory=tmp_path / "run")
+    assert "model       head_first: 9,550 parameters, 130 of them the head (out)" in capfd.readouterr().err
+
+
+def test_a_head_that_is_not_clear_is_named(tmp_path):
+    with pytest.raises(FedpflError, match=r"which layer is the head is not clear .* model\.head=NAME"):
+        play(tmp_path / "run", "model=two_heads", "method=fedper")
+    assert not (tmp_path / "run").exists()
+    play(tmp_path / "named", "model=two_heads", "method=fedper", "model.head=out")
+    play(tmp_path / "run", "model=two_heads")  # FedAvg does not ask
+
+
+def test_batched_takes_no_network_that_it_would_compute_otherwise(tmp_path):
+    with pytest.raises(FedpflError, match=r"engine=batched cannot vectorise .*; use engine=loop"):
+        play(tmp_path / "run", "model=batchnorm_by_hand", "engine=batched")
+
+
+def test_identities_stay_where_the_head_is_found(tmp_path):
+    play(tmp_path / "run", "model=plain", "rounds=1")
+    config = fedpfl.load(tmp_path / "run", plugins=[f"{ROOT}/tests/networks.py"]).config
+    from fedpfl.ground.identity import identity
+
+    model = {key: value for key, value in config["model"].items() if key not in ("head", "weights")}
+    assert identity(config) == identity({**config, "model": model})
