@@ -276,6 +276,88 @@ class GeneratorInAttribute(Plain):
         return features + 0.1 * torch.randn(features.shape, generator=self.noise)
 
 
+class HookByClosure(Plain):
+    """Reads features that a hook leaves; the hook means the network it was made in, which copies do not change."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.left = torch.zeros(())
+        self.hidden.register_forward_hook(lambda layer, x, output: setattr(self, "left", output.detach()))
+
+    def features(self, x):
+        return super().features(x) + self.left.mean()
+
+
+class HookByMethod(Plain):
+    """The same by a bound method, which is copied with the network."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.left = torch.zeros(())
+        self.hidden.register_forward_hook(self.leave)
+
+    def leave(self, layer, x, output):
+        self.left = output.detach()
+
+    def features(self, x):
+        return super().features(x) + 0.1 * self.left
+
+
+class LateParameter(Plain):
+    def features(self, x):
+        features = super().features(x)
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(features.shape[1]))
+        return features * self.scale
+
+
+class ParameterLists(nn.Module):
+    """Weights in lists and dictionaries of parameters."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(0.05 * torch.randn(inputs(shape), WIDTH))])
+        self.shifts = nn.ParameterDict({"hidden": nn.Parameter(torch.zeros(WIDTH))})
+        self.out = nn.Linear(WIDTH, classes)
+
+    def forward(self, x):
+        return self.out(torch.tanh(x.flatten(1) @ self.weights[0] + self.shifts["hidden"]))
+
+
+class BranchesOnValues(Plain):
+    def features(self, x):
+        features = super().features(x)
+        return features if float(features.mean()) > 0 else 0.5 * features
+
+
+class KeepsBatchNormStill(nn.Module):
+    """Holds its BatchNorm in evaluation mode by overriding `train`."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.hidden, self.norm = nn.Linear(inputs(shape), WIDTH), nn.BatchNorm1d(WIDTH)
+        self.out = nn.Linear(WIDTH, classes)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.norm(self.hidden(x.flatten(1)))))
+
+
+class InPlaceActivation(nn.Module):
+    """Its first layer is an activation in place, on the samples themselves."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(inputs(shape), classes))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
 # ---- recomputation
 
 
@@ -610,6 +692,11 @@ KEPT = {
     "frozen_average": FrozenAverage,
     "frozen_copied": FrozenCopied,
     "keeps_features": KeepsFeatures,
+    "hook_by_method": HookByMethod,
+    "parameter_lists": ParameterLists,
+    "branches_on_values": BranchesOnValues,
+    "keeps_batchnorm_still": KeepsBatchNormStill,
+    "in_place_activation": InPlaceActivation,
     "checkpointed": Checkpointed,
     "checkpointed_reentrant": CheckpointedReentrant,
     "checkpointed_function": CheckpointedFunction,
@@ -657,6 +744,8 @@ REFUSED = {
     "initialised_by_data": (InitialisedByData, "forward changes scale, which outlives the call"),
     "growing_buffer": (GrowingBuffer, "buffer seen is float32 [1] before forward and float32 [2] after it"),
     "late_buffer": (LateBuffer, "buffer mean comes or goes in forward"),
+    "hook_by_closure": (HookByClosure, "a copy of it computes something else"),
+    "late_parameter": (LateParameter, "parameter scale comes or goes in forward"),
     "clamps_weights": (ClampsWeights, "forward changes hidden.weight, which is trained, by hand"),
     "generator_in_attribute": (GeneratorInAttribute, "forward changes noise, which outlives the call"),
     "unseeded_init": (UnseededInit, "scale is another one each time the network is built from one seed"),

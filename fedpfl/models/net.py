@@ -45,7 +45,7 @@ class Net:
         }
         self.buffers: Tree = {key: parameters[key].detach().clone() for key in sorted(moving)}
         self.buffers |= {key: b.detach().clone() for key, b in module.named_buffers()}
-        self.aliases = _find_aliases(module)
+        self.aliases = find_aliases(module)
         """Further names of parameters and buffers that layers share, with the name of their entry."""
         self.parts: Parts = parts(module, statistics=self.buffers, aliases=self.aliases, **facts)
         self.norms = [m for m in module.modules() if isinstance(m, PaddedNorm)]
@@ -169,7 +169,7 @@ def _read_buffers(buffer_slots: list[Slot], values: Tree) -> Tree:
     return buffers
 
 
-def _find_aliases(module: nn.Module) -> dict[str, str]:
+def find_aliases(module: nn.Module) -> dict[str, str]:
     """Return further names of tensors that several layers hold, and the first name of each."""
     first: dict[int, str] = {}
     aliases: dict[str, str] = {}

@@ -24,13 +24,13 @@ from fedpfl.models.initial import start_from
 from fedpfl.models.lenet5 import LeNet5
 from fedpfl.models.lstm import LSTM
 from fedpfl.models.mlp import MLP
-from fedpfl.models.net import Net
+from fedpfl.models.net import Net, find_aliases
 from fedpfl.models.norm import leave_padding_out
 from fedpfl.models.resnet import resnet8, resnet10, resnet18
 from fedpfl.models.shapes import Unfit, kind
 from fedpfl.models.split import parts
 from fedpfl.models.text import Text
-from fedpfl.models.traits import SEED, Traits, copied, made_up_samples, observe, require_equal_builds
+from fedpfl.models.traits import SEED, Traits, copied, made_up_samples, observe, require_equal_builds, require_true_copy
 from fedpfl.models.transformer import Transformer
 from fedpfl.models.vit import timm, vit, vit_base, vit_small, vit_tiny
 
@@ -86,13 +86,15 @@ def build(
             module = _made(make, shape)
         if not trusted:
             with seeded_process(seed):
-                require_equal_builds(module, _made(make, shape))
+                again = _made(make, shape)
+            require_equal_builds(module, again)
         leave_padding_out(module)
 
         # ---- look at it
         _try(module, shape, classes)
         facts: dict[str, Any] = {"seed": seed, "sample": shape, "classes": classes}
         if not trusted:
+            require_true_copy(module, again, shape)
             facts |= _trace(name, module, shape, classes)
         if head is not None:
             check_head(module, head)
@@ -101,7 +103,7 @@ def build(
         # ---- its values
         split = parts(module, **facts)
         if weights is not None:
-            start_from(module, weights, () if split.unclear else split.head)
+            start_from(module, _completed(module, weights), () if split.unclear else split.head)
         if getattr(adapter, "func", adapter) is not none:
             adapter(module, split.head_layer, seed)
             _try(module, shape, classes)
@@ -142,6 +144,13 @@ def _trace(name: str, module: nn.Module, shape: tuple[int, ...], classes: int) -
         why = f"model={name}: which layer is the head is not clear ({trace.unclear}); say which by model.head=NAME"
         facts["unclear"] = why
     return facts
+
+
+def _completed(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a run under all names of what layers share, without buffers that no state_dict has."""
+    shared = {alias: weights[name] for alias, name in find_aliases(module).items() if name in weights}
+    passing = dict(module.named_buffers()).keys() - module.state_dict().keys()
+    return {name: value for name, value in {**shared, **weights}.items() if name not in passing}
 
 
 class _Hollow(TorchFunctionMode):

@@ -57,6 +57,7 @@ def observe(module: nn.Module, shape: tuple[int, ...]) -> Traits:
 
     Raises ValueError, in words about the network, for what no run could keep apart between clients.
     """
+    _require_stable_parameters(module, shape)
     training = _Observation(module, made_up_samples(shape, 3), training=True)
     evaluation = _Observation(module, made_up_samples(shape, 3), training=False)
     _require_stable_buffers(module, training)
@@ -156,6 +157,37 @@ def _nearly_equal(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one.detach(), other.detach(), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+def _require_stable_parameters(module: nn.Module, shape: tuple[int, ...]) -> None:
+    """Raise ValueError where parameters or layers come or go in a forward pass."""
+    used = copied(module).train()
+    with seeded_process(SEED), torch.no_grad():
+        used(made_up_samples(shape, 3))
+    before, after = (list(dict(net.named_parameters(remove_duplicate=False))) for net in (module, used))
+    for name in sorted({*before} ^ {*after}):
+        raise ValueError(f"parameter {name} comes or goes in forward; make it in __init__, or a lazy layer of torch's")
+
+
+def require_true_copy(module: nn.Module, built_alike: nn.Module, shape: tuple[int, ...]) -> None:
+    """Raise ValueError where a copy of a network does not compute what the network itself does.
+
+    A hook or function that was made in __init__ and refers to the network by a closure still means the original one.
+    """
+    copies = copied(module).eval(), built_alike.eval()
+    for seed in (SEED, SEED + 1):  # what the first call left behind may show in the second
+        answers = []
+        for net in copies:
+            with seeded_process(SEED), torch.no_grad():
+                try:
+                    answers.append(net(made_up_samples(shape, 2, seed)))
+                except Exception as error:
+                    answers.append(reason(error, kind=True))
+        if not _equal(*answers):
+            raise ValueError(
+                "a copy of it computes something else, and each worker needs one: a hook or function made in __init__ "
+                "refers to the network it was made in; use a method of the network in its place"
+            )
+
+
 def _require_stable_buffers(module: nn.Module, observed: _Observation) -> None:
     """Raise ValueError where a buffer comes, goes, or changes its shape or dtype in a forward pass."""
     before = dict(module.named_buffers())
@@ -204,10 +236,7 @@ _HIDDEN = (
 
 def _restore(used: nn.Module, module: nn.Module) -> None:
     """Give a used copy the parameters and buffers of the network again."""
-    layers = list(used.modules()), list(module.modules())
-    if len(layers[0]) != len(layers[1]):
-        raise ValueError("forward adds or removes layers; make them all in __init__")
-    for target, source in zip(*layers, strict=True):
+    for target, source in zip(used.modules(), module.modules(), strict=True):
         for tensors, originals in ((target._parameters, source._parameters), (target._buffers, source._buffers)):
             for name, value in originals.items():
                 if value is not None:

@@ -1,6 +1,7 @@
 """Networks of a user's own keep every promise, or are refused in one line; so do the built-in ones."""
 
 import pytest
+import torch
 
 from fedpfl import models
 from fedpfl.engine import Engine, begin, make, play
@@ -34,6 +35,7 @@ ON_LOOP_ALONE = {
     "batchnorm_without_statistics": "other samples of a batch in evaluation",
     "instance_norm_with_statistics": "other samples of a minibatch",
     "average_with_graph": "other samples of a minibatch",
+    "branches_on_values": "",
     "frozen_average": "",
     "frozen_copied": "",
 }
@@ -127,6 +129,15 @@ def test_an_unclear_head_is_refused_where_a_method_needs_it_until_it_is_named(na
     assert all(entry == head or entry.startswith(f"{head}.") for entry in client["head"])
     with pytest.raises(FedpflError, match=r"model\.head=nowhere is no layer that trains; it has"):
         build(name, head="nowhere")
+
+
+@pytest.mark.parametrize("name", ["tied", "not_persistent", "tied_head", "counter_assigned"])
+def test_values_of_a_run_are_where_another_begins(name):
+    """They hold what layers share once, and buffers that a state_dict leaves out."""
+    first = build(name)
+    values = {key: leaf + 1 for key, leaf in {**first.params, **first.buffers}.items()}
+    started = build(name, weights=values)
+    assert all(torch.equal(started.params[key], values[key]) for key in first.params)
 
 
 @pytest.mark.parametrize("method", METHODS)
