@@ -6,33 +6,24 @@ What a method draws from the generators of the process is made one too, by `watc
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedpfl.ground.errors import contained
-
-Key = int | str
+from fedpfl.ground.seeding import Key, hash_key, seeded
 
 _impure: list[tuple[Any, list[str]]] = []  # methods, and which generators of the process they have drawn from
 
 
 def generator(*key: Key) -> torch.Generator:
     """A fresh CPU generator, seeded by a hash of `key`."""
-    return torch.Generator().manual_seed(_number(key))
-
-
-def _number(key: tuple[Key, ...]) -> int:
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return torch.Generator().manual_seed(hash_key(key))
 
 
 def cohorts(seed: int, clients: int, participation: float, rounds: int, poisson: bool = False) -> Iterator[list[int]]:
@@ -79,37 +70,6 @@ class Draws:
 
 
 # ---- the generators of the process, which no method should draw from
-
-
-@contextmanager
-def seeded(*key: Key) -> Iterator[Callable[[], list[str]]]:
-    """Seed the generators of the process by a hash of `key`, and leave them as they were.
-
-    Gives a function that names those which have been drawn from by then.
-    """
-    torches = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
-
-    def states() -> dict[str, Any]:
-        return {
-            "torch": [own.get_state().numpy() for own in torches],
-            "numpy": np.random.get_state(),
-            "random": random.getstate(),
-        }
-
-    before, number = states(), _number(key)
-    for own in torches:
-        own.manual_seed(number)
-    np.random.seed(number % 2**32)
-    random.seed(number)
-    fresh = states()
-
-    try:
-        yield lambda: [name for name, now in states().items() if pickle.dumps(now) != pickle.dumps(fresh[name])]
-    finally:
-        for own, state in zip(torches, before["torch"], strict=True):
-            own.set_state(torch.from_numpy(state))
-        np.random.set_state(before["numpy"])
-        random.setstate(before["random"])
 
 
 @contextmanager
