@@ -183,9 +183,13 @@ def _restored(path: Path) -> Raw:
 # Errors
 
 
+class Absent(FedpflError):
+    """Files of a data set are not there."""
+
+
 def absent(source: Source, reason: str, place: str) -> FedpflError:
     """Return that files are not there, and which to put where."""
-    return FedpflError(
+    return Absent(
         f"data set {source.name} is not in data_dir={source.folder} ({reason}): put {place} there, or "
         f"{source.name}.npz with x and y; dataset=digits works offline"
     )
