@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -191,30 +191,38 @@ def make_trials(command: Command, elsewhere: OtherProcess) -> dict[Choice, Any]:
     values = _share_settings(command)
     trials: dict[Choice, Any] = {}
     for choice in sorted(command.choices, key=lambda one: one.kind == "partition"):  # which deal a data set before
-        given, name = values[choice], choice.name
-        clients, data_dir = given.pop("clients", None), given.pop("data_dir", None)
-        config = _compose(choice, given)
-        group, read = config[choice.kind], partial(elsewhere.digest, choice)
-        if choice.kind == "method":
-            trials[choice] = _make_method(name, group)
-        elif choice.kind == "model":
-            trials[choice] = NetworkTrial and NetworkTrial(group["name"], plan.chosen_options(config, "model"))
-        elif choice.kind == "dataset":
-            loaded = {**plan.chosen_options(config, "dataset")}
-            folder = Path(data_dir or config["data_dir"])
-            trials[choice] = DatasetTrial(loaded.pop("name"), folder, loaded, read)
-        else:
-            dealing = plan.chosen_options(config, "partition")
-            dealing.pop("seed", None)
-            samples = [trial for trial in trials.values() if isinstance(trial, DatasetTrial) and command.by_name]
-            trials[choice] = PartitionTrial(
-                partition.SCHEMES[group["name"]],
-                dealing,
-                clients=_read_clients(clients),
-                read_samples=partial(getattr, samples[0], "samples") if samples else make_samples,
-                read_elsewhere=read,
-            )
+        named = [trial for trial in trials.values() if isinstance(trial, DatasetTrial) and command.by_name]
+        with _about(choice):
+            trials[choice] = _make_trial(choice, values[choice], elsewhere, named)
     return {choice: trials[choice] for choice in command.choices}
+
+
+def _make_trial(
+    choice: Choice, values: dict[str, str], elsewhere: OtherProcess, data_sets: Sequence[DatasetTrial]
+) -> Any:
+    """Return what is tried. Raises FedpflError."""
+    clients, data_dir = values.pop("clients", None), values.pop("data_dir", None)
+    config = _compose(choice, values)
+    group, read = config[choice.kind], partial(elsewhere.digest, choice)
+    if choice.kind == "method":
+        return typed(METHODS[group["name"]], options(group), "")
+    chosen = {**plan.chosen_options(config, choice.kind)}
+    if choice.kind == "model":
+        return NetworkTrial and NetworkTrial(group["name"], chosen)
+    if choice.kind == "dataset":
+        return DatasetTrial(chosen.pop("name"), Path(data_dir or config["data_dir"]), chosen, read)
+    chosen.pop("seed", None)
+    samples = partial(getattr, data_sets[0], "samples") if data_sets else make_samples
+    return PartitionTrial(partition.SCHEMES[group["name"]], chosen, _read_clients(clients), samples, read)
+
+
+@contextlib.contextmanager
+def _about(choice: Choice) -> Iterator[None]:
+    """Say of what an error is, and call its keys as the command does."""
+    try:
+        yield
+    except FedpflError as error:
+        raise FedpflError(f"{choice}: {str(error).replace(f'{choice.kind}.', '')}") from None
 
 
 def _share_settings(command: Command) -> dict[Choice, dict[str, str]]:
@@ -266,7 +274,7 @@ def _compose(choice: Choice, values: Mapping[str, str]) -> dict[str, Any]:
         try:
             parsed = OverridesParser.create().parse_override(f"{key}={text}")
         except HydraException:
-            raise FedpflError(f"{key}={text}: its value cannot be read") from None
+            raise FedpflError(f"{key}={text} cannot be read; quote what is no number or word") from None
         if parsed.is_sweep_override():
             raise FedpflError(f"{key}={text} is several values; give it one, or a list as {key}=[a,b]")
     words = [f"++{choice.kind}.{key}={text}" for key, text in values.items()]
@@ -274,13 +282,6 @@ def _compose(choice: Choice, values: Mapping[str, str]) -> dict[str, Any]:
         return plan.resolve(overrides.composed([str(choice), *words]))
     except overrides.REFUSED as error:
         raise FedpflError(one_line(error)) from None
-
-
-def _make_method(name: str, values: Mapping[str, Any]) -> Any:
-    try:
-        return typed(METHODS[values["name"]], options(values), "")
-    except FedpflError as error:
-        raise FedpflError(f"method={name}: {error}") from None
 
 
 def _read_clients(text: str | None) -> int | None:

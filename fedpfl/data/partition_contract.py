@@ -102,7 +102,7 @@ class PartitionTrial:
             self.drawn += [name for name in list_drawn() if name not in self.drawn]
         lengths = {len(split) for name in SPLITS if (split := getattr(parts, name, None))}
         try:
-            partition.check(parts, clients, total, f"with {clients} clients")
+            partition.check(parts, clients, total, f"with {clients} clients", self.options.get("path"))
         except FedpflError as fault:
             if lengths and lengths != {clients}:  # a file knows for how many it is
                 raise
