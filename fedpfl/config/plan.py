@@ -25,6 +25,7 @@ from fedpfl.engine.select import device as find_device
 from fedpfl.ground.checks import arguments, check_keys, chosen, options, representable, typed
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import essence, identity, present
+from fedpfl.ground.seeding import seeded
 from fedpfl.methods import METHODS, SEES, Method
 from fedpfl.models import ADAPTERS, MODELS, Net
 from fedpfl.privacy import PRIVACIES, Account, Privacy
@@ -136,14 +137,16 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
         engine.measures.library()  # raises where it is absent
 
     def load() -> tuple[datasets.Samples, str]:
-        samples = datasets.load(data_dir=Path(settings.data_dir), **source)
+        with seeded("dataset"):  # a reader of a user's may draw
+            samples = datasets.load(data_dir=Path(settings.data_dir), **source)
         return replace(samples, x=samples.x.to(device)), data.fingerprint(samples)
 
     samples, read = share(("samples", device, settings.data_dir, repr(source)), load)
     scheme, dealing = partition.SCHEMES[config["partition"]["name"]], _partition(config)
     seed = dealing.pop("seed", None)
     seed = settings.seed if seed is None else seed
-    split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
+    with seeded("partition", seed):  # and so may a partition
+        split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
     away = data.newcomers(len(split.train), settings.newcomers, seed)
     classes = plan.eval.classes == "own"
     whole = data.build(samples, split, settings.validation, seed, plan.augment, away, classes).to(device)
@@ -351,3 +354,9 @@ def register() -> None:
         return run_subdir(config, choices.get("experiment"), choices.get("debug"))
 
     OmegaConf.register_new_resolver("fedpfl.run_subdir", subdir, replace=True, use_cache=False)
+
+
+def chosen_options(config: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """Return the checked options of a model, data set or partition. Raises FedpflError."""
+    read = {"model": _model, "dataset": _source, "partition": _partition}[group]
+    return read(config)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ from fedpfl.engine.toy import (
     TEST,
     Nudged,
     Trial,
-    Unkept,
     agree,
     as_engine,
     close,
@@ -42,38 +41,14 @@ from fedpfl.engine.toy import (
     same,
     small,
 )
-from fedpfl.ground import tree
-from fedpfl.ground.errors import Broken, origin, reason
+from fedpfl.ground import promises, tree
+from fedpfl.ground.promises import Promise, Unkept, Verdict, describe_error, promise_in
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import FACTS, SEES, Method, Turn
 from fedpfl.models import Net
 
-
-class Promise(NamedTuple):
-    """Hold something that methods keep to: in words, how it is tried, and what mends a method that does not.
-
-    check: `check(trial)`, or `check(trial, engine)` for each of `engines`. binding: whether all methods must.
-    """
-
-    words: str
-    mend: str
-    check: Callable[..., None]
-    engines: tuple[str, ...] = ()
-    binding: bool = True
-
-
 PROMISES: list[Promise] = []
-
-
-def promise(words: str, mend: str, engines: tuple[str, ...] = (), binding: bool = True) -> Callable[[Any], Any]:
-    """Add what the function below tries to PROMISES."""
-
-    def keep(check: Callable[..., None]) -> Callable[..., None]:
-        PROMISES.append(Promise(words, mend, check, engines, binding))
-        return check
-
-    return keep
-
+promise = promise_in(PROMISES)
 
 STATEFUL = (
     "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the module; keep it in "
@@ -473,44 +448,36 @@ def _near(known: Any, answer: Any) -> bool:
 # ---- all of them
 
 
-def audit(method: Method, quick: bool = False) -> Iterator[tuple[Promise, list[str], str]]:
-    """Try a method for each promise: give what is wrong, by engine, and what mends it, both empty where it is kept.
+def audit(method: Method, quick: bool = False) -> Iterator[Verdict]:
+    """Try a method for each promise, and yield the verdicts.
 
-    quick: on one of the backends. Where the first is not kept, the rest is not tried; of promises about numbers, whose
-    faults follow from each other, the first alone is told how to mend.
+    quick: on one of the backends. Of promises about numbers, whose faults follow from each other, the first alone is
+    told how to mend.
     """
-    trial, told = Trial(method), set[str]()
-    for promise in PROMISES:
-        first, engines = promise is PROMISES[0], promise.engines or ("",)
-        tried = engines if first or not quick else engines[-1:]
-        found = {engine: _fault(trial, promise, engine) for engine in tried}
-        faults = {engine: fault for engine, (fault, _) in found.items() if fault}
-        alike = list(faults) == list(tried) and len(set(faults.values())) == 1
-        lines = [f"{'' if alike else engine + ': '}{fault}" for engine, fault in faults.items()]
-        mend, about_numbers = "", (PADDED, STATEFUL, AMPLIFIED)
-        if faults and first:
-            mend = "the rest is tried once this is mended"
-        elif any(unkept for _, unkept in found.values()) and not (promise.mend in about_numbers and told):
-            mend = AMPLIFIED if promise.mend is PADDED and _amplified(method, promise) else promise.mend
-            told |= {mend} & {*about_numbers}
-            mend = f"-> {mend}"
-        yield promise, lines[: 1 if alike else None], mend
-        if faults and first:
-            return
+    about_numbers = (PADDED, STATEFUL, AMPLIFIED)
+    told = set[str]()
+
+    def describe(error: BaseException) -> str:
+        hook, place = blamed(error, type(method)) or (type(method).__name__, "")
+        return f"{hook} {describe_error(error)}{place and f' ({place})'}"
+
+    def advise(promise: Promise) -> str:
+        if promise.mend in about_numbers and told:
+            return ""
+        mend = AMPLIFIED if promise.mend is PADDED and _amplified(method, promise) else promise.mend
+        told.update({mend} & {*about_numbers})
+        return mend
+
+    yield from promises.audit(Trial(method), PROMISES, quick, describe, advise)
 
 
 def _amplified(method: Method, promise: Promise) -> bool:
     """Tell whether backends would not agree either if rounding alone made them differ."""
-    return any(_fault(Nudged(method, by), promise, "")[1] for by in NUDGES)
-
-
-def _fault(trial: Trial, promise: Promise, engine: str) -> tuple[str, bool]:
-    """Return what is wrong, "" if nothing is, and whether it is that what should not differ does."""
-    try:
-        promise.check(trial, *([engine] if engine else []))
-    except (Unkept, Broken) as fault:
-        return str(fault), isinstance(fault, Unkept)
-    except (Exception, SystemExit) as error:
-        hook, place = blamed(error, type(trial.method)) or (type(trial.method).__name__, "")
-        return f"{hook} raised {reason(origin(error), kind=True)}{place and f' ({place})'}", False
-    return "", False
+    for nudge in NUDGES:
+        try:
+            promise.check(Nudged(method, nudge))
+        except Unkept:
+            return True
+        except (Exception, SystemExit):
+            continue
+    return False

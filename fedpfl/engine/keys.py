@@ -6,10 +6,9 @@ What a method draws from the generators of the process is made one too, by `watc
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,21 +16,14 @@ import torch
 from torch import Tensor
 
 from fedpfl.ground.errors import contained
-from fedpfl.ground.generators import seeded_process
-
-Key = int | str
+from fedpfl.ground.seeding import Key, hash_key, seeded
 
 _impure: list[tuple[Any, list[str]]] = []  # methods, and which generators of the process they have drawn from
 
 
 def generator(*key: Key) -> torch.Generator:
     """A fresh CPU generator, seeded by a hash of `key`."""
-    return torch.Generator().manual_seed(_number(key))
-
-
-def _number(key: tuple[Key, ...]) -> int:
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return torch.Generator().manual_seed(hash_key(key))
 
 
 def cohorts(seed: int, clients: int, participation: float, rounds: int, poisson: bool = False) -> Iterator[list[int]]:
@@ -78,14 +70,6 @@ class Draws:
 
 
 # ---- the generators of the process, which no method should draw from
-
-
-def seeded(*key: Key) -> AbstractContextManager[Callable[[], list[str]]]:
-    """Seed the generators of the process by a hash of `key`, and leave them as they were.
-
-    Gives a function that names those which have been drawn from by then.
-    """
-    return seeded_process(_number(key))
 
 
 @contextmanager

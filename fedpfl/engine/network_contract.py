@@ -6,7 +6,6 @@ import copy
 import io
 from collections.abc import Callable
 from functools import cache, cached_property
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +13,12 @@ from torch import Tensor, nn
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Engine, Local, Outcome, State, begin, make, play
-from fedpfl.engine.contract import Promise
 from fedpfl.engine.keys import Draws, seeded
 from fedpfl.engine.shard import gathered, training_shard
-from fedpfl.engine.toy import CPU, Unkept, close, same
+from fedpfl.engine.toy import CPU, close, same
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.promises import Promise, Unkept, promise_in
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import Net
@@ -33,32 +32,55 @@ TEST = (4, 2, 3, 2)
 COHORT = [0, 1, 2, 3]
 LOOP = Engine("loop", workers=2)
 
+
+class TokenShape(tuple):
+    """The shape of samples that are token ids."""
+
+    kind = "token ids"
+
+
+SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (3, 64, 64), (3, 224, 224), TokenShape((16,)), (16,), (3, 32)]
+"""Shapes of samples that a network is tried with, in this order, until it takes one."""
+
 NETWORK_PROMISES: list[Promise] = []
-
-
-def network_promise(words: str, mend: str, binding: bool = True) -> Callable[[Any], Any]:
-    """Add what the function below tries to NETWORK_PROMISES."""
-
-    def register(check: Callable[..., None]) -> Callable[..., None]:
-        NETWORK_PROMISES.append(Promise(words, mend, check, (), binding))
-        return check
-
-    return register
+network_promise = promise_in(NETWORK_PROMISES)
 
 
 class NetworkTrial:
     """A network on a tiny federation of samples that it takes; what several promises look at is computed once.
 
-    build: returns the network for a seed. shape: of a sample. method: that averages whole models.
+    build: `build(shape, classes, seed)` returns the network. method: one that averages whole models.
+    shape: of a sample; None: the first of SHAPES that the network takes.
     """
 
-    def __init__(self, build: Callable[[int], Net], shape: tuple[int, ...], method: Method):
-        self.build, self.shape, self.method = build, shape, method
+    def __init__(
+        self, build: Callable[[tuple[int, ...], int, int], Net], method: Method, shape: tuple[int, ...] | None = None
+    ):
+        self._build, self.method = build, method
+        self._shapes = SHAPES if shape is None else [shape]
+
+    def build(self, seed: int = 1) -> Net:
+        """Return the network of a seed. Raises FedpflError."""
+        return self._build(self.shape, CLASSES, seed)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the samples. Raises FedpflError where the network takes none of those that are tried."""
+        errors: list[FedpflError] = []
+        for shape in self._shapes:
+            try:
+                self._build(shape, CLASSES, 1)
+            except FedpflError as error:
+                errors.append(error)
+            else:
+                return shape
+        # What torch raises is about the shape; a line of ours is about the network.
+        raise next((error for error in errors if "Error: " not in str(error)), errors[0])
 
     @cached_property
     def net(self) -> Net:
         """Return the network of seed 1."""
-        return self.build(1)
+        return self.build()
 
     @cached_property
     def federation(self) -> Federation:
@@ -105,6 +127,15 @@ def make_federation(shape: tuple[int, ...]) -> Federation:
     indices = list(torch.arange(total).split([*TRAIN, *TEST]))
     train, test = tuple(indices[: len(TRAIN)]), tuple(indices[len(TRAIN) :])
     return Federation("made up", x, y, CLASSES, (), (), train=train, test=test)
+
+
+@network_promise("it answers samples with logits, and its calls leave nothing behind but in buffers", "")
+def can_be_built(trial: NetworkTrial) -> None:
+    """What no run could keep apart between clients is refused."""
+    try:
+        _ = trial.net
+    except FedpflError as error:
+        raise Unkept(str(error)) from None
 
 
 @network_promise("it is built from its seed", "draw in __init__ from torch's, NumPy's or Python's global generator")
@@ -256,8 +287,3 @@ def head_is_found(trial: NetworkTrial) -> None:
         raise Unkept(str(error)) from None
     if not head:
         raise Unkept("it has no layer that trains")
-
-
-def trial_shapes() -> list[tuple[int, ...]]:
-    """Return shapes of samples that a network of unknown kind is tried with, in this order."""
-    return [(1, 8, 8), (3, 32, 32), (1, 28, 28), (3, 64, 64), (3, 224, 224), (16,), (3, 32)]

@@ -22,6 +22,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.participation import One
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
+from fedpfl.ground.promises import Unkept
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import ADAPTERS, Net
@@ -38,10 +39,6 @@ TRAIN, TEST = (40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)
 COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
 EVERYONE = list(range(6))
 AGREE = {"atol": 2e-6, "rtol": 1e-4}
-
-
-class Unkept(AssertionError):
-    """A method does not keep to its contract; the message says what differs, and by how much."""
 
 
 # ---- the tiny federation

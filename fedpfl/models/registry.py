@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.ground.generators import seeded_process
+from fedpfl.ground.seeding import seeded_process
 from fedpfl.models.adapter import none
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpfl.ground.errors import reason
-from fedpfl.ground.generators import seeded_process
+from fedpfl.ground.seeding import seeded_process
 from fedpfl.models.shapes import kind
 
 SEED = 20_261_125  # of the made-up samples and of what is drawn in the calls

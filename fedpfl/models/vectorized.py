@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, reason
-from fedpfl.ground.generators import seeded_process
+from fedpfl.ground.seeding import seeded_process
 from fedpfl.ground.tree import Tree
 from fedpfl.models.net import Net
 from fedpfl.models.traits import SEED, made_up_samples

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedpfl import check
+from fedpfl.check import PROMISES_BY_KIND
 from fedpfl.config import plugins
 from fedpfl.engine import contract
 from fedpfl.engine.contract import PROMISES
+from fedpfl.models import MODELS
 from tests.conftest import ROOT
 
 HEAD = """
@@ -283,6 +286,278 @@ ALONE = {*FAULTS} - {
 """Those that break nothing else."""
 
 
+DATA_HEAD = """
+import os, random
+from dataclasses import dataclass
+from pathlib import Path
+import numpy as np
+import torch
+from fedpfl.data.datasets import Raw
+from fedpfl.data.partition import Partition
+from fedpfl.ground.errors import FedpflError
+
+def made(count=300, classes=3):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (count, 1, 6, 6)).astype(np.uint8), np.arange(count) % classes
+
+def dealt(order, clients):
+    parts = np.array_split(order, clients)
+    cuts = [len(part) // 4 for part in parts]
+    return [[part[cut:] for part, cut in zip(parts, cuts)], [part[:cut] for part, cut in zip(parts, cuts)]]
+
+KEPT, CALLS = made(), []
+FOLDER = Path(__file__).parent / "listed"
+"""
+READER, DEAL = "def mine(source) -> Raw:", "def mine(y, clients, seed):"
+DATA_FAULTS = {
+    "labels out of range": (
+        READER,
+        "x, y = made(); return Raw(x, y - 1)",
+        {"has_the_form"},
+        "labels must be 0..C-1, found -1; number the classes from 0",
+    ),
+    "lengths that differ": (
+        READER,
+        "x, y = made(); return Raw(x, y[1:])",
+        {"has_the_form"},
+        "x has 300 samples but y has 299",
+    ),
+    "groups of another length": (
+        READER,
+        "x, y = made(); return Raw(x, y, y[1:], ('a', 'b', 'c'))",
+        {"has_the_form"},
+        "groups must be integers [samples], got int64 [299]",
+    ),
+    "no arrays": (READER, "x, y = made(); return Raw(x.tolist(), y)", {"has_the_form"}, "AttributeError"),
+    "numbers that are not finite": (
+        READER,
+        "x, y = made(); return Raw(x / np.maximum(x, 1) / (y[:, None, None, None] > 0), y)",
+        {"has_the_form"},
+        "x holds values that are not finite",
+    ),
+    "ends the program": (READER, "raise SystemExit(0)", {"has_the_form"}, "its reader raised SystemExit: 0"),
+    "shuffles by np.random": (
+        READER,
+        "x, y = made(); np.random.shuffle(y); return Raw(x, y)",
+        {"draws_nothing_global"},
+        "draws from the generators of the process, or seeds them: numpy",
+    ),
+    "seeds the process": (
+        READER,
+        "x, y = made(); torch.manual_seed(0); random.seed(0); return Raw(x, y)",
+        {"draws_nothing_global"},
+        "seeds them: torch, random",
+    ),
+    "a generator that nobody seeds": (
+        READER,
+        "x, y = made(); return Raw(x, np.random.default_rng().permutation(y))",
+        {"repeats", "ignores_surroundings", "misses_files_in_one_line"},
+        "read again: y differs in",
+    ),
+    "counts its calls": (
+        READER,
+        "x, y = made(); CALLS.append(1); x[0] = len(CALLS); return Raw(x, y)",
+        {"repeats", "ignores_surroundings", "misses_files_in_one_line"},
+        "read again: x differs in 1 of 300 samples",
+    ),
+    "gives what it keeps": (
+        READER,
+        "return Raw(*KEPT)",
+        {"owns_its_arrays"},
+        "x of two readings is one array: who changes one changes both",
+    ),
+    "changes what it gave": (
+        READER,
+        "KEPT[0][:] += 1; return Raw(*KEPT)",
+        {"repeats", "owns_its_arrays", "ignores_surroundings", "misses_files_in_one_line"},
+        "what was read first changes when it is read again",
+    ),
+    "reads as folders are listed": (
+        READER,
+        "FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; x, y = made(); "
+        "return Raw(x, y[[int(name) for name in os.listdir(FOLDER)]])",
+        {"ignores_surroundings"},
+        "with folders listed in another order: y differs in",
+    ),
+    "reads by a glob": (
+        READER,
+        "FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; x, y = made(); "
+        "return Raw(x, y[[int(file.name) for file in FOLDER.glob('*')]])",
+        {"ignores_surroundings"},
+        "with folders listed in another order: y differs in",
+    ),
+    "reads from where it is": (
+        READER,
+        "x, y = made(); x[0] = len(os.getcwd()); return Raw(x, y)",
+        {"ignores_surroundings"},
+        "in another working directory: x differs in 1 of 300 samples",
+    ),
+    "reads text as it comes": (
+        READER,
+        "file = FOLDER.with_name('t.txt'); file.write_text('\\u00fc', 'utf-8'); x, y = made(); x[0] = len(open(file)"
+        ".read()); return Raw(x, y)",
+        {"ignores_surroundings"},
+        "in another locale: ",
+    ),
+    "by threads": (
+        READER,
+        "x, y = made(); x[0] = torch.get_num_threads(); return Raw(x, y)",
+        {"ignores_surroundings"},
+        "on more threads: x differs in 1 of 300 samples",
+    ),
+    "makes do without its files": (
+        READER,
+        "x, y = made(300 if source.folder.name == 'full' else 200); return Raw(x, y)",
+        {"misses_files_in_one_line"},
+        "without its files it is something else, and says nothing: x is torch.uint8 [200, 1, 6, 6]",
+    ),
+    "overflows when scaled": (
+        READER,
+        "x, y = made(); x = 3e38 - 1e34 * x; x[7] = -3e38; return Raw(x, y)",
+        {"scales_to_finite_numbers"},
+        "sample 7 is not finite once it is scaled",
+    ),
+    "tests on what it trains on": (
+        READER,
+        "x, y = made(); return Raw(np.concatenate([x, x]), np.concatenate([y, y]), test_from=300)",
+        {"tests_on_other_samples", "has_no_twins"},
+        "300 of 300 test samples are training samples too",
+    ),
+    "a few twins": (
+        READER,
+        "x, y = made(); x[298] = x[0]; return Raw(x, y, test_from=200)",
+        {"has_no_twins"},
+        "1 of 300 samples are there already, bit for bit, 1 of the test part in the training part",
+    ),
+    "a class in the test part alone": (
+        READER,
+        "x, y = made(); y[y == 2] = 1; y[250:] = 2; return Raw(x, y, test_from=200)",
+        {"has_all_classes"},
+        "1 of 3 classes are in the test part alone: 2",
+    ),
+    "keeps the whole of what it cuts": (
+        READER,
+        "x, y = made(1_000_000); return Raw(x[:300], y[:300])",
+        {"keeps_its_memory"},
+        "MiB for samples of 0 MiB",
+    ),
+    "a sample twice": (
+        DEAL,
+        "train, test = dealt(np.arange(len(y)), clients); train[0] = np.append(train[0], train[0][0]); "
+        "return Partition(tuple(train), tuple(test))",
+        {"has_the_form"},
+        "with 10 clients: client 0 has a train sample twice",
+    ),
+    "tests on what another trains on": (
+        DEAL,
+        "train, test = dealt(np.arange(len(y)), clients); return Partition(tuple(train), tuple(train[::-1]))",
+        {"has_the_form"},
+        "is for training and for testing or validation too",
+    ),
+    "out of range": (
+        DEAL,
+        "train, test = dealt(np.arange(len(y)) + 1, clients); return Partition(tuple(train), tuple(test))",
+        {"has_the_form"},
+        "client 9 has sample 10000, and the data set has 10000",
+    ),
+    "no whole numbers": (
+        DEAL,
+        "train, test = dealt(np.arange(len(y)) / 1, clients); return Partition(tuple(train), tuple(test))",
+        {"has_the_form"},
+        "has train samples that are no array of whole numbers",
+    ),
+    "nobody's samples": (
+        DEAL,
+        "train, test = dealt(np.arange(len(y)), clients); train[1] = train[1][:0]; "
+        "return Partition(tuple(train), tuple(test))",
+        {"has_the_form"},
+        "client 1 has no training samples",
+    ),
+    "no Partition": (DEAL, "return dealt(np.arange(len(y)), clients)", {"has_the_form"}, "got list"),
+    "fails": (DEAL, "return 1 / 0", {"has_the_form"}, "with 10 clients it raised ZeroDivisionError"),
+    "fails for many": (
+        DEAL,
+        "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)), clients))) "
+        "if clients < 40 else {}[clients]",
+        {"has_the_form"},
+        "with 40 clients it raised KeyError: 40 (",
+    ),
+    "ignores the seed": (
+        DEAL,
+        "return Partition(*map(tuple, dealt(np.random.default_rng(0).permutation(len(y)), clients)))",
+        {"follows_the_seed"},
+        "who of 10 clients holds what is the same for the seeds 0, 1, 2",
+    ),
+    "deals unseeded": (
+        DEAL,
+        "return Partition(*map(tuple, dealt(np.random.default_rng().permutation(len(y)), clients)))",
+        {"repeats", "ignores_surroundings"},
+        "10 clients dealt to again: client 0 has other train samples, or in another order",
+    ),
+    "deals by np.random": (
+        DEAL,
+        "np.random.seed(seed); return Partition(*map(tuple, dealt(np.random.permutation(len(y)), clients)))",
+        {"draws_nothing_global"},
+        "draws from the generators of the process, or seeds them: numpy",
+    ),
+    "changes the labels": (
+        DEAL,
+        "y[0] = 1 - min(y[0], 1); "
+        "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)), clients)))",
+        {"leaves_its_arguments"},
+        "changes 1 of the 10000 labels that it is given",
+    ),
+    "changes the groups": (
+        "def mine(y, clients, seed, groups=None):",
+        "groups is None or groups.sort(); "
+        "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)), clients)))",
+        {"leaves_its_arguments"},
+        "of the 10000 groups that it is given",
+    ),
+    "leaves some below the minimum": (
+        "def mine(y, clients, seed, min_samples: int = 300):",
+        "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation(len(y)), clients)))",
+        {"keeps_the_minimum"},
+        "client 0 of 40 has 250 samples, min_samples=300",
+    ),
+    "shares samples": (
+        DEAL,
+        "train, test = dealt(np.random.default_rng(seed).permutation(len(y)), clients); "
+        "train[-1] = np.append(train[-1], train[0][: 3 * (clients > 1)]); return Partition(tuple(train), tuple(test))",
+        {"shares_nothing"},
+        "with 10 clients, samples are dealt 3 times more to another client",
+    ),
+    "fails where samples are few": (
+        DEAL,
+        "order = np.random.default_rng(seed).permutation(len(y)); order[99]; "
+        "return Partition(*map(tuple, dealt(order, clients)))",
+        {"refuses_in_one_line"},
+        "12 clients of 12 samples: it raised IndexError",
+    ),
+    "deals as threads are": (
+        DEAL,
+        "order = np.random.default_rng([seed, torch.get_num_threads()]).permutation(len(y)); "
+        "return Partition(*map(tuple, dealt(order, clients)))",
+        {"ignores_surroundings"},
+        "on more threads: client 0 has other train samples",
+    ),
+}
+"""Readers and partitions, what they break, and what is said of it."""
+ELSEWHERE = {
+    "DATASETS": (
+        "x, y = made(); x[0] = hash('name') % 251; return Raw(x, y)",
+        {"repeats_in_another_process"},
+        "another process reads other samples",
+    ),
+    "PARTITIONS": (
+        "order = np.random.default_rng([seed, hash('name') % 2**32]).permutation(len(y)); "
+        "return Partition(*map(tuple, dealt(order, clients)))",
+        {"repeats_in_another_process"},
+        "another process deals otherwise to 10 clients",
+    ),
+}
+
+
 @pytest.fixture(autouse=True)
 def forgotten():
     """What files added."""
@@ -302,14 +577,34 @@ def told(capsys: pytest.CaptureFixture[str]):
     return run
 
 
-def words(*names: str) -> set[str]:
-    return {promise.words for promise in PROMISES if promise.check.__name__ in names}
+def limit(monkeypatch, promises: list) -> None:
+    """Have methods tried on these alone."""
+    monkeypatch.setattr(contract, "PROMISES", promises)
+    monkeypatch.setitem(PROMISES_BY_KIND, "method", promises)
 
 
-def test_the_documented_method_keeps_everything(told):
-    status, lines = told(ROOT / "docs/mine.py", "share=0.3")
-    assert status == 0
-    assert lines == ["method=halfway", *(f"  ok    {promise.words}" for promise in PROMISES), "  all is kept"]
+def words(*names: str, kind: str = "method") -> set[str]:
+    return {promise.words for promise in PROMISES_BY_KIND[kind] if promise.check.__name__ in names}
+
+
+def kind_of(head: str) -> str:
+    return "dataset" if head == READER else "partition"
+
+
+def unkept(lines: list[str]) -> set[str]:
+    return {line[8:] for line in lines if line.startswith(("  WRONG ", "  note  "))}
+
+
+def test_what_is_documented_keeps_everything(told):
+    """In another process too, which is asked once for the data set and the partition."""
+    status, lines = told(ROOT / "docs/mine.py", "share=0.3", "method.statistics=local", "count=500", "clients=7")
+    assert status == 0, lines
+    expected = []
+    for choice in ("method=halfway", "model=wide", "dataset=stripes", "partition=equal"):
+        promises = PROMISES_BY_KIND[choice.partition("=")[0]]
+        expected += [choice, *(f"  ok    {promise.words}" for promise in promises)]
+        expected.append("  all is kept" if promises else "  is not tried yet")
+    assert lines == expected
 
 
 @pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.full)], ids=["one", "all"])
@@ -319,12 +614,11 @@ def test_a_broken_promise_is_told(fault: str, everything: bool, tmp_path: Path, 
     body, broken, text = FAULTS[fault]
     if not everything:
         tried = [own for own in PROMISES if own is PROMISES[0] or own.check.__name__ in broken]
-        for place in (check, contract):
-            monkeypatch.setattr(place, "PROMISES", tried)
+        limit(monkeypatch, tried)
     file = tmp_path / "mine.py"
     file.write_text(HEAD + body.strip("\n") + '\n\nMETHODS = {"mine": Mine}\n')
     status, lines = told(file, "--quick")
-    wrong = {line[8:] for line in lines if line.startswith(("  WRONG ", "  note  "))}
+    wrong = unkept(lines)
     assert wrong == words(*broken) if fault in ALONE or not everything else wrong >= words(*broken), lines
     assert any(text in line for line in lines), lines
     assert status == (0 if broken <= {"bf16_is_near", "statistics_are_mixed"} else 1)
@@ -333,8 +627,7 @@ def test_a_broken_promise_is_told(fault: str, everything: bool, tmp_path: Path, 
 @pytest.mark.parametrize("body", RIGHT.values(), ids=list(RIGHT))
 def test_what_is_right_is_not_alarmed(body: str, tmp_path: Path, told, monkeypatch):
     tried = [own for own in PROMISES if own is PROMISES[0] or own.check.__name__ in ALARMED]
-    for place in (check, contract):
-        monkeypatch.setattr(place, "PROMISES", tried)
+    limit(monkeypatch, tried)
     file = tmp_path / "mine.py"
     file.write_text(HEAD + body.strip("\n") + '\n\nMETHODS = {"mine": Mine}\n')
     status, lines = told(file)
@@ -355,7 +648,107 @@ def test_a_hook_that_fails_is_told_nothing_about_numbers(tmp_path: Path, told):
 
 
 def test_every_promise_is_broken_by_a_planted_fault():
-    assert {name for _, broken, _ in FAULTS.values() for name in broken} == {own.check.__name__ for own in PROMISES}
+    planted = {
+        "method": {name for _, broken, _ in FAULTS.values() for name in broken},
+        "dataset": {name for head, _, broken, _ in DATA_FAULTS.values() if head == READER for name in broken},
+        "partition": {name for head, _, broken, _ in DATA_FAULTS.values() if head != READER for name in broken},
+    }
+    for registry, (_, broken, _) in ELSEWHERE.items():
+        planted[plugins.KINDS[registry].group] |= broken
+    for kind, names in planted.items():
+        assert names == {own.check.__name__ for own in PROMISES_BY_KIND[kind]}
+
+
+def write_plugin(file: Path, **bodies: tuple[str, str]) -> Path:
+    """Write functions of a head and a body, by the dictionary that they are registered in."""
+    text = DATA_HEAD
+    for registry, (head, body) in bodies.items():
+        name = registry.lower()
+        text += f"\n{head.replace('mine', name)}\n    {body}\n{registry} = {{'mine': {name}}}\n"
+    file.write_text(text)
+    return file
+
+
+NOTED = {"follows_the_seed", "shares_nothing", "has_no_twins", "has_all_classes", "keeps_its_memory"}
+
+
+@pytest.mark.parametrize("fault", DATA_FAULTS)
+def test_a_broken_promise_of_data_is_told(fault: str, tmp_path: Path, told):
+    """That one, and no other."""
+    head, body, broken, text = DATA_FAULTS[fault]
+    kind = kind_of(head)
+    file = write_plugin(tmp_path / "mine.py", **{f"{kind.upper()}S": (head, body)})
+    full = tmp_path / "full"
+    full.mkdir()
+    values = [f"data_dir={full}"] if kind == "dataset" else []
+    status, lines = told(file, "--quick", *values)
+    assert lines[0] == f"{kind}=mine"
+    assert unkept(lines) == words(*broken, kind=kind), lines
+    assert any(text in line for line in lines), lines
+    assert status == (0 if broken <= NOTED else 1)
+
+
+def test_what_differs_between_processes_is_told(tmp_path: Path, told):
+    bodies = {name: (READER if name == "DATASETS" else DEAL, body) for name, (body, _, _) in ELSEWHERE.items()}
+    status, lines = told(write_plugin(tmp_path / "mine.py", **bodies))
+    assert status == 1
+    for registry, (_, broken, text) in ELSEWHERE.items():
+        kind = plugins.KINDS[registry].group
+        assert words(*broken, kind=kind) <= unkept(lines), lines
+        assert any(text in line for line in lines), lines
+    assert len([line for line in lines if line.startswith("  WRONG")]) == 2, lines
+
+
+def test_a_choice_is_tried_by_its_name(tmp_path: Path, told, monkeypatch):
+    assert told("iid", "--quick")[1][0] == "partition=iid"
+    assert told("digits", "--quick", "only=[1,2]")[1][0] == "dataset=digits"
+    assert told("shards", "--quick", "classes_per_client=3", "clients=4")[1][-1] == "  all is kept"
+    status, lines = told("shards", "--quick", "classes_per_client=11")
+    assert (status, lines[1:]) == (
+        2,
+        [
+            "fedpfl: partition=shards: partition.classes_per_client must be at most the number of classes, 10, got 11",
+        ],
+    )
+    assert told("digit") == (
+        2,
+        ["fedpfl: digit is no file, and no method, model, data set or partition; did you mean digits?"],
+    )
+    monkeypatch.setitem(MODELS, "digits", MODELS["mlp"])
+    status, lines = told("digits")
+    assert (status, lines) == (2, ["fedpfl: digits is a model and a data set; write model=digits or dataset=digits"])
+    assert told("dataset=digits", "--quick")[0] == 0
+
+
+def test_an_archive_of_ones_own_is_tried(tmp_path: Path, told, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    np.savez("mine.npz", x=rng.integers(0, 256, (40, 5, 5)).astype(np.uint8), y=np.arange(40) % 4)
+    assert told("npz", "--quick", "path=mine.npz")[1][-1] == "  all is kept"
+    assert told("npz", "--quick") == (2, ["fedpfl: dataset=npz: path has no value; set it with path=..."])
+    status, lines = told("npz", "--quick", "path=absent.npz")
+    assert status == 2
+    assert "absent.npz is not a file; give the path of an .npz archive" in lines[-1]
+
+
+def test_a_partition_deals_the_data_set_that_is_named_with_it(tmp_path: Path, told):
+    """By itself made samples, which it may not be for."""
+    body = "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation({300: 300}[len(y)]), clients)))"
+    reader = "x, y = made(); return Raw(x, y)"
+    file = write_plugin(tmp_path / "mine.py", DATASETS=(READER, reader), PARTITIONS=(DEAL, body))
+    lines = told(file, "--quick", "partition=mine")[1]
+    assert any("with 10 clients it raised KeyError: 10000 (" in line for line in lines)
+    lines = told(file, "--quick", "partition=mine", "dataset=mine")[1]
+    assert unkept(lines) == words("refuses_in_one_line", kind="partition")
+
+
+def test_files_that_are_absent_are_no_fault_of_the_reader(tmp_path: Path, told):
+    """And what else there is is tried."""
+    status, lines = told("femnist", "dataset=digits", "--quick", f"data_dir={tmp_path}")
+    assert status == 2
+    assert lines[:2] == ["dataset=femnist", "dataset=digits"]
+    assert lines[-1].startswith("fedpfl: dataset=femnist: data set femnist is not in data_dir=")
+    assert "  all is kept" in lines
 
 
 @pytest.mark.parametrize(
@@ -364,17 +757,28 @@ def test_every_promise_is_broken_by_a_planted_fault():
         (None, (), "fedpfl: plugins: {}: No such file or directory"),
         ("x = c", (), "fedpfl: plugins: {}:1: NameError: name 'c' is not defined"),
         (
-            "MODELS = {'mine': lambda shape, classes: None}",
+            "from fedpfl import Callback\nclass Mine(Callback): pass\nCALLBACKS = [Mine]",
             (),
-            "fedpfl: {} has no methods; it needs a dictionary METHODS of names and classes",
+            "fedpfl: {} has nothing to try; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of names and",
         ),
         (
             "docs",
-            ("shere=0.2",),
+            ("shere=0.2", "method=halfway"),
             "fedpfl: method=halfway: shere is not a key here; known keys: share, statistics; did you mean share?",
         ),
+        ("docs", ("shere=0.2",), "fedpfl: shere is not a key here; did you mean share?"),
+        ("docs", ("method.width=3",), "fedpfl: method=halfway: width is not a key here; known keys: share, statistics"),
         ("docs", ("share=2",), "fedpfl: method=halfway: share must be between 0 and 1, got 2"),
-        ("docs", ("share={",), "fedpfl: share={{: its value cannot be read"),
+        ("docs", ("share={",), "fedpfl: method=halfway: share={{ cannot be read; quote what is no number or word"),
+        (
+            "docs",
+            ("share=0.1,0.2",),
+            "fedpfl: method=halfway: share=0.1,0.2 is several values; give it one, or a list as share=[a,b]",
+        ),
+        ("docs", ("share",), "fedpfl: share is not KEY=VALUE"),
+        ("docs", ("count=many",), "fedpfl: dataset=stripes: count must be a whole number, got 'many'"),
+        ("docs", ("clients=0",), "fedpfl: partition=equal: clients must be a whole number of 1 or more, got 0"),
+        ("docs", ("partition=equals",), "fedpfl: partition=equals is no choice; did you mean equal?"),
     ],
 )
 def test_what_cannot_be_checked_is_one_line(text, values, line, tmp_path: Path, told):

@@ -17,6 +17,7 @@ from fedpfl.data.datasets.shared import corruptions, source
 from fedpfl.data.datasets.shared.corruptions import NUMBERS, RECIPES, corrupted
 from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
+from tests.data.promises import assert_promises
 
 RNG = np.random.default_rng(0)
 SMOOTH = gaussian_filter(RNG.random((6, 32, 32, 3)), (0, 3, 3, 0))
@@ -243,6 +244,7 @@ def test_published_files(tmp_path, published):
     assert got.groups.tolist() == [0] * 7 + [1] * 7
     assert got.y.tolist() == [*range(7)] * 2
     assert np.array_equal(got.x[7:], arrays["snow"][7:14].transpose(0, 3, 1, 2))
+    assert_promises("cifar10_c", tmp_path, corruptions=("fog", "snow"), severity=2)
     whole = load("cifar10_c", tmp_path, severity=None)
     assert len(whole.y) == 15 * 35
     assert whole.group_names == cifar10_c.MAIN
@@ -327,6 +329,8 @@ def test_made_from_cifar10(tmp_path, monkeypatch):
             expected = corrupted(images, name, severity, cifar10_c.SEED).transpose(0, 3, 1, 2)
             assert np.array_equal(got.x[start : start + 2], expected)
     assert len(list((tmp_path / "cache").iterdir())) == 10
+    made = {"corruptions": ("contrast", "fog"), "severity": None, "made": True, "classes": 10}
+    assert_promises("cifar10_c", tmp_path, "has_all_classes", **made)
     with monkeypatch.context() as patch:
         patch.setattr(corruptions, "corrupted", None)
         again = load("cifar10_c", tmp_path, corruptions=("fog",), severity=3, made=True, classes=10)

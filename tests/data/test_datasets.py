@@ -33,6 +33,7 @@ from fedpfl.data.partition import Partition
 from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
 from tests.conftest import DATA, ROOT
+from tests.data.promises import assert_promises
 
 RNG = np.random.default_rng(0)
 
@@ -94,6 +95,7 @@ def test_digits_needs_no_files(tmp_path):
     weight = np.maximum(0, 1 - abs(place[:, None] - np.arange(8)))  # bilinear
     expected = weight @ (load_digits().images * 255 / 16) @ weight.T
     assert abs(digits.x[:, 0].numpy() - expected).max() <= 0.5 + 1e-9
+    assert_promises("digits", tmp_path / "absent")
     assert not (tmp_path / "absent").exists()
 
 
@@ -150,6 +152,7 @@ def test_idx(tmp_path, idx_files, name, folder, packed):
     assert got.y.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2]
     assert got.test_from == 6
     assert sorted(tmp_path.rglob("*")) == before  # nothing is unpacked beside the files
+    assert_promises(name, tmp_path)
 
 
 def test_corrupt_idx_is_named_with_both_md5(tmp_path, idx_files):
@@ -232,6 +235,7 @@ def test_emnist_from_the_zip_and_unpacked(tmp_path, monkeypatch):
     first = load("emnist", tmp_path / "zip", download=False)
     assert first.y.tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 0]  # training, then test
     assert first.test_from == 5
+    assert_promises("emnist", tmp_path / "zip")
     for form in ("gz", "plain"):
         again = load("emnist", tmp_path / form, download=False)
         assert torch.equal(first.x, again.x)
@@ -288,6 +292,7 @@ def test_cifar_unpacked(tmp_path, cifar):
     assert np.array_equal(got.y, y)
     assert got.x.is_contiguous()
     assert got.test_from == len(y) - 4
+    assert_promises(name, tmp_path)
 
 
 @pytest.mark.parametrize("writable", [True, False])
@@ -345,6 +350,7 @@ def test_svhn(tmp_path, monkeypatch):
     assert np.array_equal(got.x, np.concatenate([parts["train"], parts["test"]]).transpose(0, 3, 1, 2))
     assert got.test_from == 7
     assert got.y.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 0]  # the digit 0, stored as 10, is class 0
+    assert_promises("svhn", tmp_path)
 
     (tmp_path / "test_32x32.mat").write_bytes(b"?")
     message = one_line(lambda: load("svhn", tmp_path))
@@ -373,6 +379,8 @@ def test_medmnist(tmp_path, name, monkeypatch):
     assert got.y.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
     assert got.test_from == 9
     assert torch.equal(load("npz", tmp_path, path=tmp_path / f"{name}.npz").x, got.x)
+    assert_promises(name, tmp_path)
+    assert_promises("npz", tmp_path / "absent", path=tmp_path / f"{name}.npz")
 
 
 @pytest.mark.parametrize("cut", [0, 100])

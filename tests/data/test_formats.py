@@ -30,6 +30,7 @@ from fedpfl.data.datasets import (
 )
 from fedpfl.data.datasets.shared import source
 from fedpfl.ground.errors import FedpflError
+from tests.data.promises import assert_promises
 
 RNG = np.random.default_rng(0)
 
@@ -100,6 +101,7 @@ def test_har_signals(tmp_path, activities):
     assert got.group_names == ("1", "2", "3", "4", "30")
     assert got.test_from == 5
     assert got.mean is None
+    assert_promises("har", tmp_path, "has_all_classes", classes=6)
 
 
 def test_har_features(tmp_path, activities):
@@ -170,6 +172,7 @@ def test_ag_news(tmp_path, texts):
     ]
     assert ag_news.words("Short-sellers, Wall's\\band #39;") == ["short", "sellers", "wall", "s", "band", "39"]
     assert (got.mean, got.std) == ((), ())
+    assert_promises("ag_news", tmp_path, "has_all_classes", vocabulary=7, length=8, classes=4)
 
 
 def test_ag_news_is_kept_by_its_options(tmp_path, texts, monkeypatch):
@@ -246,6 +249,7 @@ def test_speech(tmp_path, clips):
     silent = got.x[2, 0]  # half a second, then silence
     torch.testing.assert_close(silent[:, 18:], torch.full((32, 14), float(np.log(1e-6))))
     assert bool((silent[:, 1:14].amax(0) > 2).all())
+    assert_promises("speech_commands", tmp_path, "has_no_twins")
 
 
 def test_log_mel_by_its_definition():
@@ -370,6 +374,7 @@ def test_tiny_imagenet(tmp_path, tiny, monkeypatch):
     for image, name in zip(got.x, [*names, *(f"val/images/val_{n}.JPEG" for n in range(3))], strict=True):
         assert np.array_equal(image, pixels(tiny[name], 64))
     assert len(set(got.x[0, :, 5, 5].tolist())) == 1  # grey, in three channels
+    assert_promises("tiny_imagenet", tmp_path)
     small = load("tiny_imagenet", tmp_path, size=16)
     assert np.array_equal(small.x[0], pixels(tiny[names[0]], 16))
     assert len(cached(tmp_path)) == 2
@@ -436,6 +441,7 @@ def test_cinic10(tmp_path, cinic, monkeypatch):
     assert got.x.shape == (60, 3, 32, 32)
     assert got.y.tolist() == [kind for kind in range(10) for _ in (0, 1)] * 3
     assert got.test_from == 40  # after training and validation
+    assert_promises("cinic10", tmp_path)
     for place in (0, 25, 59):
         assert np.array_equal(got.x[place], pixels([*cinic.values()][place], 32))
     data = io.BytesIO()
@@ -488,6 +494,7 @@ def test_mini_imagenet(tmp_path, mini):
     assert got.y.tolist() == [3, 3, 0, 0, 2, 1]
     assert got.test_from is None
     assert np.array_equal(got.x[4], pixels(mini["images/n300000000.jpg"], 84))
+    assert_promises("mini_imagenet", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -526,6 +533,7 @@ def test_domains(tmp_path, name, monkeypatch):
     assert got.group_names == domains
     assert got.groups.tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3]
     assert got.y.tolist() == [0, 1, 1, 0, 1, 0, 1, 0, 1]
+    assert_promises(name, tmp_path, size=16)
     assert got.x.shape == (9, 3, 16, 16)
     assert np.array_equal(got.x[2], pixels(files[f"{domains[0]}/Bike/00002.png"], 16))
     assert np.array_equal(got.x[0], pixels(files[f"{domains[0]}/Alarm_Clock/00001.jpg"], 16))
@@ -585,6 +593,7 @@ def test_digit5(tmp_path, digits):
     assert got.groups.tolist() == [g for n in (3, 2) for g in range(5) for _ in range(n)]
     assert got.test_from == 15
     assert got.y.tolist() == [7, 0, 3, 7, 0, 3, 0, 1, 9, 4, 0, 5, 2, 0, 8, 1, 9, 1, 9, 0, 2, 6, 0, 2, 5]
+    assert_promises("digit5", tmp_path, "has_all_classes", classes=10)
     assert np.array_equal(got.x[:3, 1], arrays["mnist"][0])
     assert np.array_equal(got.x[15:17, 2], arrays["mnist"][1])
     assert np.array_equal(got.x[6:9], arrays["svhn"][0].transpose(3, 2, 0, 1))

@@ -12,6 +12,7 @@ from fedpfl.config.plan import Run, build, check
 from fedpfl.data.datasets import femnist, load, shakespeare
 from tests.command import composed
 from tests.conftest import BACKENDS, assert_close, rounds
+from tests.data.promises import assert_promises
 from tests.data.test_formats import cinic, one_line, write  # noqa: F401
 
 WRITERS = {"f1": {"f0001_41": (6, 3), "f0000_14": (5, 2)}, "f2": {"f0002_07": (4, 1)}}  # by file: samples of both parts
@@ -78,6 +79,8 @@ def test_both_parts(tmp_path, name):
     again = load(name, tmp_path, classes=classes)  # from the cache
     assert torch.equal(again.x, got.x)
     assert again.group_names == got.group_names
+    twins = ("has_no_twins",) if name == "shakespeare" else ()
+    assert_promises(name, tmp_path, "has_all_classes", *twins, classes=classes)
 
 
 def test_all_data_have_no_test_part(tmp_path):

@@ -1,5 +1,7 @@
 """Networks of a user's own keep every promise, or are refused in one line; so do the built-in ones."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -13,8 +15,9 @@ from fedpfl.engine.network_contract import (
     NetworkTrial,
     make_federation,
 )
-from fedpfl.engine.toy import CPU, Unkept
+from fedpfl.engine.toy import CPU
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.promises import Unkept
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models.heads import trace_layers
 from fedpfl.models.traits import made_up_samples
@@ -84,7 +87,7 @@ def broken_promises(trial):
 
 @pytest.mark.parametrize("name", networks.KEPT)
 def test_a_network_of_ones_own_keeps_every_promise(name):
-    broken = broken_promises(NetworkTrial(lambda seed: build(name, seed), networks.SHAPE, FedAvg()))
+    broken = broken_promises(NetworkTrial(partial(models.build, name), FedAvg(), networks.SHAPE))
     expected = {}
     if name in ON_LOOP_ALONE:
         expected["batched_equals_loop"] = ON_LOOP_ALONE[name]
@@ -169,8 +172,7 @@ BUILT_IN = {
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_networks_keep_every_promise(name):
-    shape = BUILT_IN[name]
-    broken = broken_promises(NetworkTrial(lambda seed: build(name, seed, shape), shape, FedAvg()))
+    broken = broken_promises(NetworkTrial(partial(models.build, name), FedAvg(), BUILT_IN[name]))
     assert not broken
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from fedpfl.data.datasets.shared.archive import archive
 from fedpfl.data.datasets.shared.samples import CLASSES, Raw, Samples, checked, of_classes
-from fedpfl.data.datasets.shared.source import Source, line
+from fedpfl.data.datasets.shared.source import Absent, Source, line
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, Between
 
@@ -84,7 +84,7 @@ def _archive(source: Source, path: Path | None) -> Path | None:
     if path is not None:
         named = Path(path).expanduser()
         if not named.is_file():
-            raise FedpflError(f"dataset.path={path} is not a file; give the path of an .npz archive with x and y")
+            raise Absent(f"dataset.path={path} is not a file; give the path of an .npz archive with x and y")
         return named
     usual = source.folder / f"{source.name}.npz"
     return usual if source.name != "npz" and usual.is_file() else None

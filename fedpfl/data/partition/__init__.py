@@ -18,7 +18,7 @@ from fedpfl.data.partition.parts import fixed_dirichlet, groups, shuffled_shards
 from fedpfl.data.partition.skew import dirichlet, iid, published, shards
 from fedpfl.ground.errors import FedpflError
 
-__all__ = ["GIVEN", "SCHEMES", "Index", "Partition", "deal"]
+__all__ = ["GIVEN", "SCHEMES", "Index", "Partition", "ask", "check", "deal"]
 
 SCHEMES: dict[str, Callable[..., Partition]] = {
     scheme.__name__: scheme
@@ -33,16 +33,22 @@ def deal(scheme: Callable[..., Partition], samples: Samples, clients: int, seed:
 
     Raises: FedpflError if there are too few samples, or clients are dealt what cannot be.
     """
-    y = samples.y.numpy()
-    if clients > len(y):
-        raise FedpflError(f"clients must be at most the number of samples, {len(y)}, got {clients}")
+    if clients > len(samples.y):
+        raise FedpflError(f"clients must be at most the number of samples, {len(samples.y)}, got {clients}")
+    parts = ask(scheme, samples, clients, seed, **options)
+    name = next((name for name, known in SCHEMES.items() if known is scheme), "...")
+    where = "partition.path" if scheme is file else f"partition={name}"
+    check(parts, clients, len(samples.y), where, options.get("path"))
+    return parts
+
+
+def ask(scheme: Callable[..., Partition], samples: Samples, clients: int, seed: int, **options: Any) -> Partition:
+    """Return a scheme's answer, not yet checked. Labels and groups are copies, which it cannot spoil."""
     facts = {
-        "groups": None if samples.groups is None else samples.groups.numpy(),
+        "groups": None if samples.groups is None else samples.groups.numpy().copy(),
         "group_names": samples.group_names,
         "test_from": samples.test_from,
     }
-    asked = inspect.signature(scheme).parameters
-    parts = scheme(y, clients, seed, **{key: facts[key] for key in facts if key in asked}, **options)
-    name = next((name for name, known in SCHEMES.items() if known is scheme), "...")
-    check(parts, clients, len(y), "partition.path" if scheme is file else f"partition={name}", options.get("path"))
-    return parts
+    parameters = inspect.signature(scheme).parameters
+    asked = {key: value for key, value in facts.items() if key in parameters}
+    return scheme(samples.y.numpy().copy(), clients, seed, **asked, **options)

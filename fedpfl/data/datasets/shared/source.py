@@ -12,6 +12,7 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,6 +133,18 @@ def _other(path: Path, md5: tuple[str, ...]) -> str:
 
 # What is slow to read
 
+_anew = ContextVar("anew", default=False)
+
+
+@contextmanager
+def reading_anew() -> Iterator[None]:
+    """Leave `data_dir`/cache alone: everything is read from its files."""
+    token = _anew.set(True)
+    try:
+        yield
+    finally:
+        _anew.reset(token)
+
 
 def kept(source: Source, options: Mapping[str, Any], inputs: Iterable[Path], make: Callable[[], Raw]) -> Raw:
     """Return what `make` reads from `inputs`, kept in `data_dir`/cache from the second time on.
@@ -140,7 +153,7 @@ def kept(source: Source, options: Mapping[str, Any], inputs: Iterable[Path], mak
     keeps nothing. Raises FedpflError if an input is missing, or is what one would wait for without end (a pipe).
     """
     inputs = sorted(inputs)
-    if not all(path.is_relative_to(source.folder) for path in inputs):
+    if _anew.get() or not all(path.is_relative_to(source.folder) for path in inputs):
         return make()  # unpacked elsewhere, for this once
     digest = hashlib.blake2b(repr((1, sorted(options.items()))).encode(), digest_size=6)
     for path in inputs:
@@ -183,9 +196,13 @@ def _restored(path: Path) -> Raw:
 # Errors
 
 
+class Absent(FedpflError):
+    """Files of a data set are not there."""
+
+
 def absent(source: Source, reason: str, place: str) -> FedpflError:
     """Return that files are not there, and which to put where."""
-    return FedpflError(
+    return Absent(
         f"data set {source.name} is not in data_dir={source.folder} ({reason}): put {place} there, or "
         f"{source.name}.npz with x and y; dataset=digits works offline"
     )

@@ -1,0 +1,308 @@
+"""What every data set keeps to, as functions that load it and raise Unkept where it does not."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import tempfile
+import tracemalloc
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedpfl.data import build, datasets
+from fedpfl.data.datasets import Samples
+from fedpfl.data.datasets.shared.source import Absent, reading_anew
+from fedpfl.data.fingerprint import fingerprint
+from fedpfl.data.partition import Partition
+from fedpfl.data.surroundings import find_influence
+from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.promises import Promise, Unkept, Untriable, promise_in
+from fedpfl.ground.seeding import seeded
+
+FIELDS = ("x", "y", "groups", "group_names", "test_from", "classes", "mean", "std")
+SLACK = 16 * 2**20  # bytes that any reader may keep beside its samples
+MOSTLY = 0.5  # share of the test part from which on a leak is no coincidence
+CHUNK = 2**12  # samples that are looked at together
+
+
+class DatasetTrial:
+    """A data set that is loaded again and again.
+
+    Args:
+        name: The data set's name.
+        data_dir: Where its files are looked for.
+        options: What `datasets.load` is given besides.
+        read_elsewhere: Answers with the `digest` of another process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data_dir: Path,
+        options: Mapping[str, Any],
+        read_elsewhere: Callable[[], str] | None = None,
+    ):
+        self.name, self.data_dir, self.read_elsewhere = name, data_dir.expanduser().absolute(), read_elsewhere
+        self.options = {**options}
+        if path := options.get("path"):
+            self.options["path"] = Path(path).expanduser().absolute()
+
+    def load(self, cached: bool = True) -> Samples:
+        """Load it, perhaps from its files alone. Raises Unkept, and Untriable where its files are absent."""
+        try:
+            with nullcontext() if cached else reading_anew():
+                return self._load(self.data_dir)
+        except Absent as error:
+            raise Untriable(str(error)) from None
+        except FedpflError as error:
+            raise Unkept(str(error)) from None
+
+    def load_watched(self) -> list[str]:
+        """Load it, and return the names of the generators that it draws from or seeds."""
+        with seeded("dataset") as list_drawn:
+            datasets.load(self.name, self.data_dir, **self.options)
+            return list_drawn()
+
+    def load_without_files(self) -> Samples | FedpflError:
+        """Return what it answers where `data_dir` is an empty folder and nothing is downloaded."""
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                return self._load(Path(folder), download=False)
+            except FedpflError as error:
+                return error
+
+    def _load(self, data_dir: Path, **more: Any) -> Samples:
+        # What it draws from the process's generators is the same each time: a promise of its own tells of that.
+        with seeded("dataset"):
+            return datasets.load(self.name, data_dir, **{**self.options, **more})
+
+    @cached_property
+    def samples(self) -> Samples:
+        """Return what it was loaded as first."""
+        return self.load()
+
+    @cached_property
+    def first_digest(self) -> str:
+        """Return the digest of the first load as it was then."""
+        return fingerprint(self.samples)
+
+    def digest(self) -> str:
+        """Return what tells its samples from others."""
+        return self.first_digest
+
+    def find_difference(self, again: Samples) -> str:
+        """Return how another reading differs from the first as that was then; "" if it does not."""
+        if fault := compare(self.samples, again):
+            return fault
+        # Where both are one array, only the digest remembers.
+        return "" if fingerprint(again) == self.first_digest else "its samples are others than at first"
+
+
+DATASET_PROMISES: list[Promise] = []
+promise = promise_in(DATASET_PROMISES)
+
+SORTED = "sort what folders, sets and dictionaries of files list, and give `open` an encoding and whole paths"
+OWN_GENERATOR = "draw from a generator that the reader makes: np.random.default_rng(0)"
+
+
+@promise("is read, in the form that docs/data.md has", "")
+def has_the_form(trial: DatasetTrial) -> None:
+    """Samples, labels, groups and test_from have agreed types, lengths and ranges, and values are finite."""
+    assert trial.first_digest
+
+
+@promise("is the same bit for bit when it is read again", f"{OWN_GENERATOR}; {SORTED}")
+def repeats(trial: DatasetTrial) -> None:
+    """Neither unseeded generators nor what an earlier reading left behind play a part."""
+    if fault := trial.find_difference(trial.load(cached=False)):
+        raise Unkept(f"read again: {fault}")
+
+
+@promise("stays as it was read", "return arrays that nothing else holds, such as `x.copy()`")
+def owns_its_arrays(trial: DatasetTrial) -> None:
+    """Arrays that a reader keeps could change below a run, or a run's below the next one's."""
+    again = trial.load()
+    if fingerprint(trial.samples) != trial.first_digest:
+        raise Unkept("what was read first changes when it is read again")
+    for field in ("x", "y", "groups"):
+        one, other = getattr(trial.samples, field), getattr(again, field)
+        if one is not None and _overlap(one, other):
+            raise Unkept(f"{field} of two readings is one array: who changes one changes both")
+
+
+@promise("draws from no generator of the process", OWN_GENERATOR)
+def draws_nothing_global(trial: DatasetTrial) -> None:
+    """Neither torch's, nor NumPy's, nor Python's is drawn from or seeded."""
+    if names := trial.load_watched():
+        raise Unkept(f"draws from the generators of the process, or seeds them: {', '.join(names)}")
+
+
+@promise("does not depend on the working directory, the order of listings, the locale or threads", SORTED)
+def ignores_surroundings(trial: DatasetTrial) -> None:
+    """Runs go on elsewhere, and are compared with runs of other machines."""
+
+    def compare_anew() -> str:
+        try:
+            return trial.find_difference(trial.load(cached=False))
+        except (Unkept, Untriable) as error:
+            return str(error)
+
+    if fault := find_influence(compare_anew):
+        raise Unkept(fault)
+
+
+@promise("is the same in another process", f"hash() and sets differ between processes; {SORTED}", slow=True)
+def repeats_in_another_process(trial: DatasetTrial) -> None:
+    """A run that goes on reads its data in another process than it began in."""
+    assert trial.read_elsewhere
+    digest = trial.read_elsewhere()
+    if not digest:
+        raise Unkept("another process fails to read it")
+    if digest != trial.first_digest:
+        raise Unkept(f"another process reads other samples ({digest[:8]}, here {trial.first_digest[:8]})")
+
+
+@promise(
+    "an empty data_dir is one line, or all the same",
+    "raise fedpfl.ground.errors.FedpflError with what is absent and where to put it",
+)
+def misses_files_in_one_line(trial: DatasetTrial) -> None:
+    """No reader makes do with a part of its files."""
+    answer = trial.load_without_files()
+    if isinstance(answer, Samples) and (fault := trial.find_difference(answer)):
+        raise Unkept(f"without its files it is something else, and says nothing: {fault}")
+
+
+@promise("is finite once it is scaled", "leave out what is out of all proportion, or set mean and std")
+def scales_to_finite_numbers(trial: DatasetTrial) -> None:
+    """Constants are finite, and so is what the network sees."""
+    samples = trial.samples
+    everything = Partition((torch.arange(len(samples.y)).numpy(),), (torch.arange(0).numpy(),))
+    federation = build(samples, everything)
+    for name, values in (("mean", federation.mean), ("std", federation.std)):
+        if not torch.tensor(values).isfinite().all():
+            raise Unkept(f"{name} is {values}")
+    for start in range(0, len(samples.y), CHUNK):
+        scaled = federation.normalize(samples.x[start : start + CHUNK])
+        finite = scaled.flatten(1).isfinite().all(1)
+        if not finite.all():
+            raise Unkept(f"sample {start + int((~finite).nonzero()[0])} is not finite once it is scaled")
+
+
+@promise(
+    "its test part is not its training part",
+    "`test_from` is where the original test part begins: training samples come first, each sample once",
+)
+def tests_on_other_samples(trial: DatasetTrial) -> None:
+    """Coincidences are noted below; this is what a wrong test_from or a part read twice makes."""
+    if (samples := trial.samples).test_from is None:
+        return
+    twins = count_leaks(samples)
+    tests = len(samples.y) - samples.test_from
+    if twins > MOSTLY * tests:
+        raise Unkept(f"{twins} of {tests} test samples are training samples too")
+
+
+@promise("no sample comes twice", "where that is not how it was published, leave twins out", binding=False)
+def has_no_twins(trial: DatasetTrial) -> None:
+    """A twin can be trained on by whoever is tested on the other."""
+    samples = trial.samples
+    rows = hash_rows(samples.x)
+    twins = len(rows) - len(set(rows))
+    if not twins:
+        return
+    leaks = "" if samples.test_from is None else f", {count_leaks(samples)} of the test part in the training part"
+    raise Unkept(f"{twins} of {len(rows)} samples are there already, bit for bit{leaks}")
+
+
+@promise(
+    "every class has samples, to train on too",
+    "set `classes` to how many there are; where one is empty on purpose all is well",
+    binding=False,
+)
+def has_all_classes(trial: DatasetTrial) -> None:
+    """What no client has ever seen, none can learn."""
+    samples = trial.samples
+    counts = torch.bincount(samples.y, minlength=samples.classes)
+    if empty := (counts == 0).nonzero().flatten().tolist():
+        raise Unkept(f"{len(empty)} of {samples.classes} classes have no sample: {_shorten(empty)}")
+    trained = torch.bincount(samples.y[: samples.test_from], minlength=samples.classes)
+    if missing := (trained == 0).nonzero().flatten().tolist():
+        raise Unkept(f"{len(missing)} of {samples.classes} classes are in the test part alone: {_shorten(missing)}")
+
+
+@promise(
+    "keeps no more memory than its samples take",
+    "copy what is cut out of a larger array, and keep nothing in the module",
+    binding=False,
+)
+def keeps_its_memory(trial: DatasetTrial) -> None:
+    """A slice keeps the whole array alive."""
+    if tracemalloc.is_tracing():
+        return  # somebody else measures
+    tracemalloc.start()
+    try:
+        samples = trial.load()
+        gc.collect()
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    size = samples.x.nbytes + samples.y.nbytes
+    if kept > 2 * size + SLACK:
+        raise Unkept(f"keeps {kept / 2**20:.0f} MiB for samples of {size / 2**20:.0f} MiB")
+
+
+# ---- comparisons
+
+
+def compare(one: Samples, other: Samples) -> str:
+    """Return the first thing in which two readings differ; "" if there is none."""
+    for field in FIELDS:
+        a, b = getattr(one, field), getattr(other, field)
+        if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+            if a is not b and a != b:
+                return f"{field} is {_describe(b)}, {_describe(a)} before"
+        elif a.dtype != b.dtype or a.shape != b.shape:
+            return f"{field} is {_describe(b)}, {_describe(a)} before"
+        elif not torch.equal(a, b):
+            differing = int((a != b).view(len(a), -1).any(1).sum())
+            return f"{field} differs in {differing} of {len(a)} samples"
+    return ""
+
+
+def hash_rows(x: Tensor) -> list[bytes]:
+    """Return a digest of each sample."""
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in x.numpy()]
+
+
+def count_leaks(samples: Samples) -> int:
+    """Return how many samples of the test part are in the training part too."""
+    rows = hash_rows(samples.x)
+    training = set(rows[: samples.test_from])
+    return sum(row in training for row in rows[samples.test_from :])
+
+
+def describe_reading_error(error: BaseException) -> str:
+    """Say what a reader raised that no run turns into one line."""
+    return f"its reader raised {reason(error, kind=True)}, which ends the program"
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors share memory."""
+    start, begin = one.data_ptr(), other.data_ptr()
+    return bool(one.nbytes and other.nbytes) and start < begin + other.nbytes and begin < start + one.nbytes
+
+
+def _describe(value: Any) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else _shorten(value)
+
+
+def _shorten(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 60 else f"{text[:60]} ..."

@@ -1,0 +1,112 @@
+"""What differs from machine to machine around a reader or a partition, for trials of both."""
+
+from __future__ import annotations
+
+import locale
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+
+class _Listing:
+    """The entries of a folder in another order, as os.scandir gives them."""
+
+    def __init__(self, entries: list[Any]):
+        self._entries = iter(entries)
+
+    def __iter__(self) -> _Listing:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> _Listing:
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Do nothing: the folder is read already."""
+
+
+@contextmanager
+def other_folder() -> Iterator[None]:
+    """Work in an empty folder."""
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(here)
+
+
+@contextmanager
+def other_listing() -> Iterator[None]:
+    """List folders in reverse: file systems differ in their order, and promise none."""
+    listdir, scandir = os.listdir, os.scandir
+
+    def reversed_scandir(*place: Any) -> _Listing:
+        with scandir(*place) as entries:
+            return _Listing(list(entries)[::-1])
+
+    os.listdir = lambda *place: listdir(*place)[::-1]  # type: ignore[assignment]
+    os.scandir = reversed_scandir  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os.listdir, os.scandir = listdir, scandir
+
+
+@contextmanager
+def other_locale() -> Iterator[None]:
+    """Have the plain locale, in which text files are ASCII unless `open` is told otherwise."""
+    before = locale.setlocale(locale.LC_ALL)
+    locale.setlocale(locale.LC_ALL, "C")
+    try:
+        yield
+    finally:
+        locale.setlocale(locale.LC_ALL, before)
+
+
+@contextmanager
+def other_threads() -> Iterator[None]:
+    """Compute on another number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 2)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "in another working directory": other_folder,
+    "with folders listed in another order": other_listing,
+    "in another locale": other_locale,
+    "on more threads": other_threads,
+}
+
+
+def find_influence(compare: Callable[[], str]) -> str:
+    """Return which surroundings change an answer, and how; "" if none does.
+
+    compare: answers anew, and says what differs from the usual answer.
+    """
+    with ExitStack() as stack:
+        for change in SURROUNDINGS.values():
+            stack.enter_context(change())
+        together = compare()
+    if not together:
+        return ""
+    for words, change in SURROUNDINGS.items():
+        with change():
+            difference = compare()
+        if difference:
+            return f"{words}: {difference}"
+    return f"in other surroundings: {together}"
