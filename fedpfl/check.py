@@ -15,7 +15,7 @@ from fedpfl.config import plugins
 from fedpfl.engine.contract import PROMISES, audit
 from fedpfl.ground.checks import typed
 from fedpfl.ground.errors import FedpflError, brief, printable
-from fedpfl.ground.terminal import Parser, tell
+from fedpfl.ground.terminal import Parser, outlive_readers, tell
 from fedpfl.methods import METHODS, Method
 
 
@@ -78,4 +78,5 @@ def _told(name: str, method: Method, quick: bool) -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main())

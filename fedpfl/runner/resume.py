@@ -189,7 +189,8 @@ def extended(run: Run) -> dict[str, Any] | None:
     if summary["identity"] != shorter or done >= settings.rounds:
         raise FedpflError(
             f"extend: {place} holds no run of these settings, seed {settings.seed} and fewer rounds than "
-            f"{settings.rounds}; set rounds to more than it has, and all else as it was"
+            f"{settings.rounds} ({rundir.differences_from(place, run.config)}); set rounds to more than it has, and "
+            "all else as it was"
         )
     if summary.get("data") != run.fingerprint:
         raise FedpflError(f"extend: {place} was run on other data ({COVERED})")
