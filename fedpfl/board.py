@@ -53,6 +53,7 @@ from fedpfl.runner.faults import STATUS, Diverged
 from fedpfl.runner.tuning import places, tune
 from fedpfl.tune import order, play
 
+LISTED = "python -m fedpfl.board --help tells what it takes"
 SUITES = Path(overrides.CONF) / "board"
 MEASURED = (
     *("accuracy", "accuracy_worst10", "ft_accuracy", "unseen_accuracy", "unseen_ft_accuracy", "gap"),
@@ -88,7 +89,7 @@ class Asked(NamedTuple):
 
 def read(words: Sequence[str]) -> Asked:
     """Read the command line. Raises FedpflError."""
-    words = check_words(words, {})
+    words = check_words(words, {}, LISTED)
     for note in replaced_words(words):
         tell(note)
     given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
@@ -276,6 +277,7 @@ def main() -> int:
                 raise FedpflError("verify needs a row: python -m fedpfl.board verify ROW suite=small")
             if more := [word for word in words[2:] if not word.startswith(("suite=", "hydra.sweep.dir="))]:
                 raise FedpflError(f"{more[0]}: verify runs the words of the row itself; leave it out")
+            check_words(words[1:2], {}, LISTED)
             return verify(words[1], read(words[2:]))
         asked = read(words)
         found, failed = tuned(asked)

@@ -41,7 +41,7 @@ STATUS = {"finished": 0, "failed": 1, "diverged": 3}
 
 def federate(words: Sequence[str]) -> int:
     """Play a run; return the exit status. Raises FedpflError for what is refused before anything is started."""
-    words = check_words(words, {})
+    words = check_words(words, {}, "python -m fedpfl.federate --help tells what it takes")
     own, cfg = app.composed(words)
     for note in replaced_words(words):
         tell(note)

@@ -83,7 +83,7 @@ def _one_run_of_several(hydra_cfg: DictConfig, dropped: Sequence[str]) -> None:
     """Say which keys an experiment sets for a sweep's jobs alone. Raises FedpflError unless one run is asked for."""
     name, keys = hydra_cfg.runtime.choices.get("experiment"), ", ".join(dropped)
     source = f"experiment={name}" if name else "the configuration"
-    if "hydra.mode=RUN" not in hydra_cfg.overrides.hydra:
+    if "hydra.mode=RUN" not in sys.argv:  # Hydra's own record of the command always has it
         each = " ".join(f"{key}=..." for key in dropped)
         raise FedpflError(f"{source} sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}")
     _tell(f"{source} sweeps over {keys}, which this one run (hydra.mode=RUN) has as they are without it")

@@ -81,7 +81,7 @@ def main() -> None:
     interrupts.answer(interrupts.playing)
     try:
         register()
-        asked = order(check_words(words, overrides.MULTIRUN))
+        asked = order(check_words(words, overrides.MULTIRUN, "python -m fedpfl.tune --help tells what it takes"))
         for note in replaced_words(words):
             tell(note)
         table = tune(asked, play)

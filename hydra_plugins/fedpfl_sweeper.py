@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 
 from fedpfl.config import tidy
 from fedpfl.ground import interrupts
-from fedpfl.ground.errors import printable, reason
+from fedpfl.ground.errors import FedpflError, printable, reason
 from fedpfl.ground.terminal import tell
 
 PATIENCE = 20.0
@@ -78,7 +78,11 @@ class Sweeper(BasicSweeper):
         jobs = [list(words) for batch in batches for words in batch]
         composed = [self._check(words) for words in jobs]
         if not self._is_remote():
-            load_data(composed)
+            try:
+                load_data(composed)
+            except FedpflError as error:
+                tell(error)
+                raise
         alike = set(jobs[0]).intersection(*jobs) if len(jobs) > 1 else set(plain(overrides))
         returns: list[JobReturn] = []
         try:

@@ -92,11 +92,13 @@ def _unreadable(word: str, text: str) -> str:
     """Return what to do about a word that Hydra cannot parse."""
     key, equals, value = word.partition("=")
     said = f"{word!r} cannot be read as key=value"
-    if not re.fullmatch(r"[+~]*[\w./@:-]+", key, re.ASCII):
+    if not re.fullmatch(r"[+~]*[A-Za-z_][\w./@:-]*", key, re.ASCII):
         spaced = equals and re.fullmatch(r"[\w./]+", key.strip(), re.ASCII)
         return f"{said}; write {key.strip()}={value.strip()}, without a space" if spaced else said
     if not equals:
-        return f"{said}; give it a value, {key}=..."
+        return f"{said}; give it a value, {re.split('[:@]', key)[0]}=..."
+    if value.startswith("="):
+        return f"{said}; write one =, {key}{value}"
     lines = [line.strip().removesuffix(".") for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith(NOISE) and "expecting" not in line]
     reasons = [line for line in lines if not line.startswith(("no viable", "token recognition"))]

@@ -33,9 +33,10 @@ class Parser(argparse.ArgumentParser):
         """Read words that stand in any order, each of them as it stands."""
         words = list(sys.argv[1:] if args is None else args)
         try:
-            words = check_words(words, parser_options(self))
+            words = check_words(words, parser_options(self), f"{self.prog} --help tells what it takes")
         except FedpflError as error:
-            self.error(str(error))
+            tell(error)
+            sys.exit(2)
         chosen = super().parse_intermixed_args(words, namespace)
         for note in [] if self._repeats else replaced_words(words):
             tell(note)

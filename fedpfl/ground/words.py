@@ -35,14 +35,16 @@ def check_words(words: Sequence[str], options: Mapping[str, bool], advice: str =
         if not word.strip():
             raise FedpflError("the command has an empty word; leave it out, or give its key a value")
         if word[0] in DASHES:
-            raise FedpflError(f"{word} begins with a dash that is not the keyboard's; write -{_bare(word) or '...'}")
+            raise FedpflError(f"{word} begins with a dash that is not the keyboard's; write {_typed(word, options)}")
     end = words.index("--") if "--" in words else len(words)
     for word in words[:end]:
         if not word.startswith("-") or word == "-" or NEGATIVE.fullmatch(word):
             continue
-        name = word.partition("=")[0]
+        name, equals, _ = word.partition("=")
         if name not in options:
-            raise FedpflError("; ".join(filter(None, (f"{word} is no option", _meant_option(word, options), advice))))
+            raise FedpflError("; ".join(filter(None, (f"{word} is no option", advice, _meant_option(word, options)))))
+        if equals and not options[name]:
+            raise FedpflError(f"{word}: {name} takes no value; write {name}")
         if options[name] and name in values:
             raise FedpflError(f"{name} is given twice; leave one of them out")
         values[name] = word
@@ -69,12 +71,28 @@ def replaced_words(words: Iterable[str]) -> list[str]:
 def _meant_option(word: str, options: Mapping[str, bool]) -> str:
     """Return what a word that is no option was probably meant to be, "" where nothing is near."""
     name, equals, value = word.partition("=")
-    longer = [option for option in options if option.startswith(name) and name.startswith("--") and name != "--"]
+    bare = _bare(name)
+    longer = [option for option in options if name.startswith("--") and bare and option.startswith(name)]
     if longer:
         return f"did you mean {' or '.join(longer)}?"
-    if equals and KEY.fullmatch(_bare(name)):
-        return f"keys have no dash: {_bare(name)}={value}"
-    return near(name, options, "did you mean {}?")
+    if equals and KEY.fullmatch(bare):
+        return f"keys have no dash: {bare}={value}"
+    letters = [f"-{letter}" for letter in bare]
+    if len(letters) > 1 and all(letter in options for letter in letters):
+        return f"options stand apart: {' '.join(letters)}"
+    if not name.startswith("--"):
+        return ""
+    return near(bare, [_bare(option) for option in options if option.startswith("--")], "did you mean --{}?")
+
+
+def _typed(word: str, options: Mapping[str, bool]) -> str:
+    """Return a word that begins with another dash as the keyboard has it."""
+    bare = _bare(word)
+    name, equals, _ = bare.partition("=")
+    option = next((option for option in (f"-{name}", f"--{name}") if option in options), "")
+    if option or not equals:
+        return f"{option or '-'}{bare.removeprefix(name) if option else bare}"
+    return bare
 
 
 def _bare(word: str) -> str:

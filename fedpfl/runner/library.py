@@ -334,6 +334,6 @@ def _words(settings: Sequence[Any], keys: Mapping[str, Any], choices: bool = Fal
     words = [*map(str, settings), *(word for key in keys for word in overrides.words(key, keys[key], choices))]
     words = check_words(words, {}, "here are no options, only words such as 'rounds=5'")
     for note in replaced_words(words):
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, stacklevel=5)
     plugins.load(overrides.chosen(words, "plugins"))
     return words
