@@ -8,7 +8,7 @@ import sys
 
 from fedpfl import __version__
 from fedpfl.ground.errors import near
-from fedpfl.ground.terminal import tell
+from fedpfl.ground.terminal import outlive_readers, tell
 
 COMMANDS = {
     "train": "train, resume or sweep: fedpfl train method=fedobp dataset=digits",
@@ -22,13 +22,16 @@ COMMANDS = {
 SHELLS = ("bash", "zsh", "fish")
 USAGE = f"""fedpfl {__version__}: experiments in personalized federated learning
 
-{"".join(f"  fedpfl {name:8}{text}{chr(10)}" for name, text in COMMANDS.items())}
+{"".join(f"  fedpfl {name:10}{text}{chr(10)}" for name, text in COMMANDS.items())}
 Each has its own --help. Tab completion: eval "$(fedpfl -sc install=bash)", or zsh; fedpfl -sc install=fish | source"""
 
 
 def main() -> None:
     """Run the command that the first word names, as `python -m` would; the exit status is the command's."""
+    outlive_readers()
     name, *rest = sys.argv[1:] or ["--help"]
+    if rest and name in ("-h", "--help", "--version"):
+        _refuse(f"{name} stands alone, got {rest[0]}; each command has a --help of its own")
     if name in ("-h", "--help", "--version"):
         print(f"fedpfl {__version__}" if name == "--version" else USAGE)
     elif name in ("-sc", "--shell-completion"):
@@ -37,7 +40,7 @@ def main() -> None:
         sys.argv[1:] = rest
         runpy.run_module(f"fedpfl.{name}", run_name="__main__", alter_sys=True)
     else:
-        _refuse(f"{name} is no command; there are {', '.join(COMMANDS)}{near(name, COMMANDS)}")
+        _refuse(f"{name or 'an empty word'} is no command; there are {', '.join(COMMANDS)}{near(name, COMMANDS)}")
 
 
 def _complete(words: list[str]) -> None:

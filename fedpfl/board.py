@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import sys
 
-from fedpfl.ground import interrupts
+from fedpfl.ground import interrupts, terminal
 
 if __name__ == "__main__":
     interrupts.answer(interrupts.importing)
+    terminal.outlive_readers()
 
 import hashlib
 import io
@@ -31,10 +32,11 @@ import yaml
 
 from fedpfl.config import overrides
 from fedpfl.config.messages import one_line
-from fedpfl.config.plan import register
+from fedpfl.config.plan import load_data, register
 from fedpfl.ground.errors import FedpflError, one_of
 from fedpfl.ground.files import output
 from fedpfl.ground.terminal import tell
+from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.methods import METHODS
 from fedpfl.report import html
 from fedpfl.report.fairness import BASELINES, as_table, compared, judged_as
@@ -51,6 +53,7 @@ from fedpfl.runner.faults import STATUS, Diverged
 from fedpfl.runner.tuning import places, tune
 from fedpfl.tune import order, play
 
+LISTED = "python -m fedpfl.board --help tells what it takes"
 SUITES = Path(overrides.CONF) / "board"
 MEASURED = (
     *("accuracy", "accuracy_worst10", "ft_accuracy", "unseen_accuracy", "unseen_ft_accuracy", "gap"),
@@ -86,6 +89,9 @@ class Asked(NamedTuple):
 
 def read(words: Sequence[str]) -> Asked:
     """Read the command line. Raises FedpflError."""
+    words = check_words(words, {}, LISTED)
+    for note in replaced_words(words):
+        tell(note)
     given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     known = sorted(path.stem for path in SUITES.glob("*.yaml"))
     if (name := given.pop("suite", "")) not in known:
@@ -105,9 +111,19 @@ def tuned(asked: Asked) -> tuple[dict[Path, Mapping[str, Any]], list[str]]:
     methods = every if suite["method"] == "all" else suite["method"].split(",")
     if unknown := [method for method in methods if method not in METHODS]:  # told hours before its turn
         raise FedpflError(f"method: {one_of(sorted(METHODS), unknown[0])}")
+    numbers = [f"trials={suite['trials']}", f"seeds={suite['seeds']}"]
+    order([f"method={methods[0]}", *numbers])
+    common = [word for word in asked.words if not (word.startswith("method.") or overrides.sweeps(word))]
+    composed = {setting: overrides.composed([*own, *common]) for setting, own in suite["settings"].items()}
     for setting, own in suite["settings"].items():
+        try:
+            load_data([composed[setting]])
+        except FedpflError as error:
+            failed.append(f"{setting}: left out: {error}")
+            tell(failed[-1])
+            continue
         for method in methods:
-            words = [f"method={method}", *own, *asked.words, f"trials={suite['trials']}", f"seeds={suite['seeds']}"]
+            words = [f"method={method}", *own, *asked.words, *numbers]
             words.append(f"hydra.sweep.dir={asked.folder / setting}")
             try:
                 (record,) = tune(order(words), play).frame.to_dict("records")
@@ -259,6 +275,9 @@ def main() -> int:
         if words[0] == "verify":
             if len(words) < 2:
                 raise FedpflError("verify needs a row: python -m fedpfl.board verify ROW suite=small")
+            if more := [word for word in words[2:] if not word.startswith(("suite=", "hydra.sweep.dir="))]:
+                raise FedpflError(f"{more[0]}: verify runs the words of the row itself; leave it out")
+            check_words(words[1:2], {}, LISTED)
             return verify(words[1], read(words[2:]))
         asked = read(words)
         found, failed = tuned(asked)

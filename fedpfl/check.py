@@ -36,7 +36,7 @@ from fedpfl.engine.network_contract import NETWORK_PROMISES, NetworkTrial
 from fedpfl.ground.checks import check_keys, options, typed
 from fedpfl.ground.errors import FedpflError, brief, near, printable
 from fedpfl.ground.promises import Promise, Untriable, Verdict, audit
-from fedpfl.ground.terminal import Parser, tell
+from fedpfl.ground.terminal import Parser, outlive_readers, tell
 from fedpfl.methods import METHODS
 
 PROMISES_BY_KIND: dict[str, list[Promise]] = {
@@ -361,4 +361,5 @@ def _print_verdicts(choice: Choice, trial: Any, quick: bool) -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main())

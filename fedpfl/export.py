@@ -11,7 +11,7 @@ from pathlib import Path
 from fedpfl.config.overrides import chosen
 from fedpfl.config.plan import check
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.terminal import Parser, tell
+from fedpfl.ground.terminal import Parser, outlive_readers, tell
 from fedpfl.record.loggers import mirrors
 from fedpfl.remote import app, local
 from fedpfl.runner.export import log, write
@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--flower", metavar="DIR", type=Path, help="a new folder, for a Flower app of the words")
     options = parser.parse_intermixed_args(argv)
+    if options.flower and options.data_dir:
+        parser.error("--data-dir is for a run's models; write data_dir=... among the words of --flower")
     if options.flower:
         return _app(options.flower, options.words)
     words = [word for word in options.words if word.startswith(("logger=", "logger."))]
@@ -43,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     places = [Path(word) for word in options.words if word not in (*words, *named)]
     if len(places) != 2 if not words else not places:
         parser.error("give a DIRECTORY and OUT, or one DIRECTORY or more and logger=...")
+    if words and (options.data_dir or named):
+        unused = named[0] if named else "--data-dir"
+        parser.error(f"{unused} is for a run's models, and a logger is sent its record; leave it out")
     try:
         if not words:
             count = write(load(places[0], "cpu", options.data_dir, chosen(named, "plugins")), places[1])
@@ -77,4 +82,5 @@ def _app(folder: Path, words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     raise SystemExit(main())

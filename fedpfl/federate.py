@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import sys
 
-from fedpfl.ground import interrupts
+from fedpfl.ground import interrupts, terminal
 
 if __name__ == "__main__":
     interrupts.answer(interrupts.importing)
+    terminal.outlive_readers()
 
 import importlib.util
 import json
@@ -32,6 +33,7 @@ from fedpfl.config.plan import build, check
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell
+from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.remote import app, local
 
 STATUS = {"finished": 0, "failed": 1, "diverged": 3}
@@ -39,9 +41,12 @@ STATUS = {"finished": 0, "failed": 1, "diverged": 3}
 
 def federate(words: Sequence[str]) -> int:
     """Play a run; return the exit status. Raises FedpflError for what is refused before anything is started."""
+    words = check_words(words, {}, "python -m fedpfl.federate --help tells what it takes")
+    own, cfg = app.composed(words)
+    for note in replaced_words(words):
+        tell(note)
     if importlib.util.find_spec("flwr") is None:
         raise FedpflError("fedpfl federate needs Flower; pip install 'fedpfl[flower]'")
-    own, cfg = app.composed(words)
     run = build(check(cfg))
     told, path = app.shares(run, own), Path(cfg.hydra.run.dir).resolve()
     if told:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 
-from fedpfl.ground import interrupts
+from fedpfl.ground import interrupts, terminal
 
 if __name__ == "__main__":
     interrupts.answer(interrupts.importing)
+    terminal.outlive_readers()
     from fedpfl.config import early
 
     early.refuse(sys.argv[1:])
@@ -37,6 +38,7 @@ from fedpfl.config.plan import register
 from fedpfl.engine import ranks
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell
+from fedpfl.ground.words import replaced_words
 from fedpfl.record import console
 from fedpfl.runner import session, trials
 from fedpfl.runner.faults import STATUS, GivenUp, mended
@@ -54,6 +56,8 @@ def job(cfg: DictConfig) -> str | None:
     try:
         if hydra_cfg.job.chdir and ranks.launched():
             raise FedpflError("hydra.job.chdir must be false under torchrun: one process alone has the run directory")
+        if alone and (dropped := overrides.dropped_sweeps(hydra_cfg)):
+            _one_run_of_several(hydra_cfg, dropped)
         more = {} if alone else {"watch": trials.watch(hydra_cfg.sweeper, hydra_cfg.job.num)}
         with mended(cfg, path, whole=bool(_full)):
             session.play(cfg, path, experiment=hydra_cfg.runtime.choices.get("experiment"), **more)
@@ -73,6 +77,18 @@ def job(cfg: DictConfig) -> str | None:
     finally:
         tidy.prune(path, otherwise=Path(hydra_cfg.sweep.dir))
     return None
+
+
+def _one_run_of_several(hydra_cfg: DictConfig, dropped: Sequence[str]) -> None:
+    """Say which keys an experiment sets for a sweep's jobs alone. Raises FedpflError unless one run is asked for."""
+    name, keys = hydra_cfg.runtime.choices.get("experiment"), ", ".join(dropped)
+    source = f"experiment={name}" if name else "the configuration"
+    if "hydra.mode=RUN" not in sys.argv:  # Hydra's own record of the command always has it
+        each = " ".join(f"{key}=..." for key in dropped)
+        raise FedpflError(
+            f"{source} sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
+        )
+    _tell(f"{source} sweeps over {keys}, which this one run (hydra.mode=RUN) has as they are without it")
 
 
 def _give_up(error: Exception) -> NoReturn:
@@ -132,4 +148,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    for note in replaced_words(sys.argv[1:]):
+        _tell(note)
     main()

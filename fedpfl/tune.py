@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import sys
 
-from fedpfl.ground import interrupts
+from fedpfl.ground import interrupts, terminal
 
 if __name__ == "__main__":
     interrupts.answer(interrupts.importing)
+    terminal.outlive_readers()
     from fedpfl.config import early
 
     early.refuse(["-m", *(word for word in sys.argv[1:] if not word.startswith(("trials=", "seeds=")))])
@@ -29,6 +30,7 @@ from fedpfl.config.messages import one_line
 from fedpfl.config.plan import register
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell
+from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.methods import METHODS
 from fedpfl.report.render import render, screen
 from fedpfl.runner.tuning import Order, tune
@@ -56,7 +58,9 @@ def order(words: Sequence[str]) -> Order:
     plugins.load(overrides.chosen(rest, "plugins"))
     if unknown := [method for method in methods if method not in METHODS]:
         raise FedpflError(f"method.name must be one of {', '.join(sorted(METHODS))}, got {unknown[0]!r}")
-    if bad := next((word for word in rest if word.startswith(("seed=", "hydra/sweeper=")) and "," in word), None):
+    if own := next((word for word in rest if word.startswith(("hydra/sweeper=", "hydra.mode="))), None):
+        raise FedpflError(f"{own}: tune sweeps by itself; leave it out")
+    if bad := next((word for word in rest if word.startswith("seed=") and overrides.sweeps(word)), None):
         raise FedpflError(f"{bad}: tune searches with one seed, and takes the next ones to judge by")
     return Order(list(dict.fromkeys(methods)), numbers["trials"], numbers["seeds"], folder, rest)
 
@@ -77,7 +81,9 @@ def main() -> None:
     interrupts.answer(interrupts.playing)
     try:
         register()
-        asked = order(words)
+        asked = order(check_words(words, overrides.MULTIRUN, "python -m fedpfl.tune --help tells what it takes"))
+        for note in replaced_words(words):
+            tell(note)
         table = tune(asked, play)
         (asked.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
         (asked.folder / "tuned.csv").write_text(render(table, "csv"))

@@ -94,7 +94,7 @@ class OptunaSweeper(Sweeper):
     def _search(self, arguments: list[str]) -> tuple[Any, list[str]]:
         """Return the search that the overrides ask for, and those of them that all its jobs have."""
         from fedpfl.config import overrides
-        from fedpfl.config.plan import check
+        from fedpfl.config.plan import check, load_data
         from fedpfl.runner import trials
 
         assert self.hydra_context is not None
@@ -115,10 +115,13 @@ class OptunaSweeper(Sweeper):
         common = loader.load_sweep_config(self.config, fixed)
         first = {key: OmegaConf.select(common, key.lstrip("+"), throw_on_missing=False) for key in space}
         some = [f"{key}={kind.choices[0] if hasattr(kind, 'choices') else kind.low}" for key, kind in space.items()]
-        plan = check(loader.load_sweep_config(self.config, [*fixed, *some]))
+        proposed = loader.load_sweep_config(self.config, [*fixed, *some])
+        plan = check(proposed)
         settings = plan.settings
         if not settings.validation and plan.config["partition"]["name"] != "file":
             raise ValueError("a search needs held-out samples to judge by; set validation=0.1")
+        if not self._is_remote():
+            load_data([proposed])
         folder = Path(str(self.config.hydra.sweep.dir)).resolve()
         name = trials.named(plan.identity, settings.seed, [str(word.input_line) for word in swept.values()])
         asked = self._trials, self._batch, self._startup, settings.rounds // 3, settings.seed

@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 
 from fedpfl.config import tidy
 from fedpfl.ground import interrupts
-from fedpfl.ground.errors import printable, reason
+from fedpfl.ground.errors import FedpflError, printable, reason
 from fedpfl.ground.terminal import tell
 
 PATIENCE = 20.0
@@ -70,12 +70,19 @@ class Sweeper(BasicSweeper):
             raise ValueError(f"hydra.sweeper.max_batch_size must be 1 or more, or null, got {self.max_batch_size}")
         assert self.hydra_context is not None
         assert self.launcher is not None
+        from fedpfl.config.plan import load_data  # imports torch, as above
+
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         batches = self.split_arguments(overrides, self.max_batch_size)
         jobs = [list(words) for batch in batches for words in batch]
-        for words in jobs:
-            self._check(words)
+        composed = [self._check(words) for words in jobs]
+        if not self._is_remote():
+            try:
+                load_data(composed)
+            except FedpflError as error:
+                tell(error)
+                raise
         alike = set(jobs[0]).intersection(*jobs) if len(jobs) > 1 else set(plain(overrides))
         returns: list[JobReturn] = []
         try:
@@ -92,12 +99,18 @@ class Sweeper(BasicSweeper):
                 raise job._return_value
         return [returns]
 
-    def _check(self, words: Sequence[str]) -> None:
+    def _is_remote(self) -> bool:
+        """Return whether jobs may run on other machines, which have data of their own."""
+        assert self.config is not None
+        return any(name in self.config.hydra.launcher._target_ for name in ("submitit", "ray"))
+
+    def _check(self, words: Sequence[str]) -> DictConfig:
         """Compose a job. Raises what Hydra does, and HydraException for one that is a sweep itself."""
         assert self.hydra_context is not None
         job = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
         if (job.hydra.sweeper.params or {}) != self.params:
             raise HydraException(f"{' '.join(words)}: an experiment with a sweep of its own; run one at a time")
+        return job
 
 
 class Counted:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config.choices import GROUPS, OPTIONAL, choices, moved
+from fedpfl.config.overrides import quoted_word
 from fedpfl.ground.errors import FedpflError, near, one_of
 
 NOISE = (
@@ -25,8 +26,6 @@ NOISE = (
 )
 """How lines of Hydra's and OmegaConf's messages begin that help nobody."""
 KNOWN = {
-    r"Ambiguous value for argument '(.*?)'\n": r"\1 is a sweep, which needs -m; if it is one value, write a list "
-    "as key=[a,b], a text as \"key='a,b'\"",
     r"Multiple values for (.*?)\. To override": r"\1 has a value, which \1=... replaces; leave out the +",
     "Input config does not have a `_target_` field": "hydra.launcher and hydra.sweeper are groups of keys; choose by "
     "hydra/launcher=... and hydra/sweeper=...",
@@ -36,6 +35,8 @@ KNOWN = {
 """What to say instead of messages of Hydra's that begin so."""
 UNSEEN = ("name", "title", "groups", "table")
 """Keys that nobody sets."""
+EXTRAS = {"submitit": "slurm", "ray": "ray"}
+"""What of fedpfl's extras brings launchers whose names begin so."""
 PLUGINS = ("launcher", "sweeper")  # groups of Hydra's, which are chosen with a slash
 
 
@@ -47,12 +48,19 @@ def one_line(error: Exception) -> str:
     if ours := _ours(error):
         return ours
     if isinstance(error, MissingConfigException):
-        group, name = re.fullmatch(r"((?:hydra/)?[^/]*)/?(.*)", str(error.missing_cfg_file)).groups()  # type: ignore[union-attr]
+        group, name = _group_and_choice(str(error.missing_cfg_file))
+        extra = next((extra for start, extra in EXTRAS.items() if name.startswith(start)), "")
+        if group == "hydra/launcher" and extra:
+            return f"{group}={name} needs a package that is not installed; pip install 'fedpfl[{extra}]'"
         if now := moved(group, name):
             return f"{group}={name} is now {now}"
         # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
         if known := choices(group) or error.options:
             return f"{group} must be {one_of(known, name)}"
+    if isinstance(error, OverrideParseException):
+        return _unreadable(str(error.override), text)
+    if swept := re.match(r"Ambiguous value for argument '(.*?)'\n", text, re.DOTALL):
+        return needs_multirun(swept[1])
     if unknown := re.search(r"Could not override '(.*?)'", text):
         return _no_key(unknown[1], cause)
     for pattern, words in KNOWN.items():
@@ -60,14 +68,48 @@ def one_line(error: Exception) -> str:
             return match.expand(words)
     if isinstance(error, OSError) and error.filename:
         return f"cannot make {error.filename}: {error.strerror}; choose another place with hydra.run.dir=..."
-    if isinstance(error, OverrideParseException):
-        text = f"{error.override!r} cannot be read as key=value\n{text}"
     if isinstance(cause, OmegaConfBaseException):
         text = f"{text}\n{cause}"
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         text = f"{error.full_key}: {text}"
     lines = [line.strip().removesuffix(".") for line in text.splitlines()]
     return "; ".join(line for line in lines if line and not line.startswith(NOISE)) or type(error).__name__
+
+
+def needs_multirun(word: str) -> str:
+    """Return what to say of a sweep without -m."""
+    key, _, value = word.partition("=")
+    if re.search(r"[(\[{'\"]", value):
+        return f"{word} is a sweep, which needs -m"
+    number = f", a number as {key}={value.replace(',', '.')}" if re.fullmatch(r"-?\d+,\d+", value) else ""
+    return (
+        f"{word} is a sweep, which needs -m; if it is one value, write a list as {key}=[{value}], "
+        f"a text as {quoted_word(key, value)}{number}"
+    )
+
+
+def _unreadable(word: str, text: str) -> str:
+    """Return what to do about a word that Hydra cannot parse."""
+    key, equals, value = word.partition("=")
+    said = f"{word!r} cannot be read as key=value"
+    if not re.fullmatch(r"[+~]*[A-Za-z_][\w./@:-]*", key, re.ASCII):
+        spaced = equals and re.fullmatch(r"[\w./]+", key.strip(), re.ASCII)
+        return f"{said}; write {key.strip()}={value.strip()}, without a space" if spaced else said
+    if not equals:
+        return f"{said}; give it a value, {re.split('[:@]', key)[0]}=..."
+    if value.startswith("="):
+        return f"{said}; write one =, {key}{value}"
+    lines = [line.strip().removesuffix(".") for line in text.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(NOISE) and "expecting" not in line]
+    reasons = [line for line in lines if not line.startswith(("no viable", "token recognition"))]
+    return "; ".join([said, *reasons, f"a text is quoted: {quoted_word(key, value)}"])
+
+
+def _group_and_choice(missing: str) -> tuple[str, str]:
+    """Return group and name of a choice such as `hydra/launcher/ray` or `experiment/folder/name`."""
+    start = "hydra/" if missing.startswith("hydra/") else ""
+    group, _, name = missing.removeprefix(start).partition("/")
+    return start + group, name
 
 
 def at_its_source(message: str, cfg: DictConfig) -> str:

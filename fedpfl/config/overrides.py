@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
@@ -27,9 +28,13 @@ from omegaconf.errors import OmegaConfBaseException
 from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.yaml ask for
 from fedpfl.config.choices import NESTED, choices
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.words import check_words, parser_options
 
 CONF = str((Path(__file__).parents[1] / "conf").resolve())
 """The folder with train.yaml: in a checkout a link to the one at the top."""
+LISTED = "`python -m fedpfl.train --hydra-help` lists options"
+MULTIRUN = {"-m": False, "--multirun": False}
+"""The options of commands that sweep by themselves, where they change nothing."""
 REFUSED = HydraException, OmegaConfBaseException
 """What is raised for words that Hydra refuses."""
 
@@ -117,6 +122,12 @@ def _said(value: Any) -> str:
     return str(value) if isinstance(value, Real) else QuotedString(str(value), Quote.single).with_quotes()
 
 
+def quoted_word(key: str, value: str) -> str:
+    """Return `"key='value'"`: a text as a shell hands it to Hydra, whatever is in it."""
+    word = f"{key}={_said(value)}"
+    return shlex.quote(word) if set("'\"$`\\!") & set(value) else f'"{word}"'
+
+
 def complete(word: str, line: str) -> None:
     """Print what Hydra answers a shell: to `install=bash` a script, to `query=bash` what `line` may go on with."""
     group, equals, begun = line.rpartition(" ")[2].partition("=")
@@ -131,15 +142,19 @@ def complete(word: str, line: str) -> None:
 
 def options_first(words: Sequence[str]) -> list[str]:
     """Return `seed=1,2 -m` as Hydra takes it, with options before keys. Raises FedpflError for what is no option."""
-    said = io.StringIO()
+    parser, said = get_args_parser(), io.StringIO()
+    words = check_words(words, parser_options(parser), LISTED)
     try:
         with contextlib.redirect_stderr(said):
-            keys = get_args_parser().parse_intermixed_args(words).overrides
+            options = parser.parse_intermixed_args(words)
     except SystemExit as end:
         if not end.code:  # --version
             raise
         reason = said.getvalue().rpartition("error: ")[2].strip()
-        raise FedpflError(f"{reason}; `python -m fedpfl.train --hydra-help` lists options") from None
+        raise FedpflError(f"{reason}; {LISTED}") from None
+    if options.package is not None and not options.cfg:
+        raise FedpflError(f"--package {options.package} chooses what --cfg prints; add --cfg job, or leave it out")
+    keys = options.overrides
     return [*(word for word in words if word not in keys), *keys]
 
 
@@ -213,6 +228,12 @@ def values(word: str) -> list[str]:
     if override is None or not override.is_sweep_override():
         return [word.partition("=")[2]]
     return [] if override.is_interval_sweep() else [str(value) for value in override.sweep_string_iterator()]
+
+
+def dropped_sweeps(hydra_cfg: DictConfig) -> list[str]:
+    """Return the keys that the configuration sets for the jobs of a sweep, and the words of one run do not."""
+    given = {override.key_or_group for word in hydra_cfg.overrides.task if (override := _parsed(word))}
+    return [str(key) for key in hydra_cfg.sweeper.get("params") or {} if key not in given]
 
 
 def _of_experiment(given: Iterable[Override]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -108,6 +108,7 @@ def _plan(config: dict[str, Any]) -> Plan:
     settings = typed(Settings, {key: config[key] for key in SETTINGS}, "")
     config["plugins"] = plugins.load(settings.plugins)
     config |= {"restart": False, "extend": ""}  # for this command, not for whoever repeats the run by its configuration
+    _refuse_part_of_epoch(config["local"])
     parts = {group: typed(schema, config[group], group) for group, schema in SCHEMAS.items()}
     device = find_device(settings.device)
     engine.check(parts["engine"], device)
@@ -124,6 +125,33 @@ def _plan(config: dict[str, Any]) -> Plan:
     if parts["privacy"] and parts["system"]:
         raise FedpflError("privacy=client keeps no account of clients that drop out or come late; use system=none")
     return Plan(settings, **parts, device=device, method=method, config=config, identity=identity(config))
+
+
+def _refuse_part_of_epoch(local: Mapping[str, Any]) -> None:
+    epochs = local.get("epochs")
+    if isinstance(epochs, float) and epochs > 0 and epochs % 1:
+        raise FedpflError(
+            f"local.epochs must be a whole number or null, got {epochs}; to train less than an epoch, "
+            "count minibatches: local.epochs=null local.steps=..."
+        )
+
+
+def load_data(configs: Iterable[DictConfig]) -> None:
+    """Read the data that runs name, each once, so that what is absent is told before any run. Raises FedpflError.
+
+    A configuration that is wrong in itself is left to its run, which says so.
+    """
+    read = set()
+    for cfg in configs:
+        try:
+            config = check(cfg).config
+            source = _source(config)
+        except FedpflError:
+            continue
+        name = config["data_dir"], repr(source)
+        if name not in read:
+            datasets.load(data_dir=Path(config["data_dir"]), **source)
+        read.add(name)
 
 
 def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alone) -> Run:

@@ -17,6 +17,9 @@ def opened(path: Path) -> Iterator[NpzFile]:
     Raises ValueError, or what zipfile and numpy raise, for an archive that is damaged or holds something else.
     """
     with path.open("rb") as file:
+        if file.read(2) not in (b"PK", b"\x93N"):  # else numpy takes it for a pickle, and says how to load that
+            raise ValueError("it is no zip archive, as np.savez writes" if path.stat().st_size else "it is empty")
+        file.seek(0)
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, NpzFile) or arrays.zip is None:
             raise ValueError("it is a single array")

@@ -16,6 +16,7 @@ from fedpfl.ground.ranges import Range
 LISTS = (tuple, list, Sequence)
 UNIONS = (Union, types.UnionType)
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+PLURALS = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
 
 
 class Unfit(ValueError):
@@ -89,7 +90,9 @@ def _fit(value: Any, hint: Any) -> Any:
         return float(value)
     if isinstance(kind, type) and isinstance(value, kind) and (number or kind is not int):
         return value
-    raise Unfit(described(hint), "value" if hint is type(None) else "type")
+    is_whole = hint is int and number and 1 <= value < 2**53 and value % 1 == 0
+    meant = f"; did you mean {int(value)}?" if is_whole else ""
+    raise Unfit(described(hint), "value" if hint is type(None) else "type", meant)
 
 
 def _range(annotated: tuple[Any, ...]) -> Range:
@@ -98,7 +101,7 @@ def _range(annotated: tuple[Any, ...]) -> Range:
 
 def _fit_items(values: Any, hint: Any, inside: tuple[Any, ...]) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple):
-        raise Unfit(described(hint), "type")
+        raise Unfit(described(hint), "type", _as_item(values, inside))
     if get_origin(hint) is tuple and inside[-1] is not ...:
         if len(values) != len(inside):
             raise Unfit(described(hint), "type")
@@ -107,6 +110,17 @@ def _fit_items(values: Any, hint: Any, inside: tuple[Any, ...]) -> tuple[Any, ..
         return tuple(_fit(value, inside[0] if inside else Any) for value in values)
     except Unfit as error:
         raise error if error.kind == "range" else Unfit(described(hint), "type", error.meant) from None
+
+
+def _as_item(value: Any, inside: tuple[Any, ...]) -> str:
+    """Return that a list of this one value was probably meant, if it can be an item."""
+    if not inside or (len(inside) > 1 and inside[-1] is not ...):
+        return ""
+    try:
+        _fit(value, inside[0])
+    except Unfit:
+        return ""
+    return f"; did you mean [{value}]?"
 
 
 def _fit_one(value: Any, options: tuple[Any, ...]) -> Any:
@@ -140,7 +154,14 @@ def described(hint: Any) -> str:
         return f"one of {', '.join(map(str, inside))}" if len(inside) > 1 else str(inside[0])
     if (origin or hint) in LISTS:
         count = f"{len(inside)} " if origin is tuple and inside[-1] is not ... else ""
-        return f"a list of {count}{described(inside[0]).removeprefix('a ')}s" if inside else "a list"
+        if not inside:
+            return "a list"
+        item = inside[0]
+        while get_origin(item) is Annotated:
+            item = get_args(item)[0]
+        if item in PLURALS:
+            return f"a list of {count}{PLURALS[item]}"
+        return f"a list of {count}values, each {described(item)}"
     return NAMES.get(hint, str(hint))
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterable
 
 SHORT = 12  # names that are listed even where one is near what was meant
+LIKE = 0.65  # share of two names that must be alike: `dri` is near `dir`, `accuracy` is not near `auroc`
 LONG = re.compile(r"(?<!\w)'[^']{120,}'(?!\w)|\[[^]]{120,}]|{[^}]{120,}}|[^\s/]{120,}")  # texts, lists, names in a path
 
 
@@ -51,7 +52,7 @@ def origin(error: BaseException) -> BaseException:
 
 def near(word: str, known: Iterable[str], words: str = "; did you mean {}?") -> str:
     """Return `words` about the known word that was probably meant, or nothing where none is near."""
-    close = difflib.get_close_matches(word, list(known), 1)
+    close = difflib.get_close_matches(word, list(known), 1, LIKE)
     return words.replace("{}", close[0]) if close else ""
 
 

@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedpfl.ground import dotted
+
 _HOW = {"seed", "logger", "device", "state", "data_dir", "checkpoint", "restart", "extend", "name", "plugins"}
 WITHOUT = _HOW | {"quantile", "norm", "score", "hydra", "experiment"}
 """What does not tell runs apart: where and how they run, and groups that are already written into `method`."""
@@ -73,6 +75,24 @@ def essence(config: Mapping[str, Any]) -> dict[str, Any]:
         if value not in ({}, since):
             kept[key] = value
     return kept
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6) -> str:
+    """Return by which keys two resolved configurations are different runs: `rounds 2 there, 3 here`."""
+    sides = [dict(dotted.flat({**essence(config), "seed": config.get("seed")})) for config in (there, here)]
+    keys = [key for key in {**sides[0], **sides[1]} if sides[0].get(key, ...) != sides[1].get(key, ...)]
+    renamed = [key.removesuffix("name") for key in keys if key.endswith(".name")]
+    told = [key for key in keys if key.endswith(".name") or not key.startswith(tuple(renamed))]
+    values = [(dotted.at(there, key), dotted.at(here, key)) for key in told]
+    texts = [
+        f"{key.removesuffix('.name')} {_shown(old)} there, {_shown(new)} here"
+        for key, (old, new) in zip(told, values, strict=True)
+    ]
+    return "; ".join([*texts[:most], *([f"{len(texts) - most} more"] if texts[most:] else [])])
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value) if value is None or isinstance(value, bool | list) else str(value)
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,4 +57,9 @@ def _of(shape: tuple[int, ...], expected: str, axes: int) -> tuple[int, ...]:
 def _other(expected: str, shape: tuple[int, ...]) -> Unfit:
     name = getattr(shape, "data_set", "")
     origin = f" (data set {name})" if name else ""
-    return Unfit(f"takes {expected}, got {kind(shape)} of shape {list(shape)}{origin}")
+    advice = ""
+    if kind(shape) == "token ids":
+        advice = "; integers are token ids, save a table of features as floats"
+    elif kind(shape) == "signals" and len(shape) == 2 and expected.startswith("images"):
+        advice = "; of grey images save x[:, None], whose second axis is the channel"
+    return Unfit(f"takes {expected}, got {kind(shape)} of shape {list(shape)}{origin}{advice}")

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import yaml
 
 from fedpfl.data.fingerprint import COVERED
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.identity import differences
 from fedpfl.record import checkpoint, digests, rounds
 from fedpfl.record.picture import partition_png
 
@@ -261,7 +263,7 @@ class RunDirectory:
         files.remove(self.path, *(files.temporary(self.path / name).name for name in _REPLACED))
         self._summary, whole = _read_summary(self.path)
         if self._summary.get("identity", self._identity) != self._identity:
-            raise self._other_run()
+            raise self._other_run(config_yaml)
         known = self._summary.get("data")
         other = None not in (data, known) and data != known
         if restart or self._summary.get(_CLEARED):
@@ -364,10 +366,21 @@ class RunDirectory:
             self._notes.close()
         self._rounds = self._notes = None
 
-    def _other_run(self) -> FedpflError:
+    def _other_run(self, config_yaml: str) -> FedpflError:
+        differing = differences_from(self.path, yaml.safe_load(config_yaml))
         return FedpflError(
-            f"run directory {self.path} holds a different run; choose another with hydra.run.dir=... or remove it"
+            f"run directory {self.path} holds a different run{f' ({differing})' if differing else ''}; "
+            "choose another with hydra.run.dir=... or remove it"
         )
+
+
+def differences_from(path: Path, config: Any) -> str:
+    """Return by which keys the run in a directory is another than that of `config`, "" where it cannot be told."""
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        there = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        if isinstance(there, Mapping) and isinstance(config, Mapping):
+            return differences(there, config)
+    return ""
 
 
 def ended(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.files import output
-from fedpfl.ground.terminal import Parser, tell
+from fedpfl.ground.terminal import Parser, outlive_readers, tell
 from fedpfl.papers.curves import curve_table, curves
 from fedpfl.papers.fedobp.tables import beside
 from fedpfl.papers.layout import Selection
@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=text,
         epilog=f"{FILTERS}\n\n{example}" + ("" if name else f"\n\nOther commands, each with its own --help:\n{others}"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        repeats=True,
     )
     for names, settings in options:
         parser.add_argument(*names.split(), **settings)
@@ -370,4 +371,5 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
 
 
 if __name__ == "__main__":
+    outlive_readers()
     raise SystemExit(main())

@@ -21,12 +21,13 @@ from fedpfl import engine
 from fedpfl.config import overrides, plugins, tidy
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import one_line
-from fedpfl.config.plan import Run, build, check, literal, register, resolve
+from fedpfl.config.plan import Run, build, check, literal, load_data, register, resolve
 from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine import ranks
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import completed
+from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
 from fedpfl.record.rundir import saved
@@ -139,6 +140,7 @@ def _jobs(
         if path in found:
             raise FedpflError(f"{_named(swept)} is a run already; sweep over what decides a result, each value once")
         found[path] = cfg, experiment, swept
+    load_data(cfg for cfg, _, _ in found.values())
     return found
 
 
@@ -331,7 +333,8 @@ def _composed(settings: tuple[str | Mapping[str, Any], ...], keys: Mapping[str, 
 def _words(settings: Sequence[Any], keys: Mapping[str, Any], choices: bool = False) -> list[str]:
     """Return what the command line would be given, and load the plugins that it names. choices: as in `words`."""
     words = [*map(str, settings), *(word for key in keys for word in overrides.words(key, keys[key], choices))]
-    if option := next((word for word in words if word.startswith("-")), None):
-        raise FedpflError(f"{option} is an option of the command line; give words such as 'rounds=5'")
+    words = check_words(words, {}, "here are no options, only words such as 'rounds=5'")
+    for note in replaced_words(words):
+        warnings.warn(note, stacklevel=5)
     plugins.load(overrides.chosen(words, "plugins"))
     return words

@@ -187,9 +187,11 @@ def extended(run: Run) -> dict[str, Any] | None:
         )
     shorter = f"{identity({**run.config, 'rounds': done})}-seed{settings.seed}"
     if summary["identity"] != shorter or done >= settings.rounds:
+        differing = rundir.differences_from(place, {**run.config, "rounds": done})
         raise FedpflError(
             f"extend: {place} holds no run of these settings, seed {settings.seed} and fewer rounds than "
-            f"{settings.rounds}; set rounds to more than it has, and all else as it was"
+            f"{settings.rounds}{f' ({differing})' if differing else ''}; set rounds to more than it has, and "
+            "all else as it was"
         )
     if summary.get("data") != run.fingerprint:
         raise FedpflError(f"extend: {place} was run on other data ({COVERED})")

@@ -229,7 +229,7 @@ def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
         ((), {"local": {"lr": float("nan")}}, "local.lr must be a finite number"),
         (("method=fedavg,fedper",), {}, "method=fedavg,fedper is a sweep, .* give method one value"),
         (("experiment=demo",), {}, "method=.* is a sweep, .* give method one value"),
-        (("-m",), {}, "-m is an option of the command line"),
+        (("-m",), {}, "-m is no option; here are no options, only words such as 'rounds=5'"),
         (("rounds",), {}, "cannot be read as key=value"),
         (({"rounds": 1}, "seed=1"), {}, "stands alone"),
         (({"rounds": 1},), {"seed": 1}, "stands alone"),

@@ -84,7 +84,8 @@ def _archive(source: Source, path: Path | None) -> Path | None:
     if path is not None:
         named = Path(path).expanduser()
         if not named.is_file():
-            raise Absent(f"dataset.path={path} is not a file; give the path of an .npz archive with x and y")
+            what = "a folder" if named.is_dir() else "not a file"
+            raise Absent(f"dataset.path={path} is {what}; give the path of an .npz archive with x and y")
         return named
     usual = source.folder / f"{source.name}.npz"
     return usual if source.name != "npz" and usual.is_file() else None

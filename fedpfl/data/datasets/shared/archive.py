@@ -21,9 +21,14 @@ def archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
     def fault(_: Path | str, reason: str) -> FedpflError:
         if medmnist_md5:
             check_md5(path, medmnist_md5)
+        if reason.startswith("Object arrays"):
+            reason = "an array has Python objects in it, where numbers belong"
+        said = f"{path} cannot be read as an .npz archive of plain arrays ({reason})"
+        if path.suffix == ".npz":
+            return FedpflError(f"{said}; save it with np.savez(path, x=x, y=y)")
         return FedpflError(
-            f"{path} cannot be read as an .npz archive of plain arrays ({reason}); save it with "
-            "np.savez(path, x=x, y=y)"
+            f"{said}; read it in Python and save its arrays: np.savez('{path.stem}.npz', x=x, y=y), y integers "
+            "[samples], x uint8 images or float32 [samples, features]"
         )
 
     with reading(path, fault), npz.opened(path) as arrays:

@@ -121,7 +121,10 @@ def _x(x: np.ndarray) -> np.ndarray:
     if x.dtype != np.uint8 and x.dtype.kind in "iu" and x.ndim == 2 and x.shape[1]:
         worst = min(int(x.min(initial=0)), 2**31 - 1 - int(x.max(initial=0)))
         if worst < 0:
-            raise ValueError(f"token ids must be from 0 to 2147483647, found {x.min()} to {x.max()}")
+            raise ValueError(
+                f"integers [samples, length] are token ids and must be from 0 to 2147483647, found {x.min()} to "
+                f"{x.max()}; save a table of features as floats"
+            )
         return x.astype(np.int32)
     if x.dtype != np.uint8:
         raise ValueError(
@@ -133,7 +136,7 @@ def _x(x: np.ndarray) -> np.ndarray:
     if x.ndim != 4 or 0 in x.shape[1:]:
         raise ValueError(
             "x must be [samples, channels, height, width], or without channels, or with channels last; "
-            f"got shape {list(x.shape)}"
+            f"got shape {list(x.shape)}{'; save a table of features as floats' if x.ndim == 2 else ''}"
         )
     return _channels_first(x)
 

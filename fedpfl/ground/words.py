@@ -1,0 +1,99 @@
+"""The words of a command: each is understood as it stands, or refused."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from fedpfl.ground.errors import FedpflError, near
+
+DASHES = "‐‑‒–—―−﹘﹣－"
+"""Dashes that word processors and web pages write for the keyboard's."""
+NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
+KEY = re.compile(r"[A-Za-z_][\w./]*", re.ASCII)
+
+
+def parser_options(parser: argparse.ArgumentParser) -> dict[str, bool]:
+    """Return a parser's options, and whether each takes a value."""
+    return {name: action.nargs != 0 for name, action in parser._option_string_actions.items()}
+
+
+def check_words(words: Sequence[str], options: Mapping[str, bool], advice: str = "") -> list[str]:
+    """Return a command's words without `--`, behind which nothing is an option.
+
+    Args:
+        words: as the shell gave them.
+        options: their names, and whether each takes a value.
+        advice: what tells all options, for an error.
+
+    Raises:
+        FedpflError: for an empty word, a word that looks like an option and is none, an option given twice.
+    """
+    values: dict[str, str] = {}
+    for word in words:
+        if not word.strip():
+            raise FedpflError("the command has an empty word; leave it out, or give its key a value")
+        if word[0] in DASHES:
+            raise FedpflError(f"{word} begins with a dash that is not the keyboard's; write {_typed(word, options)}")
+    end = words.index("--") if "--" in words else len(words)
+    for word in words[:end]:
+        if not word.startswith("-") or word == "-" or NEGATIVE.fullmatch(word):
+            continue
+        name, equals, _ = word.partition("=")
+        if name not in options:
+            raise FedpflError("; ".join(filter(None, (f"{word} is no option", advice, _meant_option(word, options)))))
+        if equals and not options[name]:
+            raise FedpflError(f"{word}: {name} takes no value; write {name}")
+        if options[name] and name in values:
+            raise FedpflError(f"{name} is given twice; leave one of them out")
+        values[name] = word
+    behind = list(words[end + 1 :])
+    if option := next((word for word in behind if word.startswith("-")), None):
+        raise FedpflError(f"{option} stands behind --, where nothing is an option; put it before")
+    return [*words[:end], *behind]
+
+
+def replaced_words(words: Iterable[str]) -> list[str]:
+    """Return a note for each word whose key has another value later in the command."""
+    latest: dict[str, str] = {}
+    notes = []
+    for word in words:
+        key, equals, _ = word.lstrip("+").partition("=")
+        if not equals or word.startswith(("-", "~")):
+            continue
+        if latest.get(key, word) != word:
+            notes.append(f"{latest[key]} gives way to {word}, which comes later in the command")
+        latest[key] = word
+    return notes
+
+
+def _meant_option(word: str, options: Mapping[str, bool]) -> str:
+    """Return what a word that is no option was probably meant to be, "" where nothing is near."""
+    name, equals, value = word.partition("=")
+    bare = _bare(name)
+    longer = [option for option in options if name.startswith("--") and bare and option.startswith(name)]
+    if longer:
+        return f"did you mean {' or '.join(longer)}?"
+    if equals and KEY.fullmatch(bare):
+        return f"keys have no dash: {bare}={value}"
+    letters = [f"-{letter}" for letter in bare]
+    if len(letters) > 1 and all(letter in options for letter in letters):
+        return f"options stand apart: {' '.join(letters)}"
+    if not name.startswith("--"):
+        return ""
+    return near(bare, [_bare(option) for option in options if option.startswith("--")], "did you mean --{}?")
+
+
+def _typed(word: str, options: Mapping[str, bool]) -> str:
+    """Return a word that begins with another dash as the keyboard has it."""
+    bare = _bare(word)
+    name, equals, _ = bare.partition("=")
+    option = next((option for option in (f"-{name}", f"--{name}") if option in options), "")
+    if option or not equals:
+        return f"{option or '-'}{bare.removeprefix(name) if option else bare}"
+    return bare
+
+
+def _bare(word: str) -> str:
+    return word.lstrip(f"-{DASHES}")
