@@ -31,6 +31,7 @@ import pandas as pd
 import yaml
 
 from fedpfl.config import overrides
+from fedpfl.config.foreign import ForeignRuns, read_command
 from fedpfl.config.messages import one_line
 from fedpfl.config.plan import load_data, register
 from fedpfl.ground.errors import FedpflError, one_of
@@ -43,13 +44,14 @@ from fedpfl.report.fairness import BASELINES, as_table, compared, judged_as
 from fedpfl.report.figures import accuracy_figure
 from fedpfl.report.grouping import groups
 from fedpfl.report.load import runs
-from fedpfl.report.ranking import diagram, rank_tables
+from fedpfl.report.ranking import complete, diagram, rank_tables, ranked
 from fedpfl.report.render import render, screen
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, over_seeds
 from fedpfl.report.tables import COLUMNS, ROW, accuracy_table
 from fedpfl.report.text import few
 from fedpfl.runner.faults import STATUS, Diverged
+from fedpfl.runner.spaces import space
 from fedpfl.runner.tuning import places, tune
 from fedpfl.tune import order, play
 
@@ -218,32 +220,97 @@ def write(asked: Asked, table: Table, members: Sequence[Run]) -> None:
 
 
 def verify(row: str, asked: Asked) -> int:
-    """Run a row of the board again, in a folder of its own, and say whether all its numbers are equal; 1 if not.
+    """Run a row of the board again, in a folder of its own, and say whether all that it shows is equal; 1 if not.
 
-    Raises FedpflError where there is no such row.
+    The row is data of a stranger's: of its command nothing is run but known keys with plain values. What it shows
+    beside FedAvg and Local-Only needs the runs of their rows, too. Raises FedpflError where there is no such row.
     """
     path = asked.folder / "board.csv"
     if not path.is_file():
         raise FedpflError(f"{path} is absent; make it with python -m fedpfl.board, or give its folder")
     listed = pd.read_csv(path, dtype=str, keep_default_na=False)
+    if lacking := {"identity", "command", "setting", "method", "chosen"} - {*listed}:
+        raise FedpflError(f"{path} is no board: it has no column {min(lacking)}")
     chosen = listed[listed["identity"].str.startswith(row)]
     if len(chosen) != 1:
-        known = few((listed if chosen.empty else chosen)["identity"])
-        raise FedpflError(f"{path}: {len(chosen) or 'no'} rows begin with {row!r}; there are {known}")
-    (known,) = chosen.to_dict("records")
-    root, (words, seeds) = asked.folder / "verify", _repeated(known["command"])
-    again = [*words, f"seed=choice({','.join(map(str, seeds))})", "hydra.sweeper.table=false", "restart=true"]
-    play(["-m", *overrides.words("hydra.sweep.dir", str(root))], again, bears=STATUS[Diverged])
-    members = [run for run in runs(*places(root, words, seeds)) if run.status == "finished"]
-    told = accuracy_table(members, "validation", chosen=MEASURED).frame.head(1).assign(**traced(members))
-    (here,) = pd.read_csv(_text(told), dtype=str, keep_default_na=False).to_dict("records")
-    keys = [key for name in (*MEASURED, "data", "digest") for key in _both(name) if key in known]
-    other = [f"{key} {known[key]} there, {here.get(key, '')} here" for key in keys if known[key] != here.get(key, "")]
-    if other:
-        tell(f"{known['method']}, {known['setting']}: not equal: {'; '.join(other)}; versions {here['versions']}")
+        rows = few((listed if chosen.empty else chosen)["identity"])
+        raise FedpflError(f"{path}: {len(chosen) or 'no'} rows begin with {row!r}; there are {rows}")
+    (shown,) = chosen.to_dict("records")
+
+    # ---- the runs of the row, and of those that it is measured beside
+    played: dict[Path, Mapping[str, Any]] = {}
+    for record in (shown, *_baseline_rows(listed, shown)):
+        runs_of_row = read_command(record["command"])
+        setting = record["setting"].partition(": ")[0]
+        for place in _play_again(runs_of_row, asked.folder / "verify"):
+            played[place.resolve()] = {**record, "setting": setting}
+
+    # ---- every column again
+    table, _ = board(played, [], "")
+    again = pd.read_csv(_text(table.frame), dtype=str, keep_default_na=False).to_dict("records")
+    (here,) = [record for record in again if record["identity"] == shown["identity"]] or [{}]
+    if not here:
+        made = few(record["identity"] for record in again) or "no finished run"
+        tell(f"{shown['method']}, {shown['setting']}: not equal: its command makes {made}, no {shown['identity']}")
         return 1
-    print(f"{known['method']}, {known['setting']}: equal, every number of {len(seeds)} runs")
+    here |= {"rank": _rank(listed, shown), "chosen": _chosen(shown, asked), "versions": shown.get("versions", "")}
+    different = [key for key in shown if shown[key] != here.get(key, "")]
+    name = f"{shown['method']}, {shown['setting']}"
+    if different:
+        what = "; ".join(f"{key} {shown[key]} there, {here.get(key, '')} here" for key in different)
+        versions = traced([run for run in runs(*played) if run.identity == shown["identity"]])["versions"]
+        tell(f"{name}: not equal: {what}; versions {versions}")
+        return 1
+    print(f"{name}: equal, every number of {here['seeds']} runs")
     return 0
+
+
+def _baseline_rows(listed: pd.DataFrame, shown: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the rows of the same setting by which a row's `harmed` was told."""
+    names = [name for name in BASELINES if shown.get(f"harmed_{name}")]
+    here = listed[(listed["setting"] == shown["setting"]) & (listed["identity"] != shown["identity"])]
+    methods = here["command"].str.extract(r" method=(\w+) ", expand=False)
+    return [record for name in names for record in here[methods == name].to_dict("records")]
+
+
+def _play_again(foreign: ForeignRuns, root: Path) -> list[Path]:
+    """Run a stranger's words anew; return the run directories."""
+    seeds = ",".join(map(str, foreign.seeds))
+    words = [*foreign.words, f"seed=choice({seeds})", "hydra.sweeper.table=false", "restart=true"]
+    play(["-m", *overrides.words("hydra.sweep.dir", str(root))], words, bears=STATUS[Diverged])
+    return places(root, foreign.words, foreign.seeds)
+
+
+def _rank(listed: pd.DataFrame, shown: Mapping[str, str]) -> str:
+    """Return a row's mean rank as the accuracies of all rows make it, "" where nothing can be ranked."""
+    accuracies: dict[str, dict[str, float]] = {}
+    for record in listed.to_dict("records"):
+        column = "ft_accuracy" if record["method"].startswith("FedAvg") and _is_fedavg(record) else "accuracy"
+        if value := record.get(column):
+            accuracies.setdefault(record["setting"], {})[record["method"]] = float(value)
+    try:
+        rank = ranked(complete(accuracies)[0]).places.mean().get(shown["method"])
+    except FedpflError:
+        return ""
+    return "" if rank is None else _as_text(rank)
+
+
+def _is_fedavg(record: Mapping[str, str]) -> bool:
+    return " method=fedavg " in record["command"]
+
+
+def _as_text(value: float) -> str:
+    """Return a number as the board's CSV has it."""
+    return pd.read_csv(_text(pd.DataFrame({"value": [value]})), dtype=str)["value"][0]
+
+
+def _chosen(shown: Mapping[str, str], asked: Asked) -> str:
+    """Return which words of a row's command its search has chosen."""
+    words = read_command(shown["command"]).words
+    method = next((word.partition("=")[2] for word in words if word.startswith("method=")), "")
+    of_setting = asked.suite["settings"].get(shown["setting"].partition(": ")[0], [])
+    searched = {word.partition("=")[0] for word in space(method, [*of_setting, *asked.words])}
+    return " ".join(word for word in words if word.partition("=")[0] in searched)
 
 
 def _simulated(run: Run) -> float:

@@ -10,6 +10,8 @@ import yaml
 
 from fedpfl import board
 from fedpfl.config import overrides
+from fedpfl.config.foreign import read_command
+from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.runner import tuning
 from tests.conftest import ROOT
@@ -102,18 +104,119 @@ def test_the_page_of_the_docs_is_what_its_file_says():
     assert board_page.filled(page, board_page.table(board_page.rows())) == page, "run python scripts/board.py --write"
 
 
-def test_a_row_that_is_run_again_is_equal_and_a_changed_number_is_named(made, capsys):
+def rewritten(folder, row, **values):
+    """Give a row of the board other values; return the file's text before."""
+    path = folder / "out" / "board.csv"
+    text = path.read_text()
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    for column, value in values.items():
+        frame.loc[frame["identity"] == row["identity"], column] = value
+    frame.to_csv(path, index=False)
+    return text
+
+
+def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made, capsys):
+    """Whichever column it is: none is taken on trust."""
     folder, _, frame = made
     row = frame[frame["method"] == "FedPer"].iloc[0]
     assert call(folder, "verify", row["identity"]) == 0
     assert "equal, every number of 1 runs" in capsys.readouterr().out
-    path = folder / "out" / "board.csv"
-    text = path.read_text()
-    path.write_text(text.replace(frame["digest"][frame["identity"] == row["identity"]].iloc[0], "0" * 16))
-    assert call(folder, "verify", row["identity"][:6]) == 1
-    assert "FedPer" in (told := capsys.readouterr().err)
-    assert "not equal: digest 0000000000000000 there" in told
-    path.write_text(text)
+
+    def played(foreign, root):
+        return tuning.places(root, foreign.words, foreign.seeds)  # the runs of just now
+
+    columns = [column for column in frame.columns if column not in ("identity", "command", "versions")]
+    for column in columns:
+        text = rewritten(folder, row, **{column: "0.125" if row[column] != 0.125 else "0.5"})
+        with mock.patch.object(board, "_play_again", played):
+            status = call(folder, "verify", row["identity"][:6])
+        (folder / "out" / "board.csv").write_text(text)
+        assert status == 1, column
+        assert f"{column} 0.125 there" in capsys.readouterr().err, column
+
+
+def test_a_row_whose_command_makes_another_configuration_is_not_equal(made, capsys):
+    folder, _, frame = made
+    row = frame[frame["method"] == "FedPer"].iloc[0]
+    text = rewritten(folder, row, command=row["command"].replace("local.epochs=1", "local.epochs=2"))
+    status = call(folder, "verify", row["identity"])
+    (folder / "out" / "board.csv").write_text(text)
+    assert status == 1
+    assert f"no {row['identity']}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "+hydra.callbacks.x._target_=sympy.sympify",
+        "hydra.callbacks.x._target_=sympy.sympify",
+        "plugins=[evil.py]",
+        "++plugins=[evil.py]",
+        "~method",
+        "hydra/launcher=joblib",
+        "hydra.run.dir=elsewhere",
+        "data_dir=elsewhere",
+        "dataset.path=data.npz",
+        "dataset=evil",
+        "model.weights=weights.pt",
+        "partition.file=parts.csv",
+        "partition=file partition.path=parts.csv",
+        "system.file=devices.csv",
+        "local.lr=${oc.env:HOME}",
+        "local.lr='${oc.env:HOME}'",
+        "local.lr=choice(1,2)",
+        "local.lr=1,2",
+        "model.hidden=range(1,5)",
+        "method=glob(*)",
+        "experiment=fedobp/table3",
+        "logger=wandb",
+        "name=../../elsewhere",
+        "restart=true",
+        "checkpoint.seconds=0",
+        "state.device=disk",
+        "method._target_=os.system",
+        "model.arch=../../evil",
+        "'local.lr=1\nplugins=[evil.py]'",
+        "-cd=conf",
+        "--config-dir=conf",
+        "rounds=1000000000",
+        "clients=1e9",
+        "local.lr=0.1 local.lr=0.2",
+        "method@x=fedavg",
+    ],
+)
+def test_of_a_strangers_row_nothing_is_run_but_known_keys_with_plain_values(made, capsys, word):
+    folder, _, frame = made
+    row = frame[frame["method"] == "FedPer"].iloc[0]
+    text = rewritten(folder, row, command=row["command"].replace(" dataset=digits", f" dataset=digits {word}"))
+    with mock.patch.object(board, "play") as play:
+        status = call(folder, "verify", row["identity"])
+    (folder / "out" / "board.csv").write_text(text)
+    told = capsys.readouterr().err
+    assert status == 2
+    assert not play.called
+    assert "the row's command is not run" in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm -rf / -m x seed=1",
+        "python -m fedpfl.tune -m method=fedavg seed=1",
+        "python -m fedpfl.train -m method=fedavg seed=1,2;ls",
+        "python -m fedpfl.train -m method=fedavg seed=" + ",".join(map(str, range(200))),
+        "python -m fedpfl.train -m 'method=fedavg",
+    ],
+)
+def test_a_command_of_another_form_is_refused(command):
+    with pytest.raises(FedpflError, match="the row's command"):
+        read_command(command)
+
+
+def test_every_row_of_the_docs_can_be_verified():
+    for command in board_page.rows()["command"]:
+        assert read_command(command).seeds
 
 
 @pytest.mark.parametrize(
@@ -121,7 +224,7 @@ def test_a_row_that_is_run_again_is_equal_and_a_changed_number_is_named(made, ca
     [
         (("verify", "zzz"), "no rows begin with 'zzz'"),
         (("verify",), "no rows begin"),
-        (("trials=0",), "left out: trials must be a whole number"),
+        (("trials=0",), "trials must be a whole number from 1 on"),
     ],
 )
 def test_mistakes_are_one_line(made, capsys, words, told):

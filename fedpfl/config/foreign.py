@@ -1,0 +1,123 @@
+"""Words of a run that somebody else wrote, such as those in a row of a board: data, of which nothing is executed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
+from hydra.errors import HydraException
+
+from fedpfl.config.choices import OPTIONAL, choices
+from fedpfl.ground.errors import FedpflError
+
+PREFIX = ["python", "-m", "fedpfl.train", "-m"]
+"""How the command of a row begins."""
+SETTINGS = ("rounds", "clients", "participation", "validation", "unseen", "metrics")
+"""Settings of a run that a row may give a value; others say where a run lies and what it may do."""
+CHOSEN = ("dataset", "partition", "model", "adapter", "method", "privacy", "system", *OPTIONAL)
+"""Groups of which a row may choose what comes along with the package."""
+WITH_KEYS = (*CHOSEN, "local", "eval", "stopping", "augment", "engine", "checkpoint")
+PATHS = re.compile(r"(^|_)(path|file|files|weights|folder|root|dir|directory|download|secret|hooks?|target)($|_)")
+"""Keys that name a file of this machine, or code."""
+KEY = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][A-Za-z0-9_]*)*")
+TEXT = re.compile(r"[\w.+-]+", re.ASCII)
+LARGEST = {"rounds": 10_000, "clients": 100_000}
+"""What a row may ask of this machine at most."""
+MOST_SEEDS = 100
+
+
+class ForeignRuns(NamedTuple):
+    """Hold the words of a stranger's runs, which differ by seed."""
+
+    words: list[str]
+    seeds: list[int]
+
+
+def read_command(command: str) -> ForeignRuns:
+    """Return the words and seeds of `python -m fedpfl.train -m KEY=VALUE ... seed=1,2`.
+
+    Raises:
+        FedpflError: for anything but known keys and groups with plain values: what Hydra itself or a plugin would
+            execute, files of this machine, sweeps, interpolations, and more than a run of a board can want.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        raise FedpflError("the row's command cannot be split into words") from None
+    if words[:4] != PREFIX or not words[4:]:
+        raise FedpflError(f"the row's command is not {' '.join(PREFIX)} KEY=VALUE ... seed=...")
+    *settings, last = words[4:]
+    return ForeignRuns(check_words(settings), _read_seeds(last))
+
+
+def check_words(words: Sequence[str]) -> list[str]:
+    """Return words of a run that are nothing but known keys with plain values. Raises FedpflError for others."""
+    given: set[str] = set()
+    for word in words:
+        key = _check_word(word)
+        if key in given:
+            raise _refusal(word, "gives its key a second time")
+        given.add(key)
+    return list(words)
+
+
+def _check_word(word: str) -> str:
+    """Return the key of a word. Raises FedpflError."""
+    key = word.partition("=")[0]
+    group = key.partition(".")[0]
+    if not KEY.fullmatch(key):
+        raise _refusal(word, "is no plain key")
+    if PATHS.search(key.rpartition(".")[2]):
+        raise _refusal(word, "names a file or an address")
+    allowed = WITH_KEYS if "." in key else (*SETTINGS, *CHOSEN, "engine")
+    if group not in allowed or (group == "checkpoint" and key != "checkpoint.keep"):
+        raise _refusal(word, "is no key of a board's run")
+    if "${" in word:
+        raise _refusal(word, "looks values up")
+    value = _parse_value(word)
+    if key in CHOSEN and value not in choices(key):
+        raise _refusal(word, f"chooses what fedpfl has not brought along in {key}")
+    if not _is_plain(value):
+        raise _refusal(word, "has no plain value")
+    largest = LARGEST.get(key)
+    if largest and not (isinstance(value, int) and value <= largest):
+        raise _refusal(word, f"is more than {largest:,}")
+    return key
+
+
+def _parse_value(word: str) -> object:
+    """Return the value of a word as Hydra reads it. Raises FedpflError for a sweep and for what is no value."""
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException:
+        raise _refusal(word, "cannot be read") from None
+    if override.type is not OverrideType.CHANGE or override.is_sweep_override():
+        raise _refusal(word, "is more than one value of a key")
+    return override.value()
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value is a number, a switch, nothing, a name, or a list of such."""
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, str):
+        return TEXT.fullmatch(value) is not None and ".." not in value
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _read_seeds(word: str) -> list[int]:
+    key, _, text = word.partition("=")
+    seeds = text.split(",")
+    if key != "seed" or not all(re.fullmatch(r"\d{1,9}", seed) for seed in seeds) or len(seeds) > MOST_SEEDS:
+        raise FedpflError(f"the row's command must end in seed=NUMBER,NUMBER,... (at most {MOST_SEEDS}), got {word!r}")
+    return [int(seed) for seed in seeds]
+
+
+def _refusal(word: str, why: str) -> FedpflError:
+    return FedpflError(
+        f"the row's command is not run: {word!r} {why}; a row may hold known keys and groups with plain values alone"
+    )
