@@ -35,7 +35,7 @@ LATER: dict[str, Any] = {
     "system": {"name": "none"},
     "dataset": {"only": None},
     "partition": {"seed": None},
-    "method": {"statistics": "aggregate"},
+    "method": {"statistics": "aggregate", "nesterov": False},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
 }
 """Keys that came later, with the value all runs had before: at that value, or at null, they do not tell runs apart."""

@@ -16,10 +16,14 @@ class FedAvgM(FedAvg):
 
     With D the weighted mean of the clients' changes: v <- momentum v + D, w <- w + lr v. The paper has no lr (1);
     Reddi et al. (ICLR 2021, arXiv:2003.00295) tune it. With momentum=0 and lr=1 this is FedAvg.
+
+    nesterov: whether the step is the accelerated one, w <- w + lr (D + momentum v), as torch.optim.SGD takes it. The
+        paper's equation is the plain one; FL-bench and Flower step by Nesterov's and say that the paper's experiments do.
     """
 
     lr: Annotated[float, Above(0)] = 1.0
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9
+    nesterov: bool = False
 
     server_sees = "mean of uploads"
 
@@ -35,5 +39,6 @@ class FedAvgM(FedAvg):
         """Move on with momentum."""
         change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
         speed = tree.map(lambda v, d: self.momentum * v + d, server["momentum"], change)
-        model = tree.map(lambda w, v: w + self.lr * v, server["model"], speed)
+        step = tree.map(lambda v, d: d + self.momentum * v, speed, change) if self.nesterov else speed
+        model = tree.map(lambda w, s: w + self.lr * s, server["model"], step)
         return {"model": model, "momentum": speed}, clients

@@ -1,0 +1,31 @@
+"""FedAvgM's server step, plain and Nesterov's, is that of torch.optim.SGD on the clients' mean change."""
+
+import pytest
+import torch
+
+from fedpfl.ground.identity import identity
+from fedpfl.methods.fedavgm import FedAvgM
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_server_steps_as_torchs_sgd_does(nesterov):
+    method = FedAvgM(lr=0.3, momentum=0.8, nesterov=nesterov)
+    parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
+    optimizer = torch.optim.SGD([parameter], lr=0.3, momentum=0.8, nesterov=nesterov)
+    server, _ = method.init({"w": parameter.detach().clone()}, None)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.tensor([0.25, 0.75])
+    for _ in range(4):
+        uploads = {"w": server["model"]["w"] + torch.randn(2, 3, generator=generator)}
+        change = (weight[:, None] * uploads["w"]).sum(0) - server["model"]["w"]
+        server, _ = method.aggregate(server, {}, None, uploads, weight, None)
+        parameter.grad = -change
+        optimizer.step()
+        torch.testing.assert_close(server["model"]["w"], parameter.detach())
+
+
+def test_runs_of_before_the_key_keep_their_identity_and_nesterovs_have_another():
+    def key(**values):
+        return identity({"method": {"name": "fedavgm", "lr": 1.0, "momentum": 0.9, **values}})
+
+    assert key() == key(nesterov=False) != key(nesterov=True)
