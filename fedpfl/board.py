@@ -92,7 +92,7 @@ class Asked(NamedTuple):
 def read(words: Sequence[str]) -> Asked:
     """Read the command line. Raises FedpflError."""
     words = check_words(words, {}, LISTED)
-    for note in replaced_words(words):
+    if note := replaced_words(words):
         tell(note)
     given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     known = sorted(path.stem for path in SUITES.glob("*.yaml"))

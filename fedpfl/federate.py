@@ -43,7 +43,7 @@ def federate(words: Sequence[str]) -> int:
     """Play a run; return the exit status. Raises FedpflError for what is refused before anything is started."""
     words = check_words(words, {}, "python -m fedpfl.federate --help tells what it takes")
     own, cfg = app.composed(words)
-    for note in replaced_words(words):
+    if note := replaced_words(words):
         tell(note)
     if importlib.util.find_spec("flwr") is None:
         raise FedpflError("fedpfl federate needs Flower; pip install 'fedpfl[flower]'")

@@ -148,6 +148,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    for note in replaced_words(sys.argv[1:]):
+    if note := replaced_words(sys.argv[1:]):
         _tell(note)
     main()

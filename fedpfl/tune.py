@@ -82,7 +82,7 @@ def main() -> None:
     try:
         register()
         asked = order(check_words(words, overrides.MULTIRUN, "python -m fedpfl.tune --help tells what it takes"))
-        for note in replaced_words(words):
+        if note := replaced_words(words):
             tell(note)
         table = tune(asked, play)
         (asked.folder / "tuned.md").write_text(render(table, "markdown") + "\n")

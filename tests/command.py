@@ -105,7 +105,12 @@ def play(folder: Path, *overrides: str) -> str:
 
 
 def start(*arguments: str, cwd: Path, script: str | None = None, alone: bool = False) -> subprocess.Popen[str]:
-    """The command, or a script that ends in it, as a process of its own. alone: in a process group of its own."""
+    """The command, or a script that ends in it, as a process of its own. alone: in a process group of its own.
+
+    Of words such as those of TINY that are given again only the last are, for the command says so otherwise.
+    """
+    if script is None:
+        arguments = tuple({word.partition("=")[0] if "=" in word else word: word for word in arguments}.values())
     what = ["-c", script] if script else ["-m", "fedpfl.train"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # Whoever started the tests in the background may have them ignore signals, and children inherit that.

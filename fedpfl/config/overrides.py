@@ -22,7 +22,7 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.version import VersionBase
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.yaml ask for
@@ -232,7 +232,8 @@ def values(word: str) -> list[str]:
 
 def dropped_sweeps(hydra_cfg: DictConfig) -> list[str]:
     """Return the keys that the configuration sets for the jobs of a sweep, and the words of one run do not."""
-    given = {override.key_or_group for word in hydra_cfg.overrides.task if (override := _parsed(word))}
+    words: Any = OmegaConf.to_container(hydra_cfg.overrides.task)  # as they are, whatever they interpolate
+    given = {override.key_or_group for override in filter(None, map(_parsed, words))}
     return [str(key) for key in hydra_cfg.sweeper.get("params") or {} if key not in given]
 
 

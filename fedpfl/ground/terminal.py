@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
             tell(error)
             sys.exit(2)
         chosen = super().parse_intermixed_args(words, namespace)
-        for note in [] if self._repeats else replaced_words(words):
+        if not self._repeats and (note := replaced_words(words)):
             tell(note)
         return chosen
 

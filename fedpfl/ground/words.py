@@ -54,18 +54,18 @@ def check_words(words: Sequence[str], options: Mapping[str, bool], advice: str =
     return [*words[:end], *behind]
 
 
-def replaced_words(words: Iterable[str]) -> list[str]:
-    """Return a note for each word whose key has another value later in the command."""
+def replaced_words(words: Iterable[str]) -> str:
+    """Return a note about keys that are given twice with different values, "" without any."""
     latest: dict[str, str] = {}
-    notes = []
+    pairs = []
     for word in words:
         key, equals, _ = word.lstrip("+").partition("=")
         if not equals or word.startswith(("-", "~")):
             continue
         if latest.get(key, word) != word:
-            notes.append(f"{latest[key]} gives way to {word}, which comes later in the command")
+            pairs.append(f"{latest[key]}, then {word}")
         latest[key] = word
-    return notes
+    return f"given twice, and the last one counts: {'; '.join(pairs)}" if pairs else ""
 
 
 def _meant_option(word: str, options: Mapping[str, bool]) -> str:

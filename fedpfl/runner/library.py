@@ -334,7 +334,7 @@ def _words(settings: Sequence[Any], keys: Mapping[str, Any], choices: bool = Fal
     """Return what the command line would be given, and load the plugins that it names. choices: as in `words`."""
     words = [*map(str, settings), *(word for key in keys for word in overrides.words(key, keys[key], choices))]
     words = check_words(words, {}, "here are no options, only words such as 'rounds=5'")
-    for note in replaced_words(words):
+    if note := replaced_words(words):
         warnings.warn(note, stacklevel=5)
     plugins.load(overrides.chosen(words, "plugins"))
     return words

@@ -95,7 +95,7 @@ BAD = [
     ("experiment=dmeo", "names, got 'dmeo'; did you mean demo?"),
     ("dataset=minst", "got 'minst'; did you mean mnist?"),
     ("partition=dirichelt", "shuffled_shards, got 'dirichelt'; did you mean dirichlet?"),
-    ("model=resnet9", "resnet8, text, got 'resnet9'; did you mean resnet8?"),
+    ("model=resnet9", "model must be one of 18 names, got 'resnet9'; did you mean resnet8?"),
     ("norm=golbal", "norm must be one of global, layer, none, got 'golbal'; did you mean global?"),
     ("hydra/launcher=joblb", "basic, joblib, lockstep, got 'joblb'; did you mean joblib?"),
     ("local.momentun=0.5", "local.momentun is not a key here; did you mean local.momentum?"),
@@ -226,7 +226,7 @@ BAD = [
     ("method=flexfl method.apoz=[0.1]", "method.apoz has 1 numbers for 3 groups of neurons"),
     ("model=mlp model.hidden=[100000000000]", "model=mlp: its parameters, held twice, would take"),
     # impossible together
-    ("method=scaffold method.clients=600", "method.clients is not a key here; known keys: server_lr, statistics"),
+    ("method=scaffold method.clients=600", "method.clients is not a key here; known keys of method=scaffold: server_lr, statistics"),
     ("clients=1798", "clients must be at most the number of samples, 1797, got 1798"),
     (
         "clients=500 partition.samples_per_client=null",
