@@ -156,8 +156,8 @@ class Counted:
         except Exception as error:  # an interrupted job has not ended
             self._ended(events, hydra.job.num, began, path, f"failed: {reason(error)}", "")
             raise
-        last = json.loads((path / "summary.json").read_text(encoding="utf-8")).get("last", {})
-        self._ended(events, hydra.job.num, began, path, console.everyone(last), ", already finished")
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        self._ended(events, hydra.job.num, began, path, console.result(summary), ", already finished")
         return result
 
     def _ended(self, events: Path, job: int, began: float, path: Path, how: str, idle: str) -> None:

@@ -140,7 +140,8 @@ class Console(Callback):
         if self._label:
             return
         spent = duration(self._clock() - self._begun)
-        self._say(", ".join(filter(None, (f"{status} after round {self._round} in {spent}", self._last))))
+        last = self._last or untrained(summary)
+        self._say(", ".join(filter(None, (f"{status} after round {self._round} in {spent}", last))))
 
     def _start_bar(self, stream: TextIO, run: RunInfo) -> None:
         from rich.console import Console as Terminal
@@ -193,6 +194,16 @@ def everyone(row: Mapping[str, Any]) -> str:
         return f"{words} {plain:.2f} %" + (f" ({more})" if more else "")
 
     return ", ".join(filter(None, (judged("all clients"), judged("validation", "val_"), judged("unseen", "unseen_"))))
+
+
+def result(summary: Mapping[str, Any]) -> str:
+    """Write what a finished run came to: all clients' mean accuracy, or that nobody trained."""
+    return everyone(summary.get("last", {})) or untrained(summary)
+
+
+def untrained(summary: Mapping[str, Any]) -> str:
+    """Say that no client of a finished run has made a step; `` of others."""
+    return "no client has made a step, so there is no accuracy" if summary.get("trained") == 0 else ""
 
 
 def duration(seconds: float) -> str:

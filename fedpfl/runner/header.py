@@ -20,6 +20,7 @@ from fedpfl.record import console, environment
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.logfile import add_to_log
 from fedpfl.record.rundir import RunDirectory
+from fedpfl.runner.attendance import foreseen
 from fedpfl.runner.cost import devices
 from fedpfl.runner.needs import Needs, mib, tight
 
@@ -32,6 +33,7 @@ def facts(run: Run) -> dict[str, Any]:
         "seed": settings.seed,
         "read": run.read,
         "cohort": run.cohort,
+        "clients": run.federation.clients,
         "parameters": tree.size(run.net.params),
         **({"frozen": tree.size(run.net.frozen)} if run.net.frozen else {}),
         **({"devices": devices(method, run.net, run.federation.shape)} if isinstance(method, Submodel) else {}),
@@ -116,7 +118,8 @@ def introduced(
     path, held = directory.path, sum(map(tree.nbytes, state.rows.trees))
     pace = engine.pace(run.engine, run.device, run.net, run.federation, run.local.batch_size)
     slow = [f"slow: {pace}; use engine.precision=fp32"] if pace and not pace.pays else []
-    notes = (*directory.notes, *engine.slow(run.engine, run.device), *slow, *tight(run, path, needs, held))
+    few = filter(None, [foreseen(run, needs.clients)])
+    notes = (*directory.notes, *few, *engine.slow(run.engine, run.device), *slow, *tight(run, path, needs, held))
     lines = header(run, path, directory.summary["cohort"], counts, backend.name, held, needs, pace)
     return info(
         run.config,
@@ -135,7 +138,8 @@ def tell_finished(directory: RunDirectory, quiet: bool) -> None:
     last = directory.summary.get("last", {})
     words = {"accuracy": "mean over clients", "accuracy_pooled": "pooled", "ft_accuracy": "after fine-tuning"}
     final = ", ".join(f"{last[name]:.2f} % {what}" for name, what in words.items() if last.get(name) is not None)
-    line = f"already finished: {directory.path} ({final or 'no test samples'}); restart=true runs it again"
+    final = final or console.result(directory.summary) or "no test samples"
+    line = f"already finished: {directory.path} ({final}); restart=true runs it again"
     label = console.label.get()
     if not (quiet or label):
         print(line, *directory.notes, sep="\n")

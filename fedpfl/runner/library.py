@@ -105,7 +105,7 @@ def sweep(
             runs.append(found := _loaded(path, cfg))
             over = found.status == "finished"
             rows.append({**swept, "status": found.status, **(found._tables.judged if over else {})})
-            told = console.everyone(found.summary.get("last", {})) if over else found.status
+            told = console.result(found.summary) if over else found.status
         except FedpflError as error:
             failed.append(f"{name}: {error}")
             told = f"failed: {error}"
