@@ -18,6 +18,7 @@ from fedpfl.methods import METHODS
 from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.record import console, environment
 from fedpfl.record.callbacks import RunInfo
+from fedpfl.record.forecast import Forecast, Schedule
 from fedpfl.record.logfile import add_to_log
 from fedpfl.record.rundir import RunDirectory
 from fedpfl.runner.attendance import foreseen
@@ -73,11 +74,12 @@ def header(
     held: int,
     needs: Needs,
     pace: engine.Pace | None = None,
+    time: str = "",
 ) -> list[str]:
     """Return the first lines that a user sees.
 
     cohort: clients of a round. counts: samples `[clients, classes]`. backend: its name. held: bytes of client states.
-    pace: of bf16 beside fp32.
+    pace: of bf16 beside fp32. time: how long it will take.
     """
     federation, settings, sizes = run.federation, run.settings, counts.sum(1)
     spread = "/".join(f"{int(value):,}" for value in (sizes.min(), sizes.median(), sizes.max()))
@@ -101,6 +103,7 @@ def header(
         *([f"precision   {pace}"] if pace and pace.pays else []),
         f"memory      client states {mib(held)} MiB{where}, up to {mib(needs.states)} once {needs.clients:,} clients "
         f"have trained; checkpoint up to {mib(needs.checkpoint)} MiB",
+        *([f"time        {time}"] if time else []),
         f"directory   {path}",
     ]
 
@@ -113,6 +116,7 @@ def introduced(
     state: engine.State,
     counts: torch.Tensor,
     needs: Needs,
+    forecast: Forecast | None = None,
 ) -> RunInfo:
     """Return what callbacks are told of a run that begins or goes on. group, counts, needs: as in `info`, `header`."""
     path, held = directory.path, sum(map(tree.nbytes, state.rows.trees))
@@ -120,7 +124,9 @@ def introduced(
     slow = [f"slow: {pace}; use engine.precision=fp32"] if pace and not pace.pays else []
     few = filter(None, [foreseen(run, needs.clients)])
     notes = (*directory.notes, *few, *engine.slow(run.engine, run.device), *slow, *tight(run, path, needs, held))
-    lines = header(run, path, directory.summary["cohort"], counts, backend.name, held, needs, pace)
+    remaining = Schedule.of(run.settings.rounds, run.config).remaining(state.round)
+    time = console.expected(remaining, forecast) if forecast else ""
+    lines = header(run, path, directory.summary["cohort"], counts, backend.name, held, needs, pace, time)
     return info(
         run.config,
         path,
@@ -130,6 +136,7 @@ def introduced(
         start_round=state.round,
         lines=tuple(lines),
         notes=notes,
+        forecast=forecast,
     )
 
 

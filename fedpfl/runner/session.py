@@ -19,7 +19,7 @@ from fedpfl.engine import lockstep, ranks
 from fedpfl.ground import tree
 from fedpfl.record import loggers
 from fedpfl.record.callbacks import Callback, Callbacks
-from fedpfl.runner import header, resume
+from fedpfl.runner import header, resume, timing
 from fedpfl.runner.attendance import trained_clients
 from fedpfl.runner.everyone import Everyone
 from fedpfl.runner.faults import Diverged, GivenUp
@@ -64,7 +64,11 @@ def session(
         heard = Callbacks()
         if ranks.leads():
             group = experiment or run.federation.name
-            info = header.introduced(run, directory, group, backend, progress.state, everyone.counts, needs)
+            # In lockstep and at nodes it depends on others.
+            timed = not (stage or remote) and timing.is_worthwhile(run, progress.state.round)
+            forecast = timing.forecast(run, progress.state) if timed else None
+            about = directory, group, backend, progress.state, everyone.counts, needs
+            info = header.introduced(run, *about, forecast=forecast)
             heard = loggers.opened(run.config["logger"], info, quiet, [*callbacks, *added])
         with heard, _ending(progress, heard):
             yield from _recorded(progress, backend, everyone, heard, watch)
