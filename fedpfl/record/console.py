@@ -250,17 +250,37 @@ def progress(events: str, jobs: int, now: float) -> str:
     events: a line for each job that began: its number and when; another when it ended, with the seconds that it took,
     0 where it had nothing to do. The others are taken to need as long as those that ended, as many at once as now.
     """
-    said = [line.split() for line in events.splitlines()]
-    ended = {job: float(seconds) for job, _, *rest in said for seconds in rest}
-    began = {job: float(when) for job, when, *_ in said}
+    ended, began = _jobs(events)
     done = f"{len(ended)}/{jobs} done"
-    took = [seconds for seconds in ended.values() if seconds]
-    running = [now - when for job, when in began.items() if job not in ended]
-    waiting = jobs - len(began)
     if len(ended) == jobs:
         return f"{done} in {duration(now - min(began.values()))}"
-    if not took:
-        return done
-    left = [max(0.0, fmean(took) - spent) for spent in running]
-    seconds = max([(sum(left) + fmean(took) * waiting) / (len(running) + bool(waiting)), *left])
+    seconds = _seconds_left(events, jobs, now)
     return f"{done}, ETA {duration(seconds)}" if seconds else done
+
+
+def begins(events: str, jobs: int, now: float, number: int) -> str:
+    """Return which run of a sweep begins: `run 2 of 8, elapsed 0:01:00, ETA 0:12:30`. Arguments as of `progress`."""
+    _, began = _jobs(events)
+    parts = [f"run {number} of {jobs}", f"elapsed {duration(now - min(began.values()))}"]
+    if seconds := _seconds_left(events, jobs, now):
+        parts.append(f"ETA {duration(seconds)}")
+    return ", ".join(parts)
+
+
+def _jobs(events: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the seconds of the jobs that ended, and when each began, by number."""
+    said = [line.split() for line in events.splitlines()]
+    ended = {job: float(seconds) for job, _, *rest in said for seconds in rest}
+    return ended, {job: float(when) for job, when, *_ in said}
+
+
+def _seconds_left(events: str, jobs: int, now: float) -> float:
+    """Return how long the rest of a sweep may take, 0 where nothing tells it."""
+    ended, began = _jobs(events)
+    took = [seconds for seconds in ended.values() if seconds]
+    if not took:
+        return 0.0
+    running = [now - when for job, when in began.items() if job not in ended]
+    waiting = jobs - len(began)
+    left = [max(0.0, fmean(took) - spent) for spent in running]
+    return max([(sum(left) + fmean(took) * waiting) / (len(running) + bool(waiting)), *left])
