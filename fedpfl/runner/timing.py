@@ -137,8 +137,8 @@ class _Stopwatch:
         method, whole, noted = copy.copy(self._method), self._method.phases, self._phases
         epochs = self._local.epochs or 1
 
-        def phases(server: Tree, client: dict[str, Tree], start: Tree, _: int) -> list[Phase]:
-            planned = [phase for phase in whole(server, client, start, epochs) if phase.epochs > 0]
+        def phases(server: Tree, client: dict[str, Tree], params: Tree, _: int) -> list[Phase]:
+            planned = [phase for phase in whole(server, client, params, epochs) if phase.epochs > 0]
             noted[:] = planned
             return [phase._replace(epochs=1) for phase in planned]
 
