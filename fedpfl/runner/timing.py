@@ -19,7 +19,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Phase, Turn
 from fedpfl.record.forecast import Forecast
-from fedpfl.runner.evaluate import MATRIX, looking
+from fedpfl.runner.evaluate import looking
 
 SLOW, VERY_SLOW = 0.3, 2.0
 """Seconds that the longer of two timed calls may take where the shorter allows it, and from which one is enough."""
@@ -98,7 +98,7 @@ class _Stopwatch:
         judging, steps = self._time_evaluation(), self._time_steps()
         phases = max(1, len(self._phases))
         per_client = steps.at(self._mean_steps(federation) / phases)
-        tested = judging.at(_mean_size(federation))
+        tested = judging.at(float(federation.test_sizes.double().mean()))
 
         # ---- a round: each turn trains, and evaluates its clients before and after
         trained = sum(len(turn.clients) for turn in self._turns if turn.trains)
@@ -110,8 +110,7 @@ class _Stopwatch:
         tests = [federation, *([run.unseen] if run.unseen else [])]
         work = sum(one.clients * judging.at(_mean_size(one)) for one in tests)
         if eval_.common:
-            samples = float(federation.test_sizes.sum())
-            work += federation.clients * judging.at(samples) * min(1, federation.clients / MATRIX)
+            work += federation.clients * judging.each * float(federation.test_sizes.sum())
         tuning = 0.0
         if eval_.finetune_epochs:
             a_step, batch = self._time_tuning().each, self._local.batch_size
@@ -154,8 +153,12 @@ class _Stopwatch:
             about = federation, self._state, self._clients, None, looking(run, self._state)
             self._backend.judge(self._method, *about, metrics=run.settings.metrics)
 
+        def judged(samples: int) -> float:
+            fewer = _with_fewer_tests(run.federation, self._clients, samples).of(self._clients)
+            return _mean_size(fewer)
+
         most = max(len(run.federation.test[client]) for client in self._clients)
-        return self._line(judge, min(most, FEW_SAMPLES), min(most, MORE_SAMPLES))
+        return self._line(judge, min(most, FEW_SAMPLES), min(most, MORE_SAMPLES), judged)
 
     def _time_tuning(self) -> Line:
         """Return the seconds of evaluating `side` clients after so many steps of fine-tuning."""
@@ -170,18 +173,25 @@ class _Stopwatch:
 
         return self._line(tune, 1, MOST_STEPS)
 
-    def _line(self, act: Callable[[int], None], few: int, more: int) -> Line:
-        """Time an act of little and of more."""
+    def _line(self, act: Callable[[int], None], few: int, more: int, size: Callable[[int], float] = float) -> Line:
+        """Time an act of little and of more.
+
+        Args:
+            act: what to time.
+            few: its smaller argument.
+            more: its larger one, at most.
+            size: how much there is to do by the argument.
+        """
         few = max(1, few)
         seconds = self._seconds(act, few)
         if seconds > VERY_SLOW:  # warming up is the least of it, and more would cost as much
-            return Line(0.0, seconds / few)
+            return Line(0.0, seconds / max(1.0, size(few)))
         seconds = min(seconds, self._seconds(act, few))
         more = min(more, few * max(2, int(SLOW / max(seconds, 1e-6))))
-        if more <= few:
-            return Line(0.0, seconds / few)
-        each = max(0.0, self._seconds(act, more) - seconds) / (more - few)
-        return Line(max(0.0, seconds - few * each), each)
+        if size(more) <= size(few):
+            return Line(0.0, seconds / max(1.0, size(few)))
+        each = max(0.0, self._seconds(act, more) - seconds) / (size(more) - size(few))
+        return Line(max(0.0, seconds - each * size(few)), each)
 
     def _seconds(self, act: Callable[[int], None], amount: int) -> float:
         wait: Callable[[], Any] = torch.cuda.synchronize if self._run.device.type == "cuda" else lambda: None
