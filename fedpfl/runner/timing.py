@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from fedpfl import engine
 from fedpfl.config.plan import Run
@@ -240,4 +241,5 @@ def _mean_size(federation: Federation) -> float:
 
 
 def _processes() -> int:
-    return ranks.local()[1] if ranks.launched() else 1
+    """Return how many processes share the clients of a run."""
+    return dist.get_world_size() if dist.is_initialized() else 1

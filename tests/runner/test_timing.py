@@ -1,5 +1,6 @@
 """Time is told before a run: steps and evaluations are timed, and the run is what it would be without."""
 
+import copy
 import io
 import random
 
@@ -93,10 +94,10 @@ def loop_keys(told):
     return [key for key in told["engine"] if key != "seconds"]
 
 
-def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine):
+def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monkeypatch):
     """Be it network, statistics, method or generators of the process."""
     words = (*EQUAL, f"plugins=[{mine}]", "method=fedavg", "model=mlp")
-    cfg = composed(*words)
+    cfg = copy.deepcopy(composed(*words))
     cfg.method.name, cfg.model = "drawing", {"name": "counting"}
     run = build(check(cfg))
     began = resume.begin(run, {}, None)
@@ -111,6 +112,11 @@ def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine):
     assert_same(rows[0], held[0])
     assert (began.round, began.rows.writes, len(began.rows)) == (0, 0, 0)
     assert modes == [module.training for module in run.net.module.modules()]
+    for name, worthwhile in (("timed", True), ("plain", False)):
+        monkeypatch.setattr(timing, "is_worthwhile", lambda run, done, worthwhile=worthwhile: worthwhile)
+        session.play(cfg, mine.parent / name, quiet=True)
+    assert table(mine.parent / "timed/rounds.csv") == table(mine.parent / "plain/rounds.csv")
+    assert_same(state(mine.parent / "timed"), state(mine.parent / "plain"))
 
 
 # By a clock that only the network moves
@@ -141,7 +147,7 @@ def ticking(monkeypatch):
     monkeypatch.setitem(MODELS, "ticking", lambda shape, classes: Ticking())
 
     def play_rounds(*words):
-        cfg = composed("model=mlp", "engine.workers=1", "engine.backend=loop", *EQUAL, *words)
+        cfg = copy.deepcopy(composed("model=mlp", "engine.workers=1", "engine.backend=loop", *EQUAL, *words))
         cfg.model = {"name": "ticking"}
         run = build(check(cfg))
         began = resume.begin(run, {}, None)
@@ -195,7 +201,7 @@ def test_a_slow_network_is_timed_by_few_steps(ticking, monkeypatch):
 
 
 def _begun():
-    cfg = composed("model=mlp", "engine.workers=1", "method=fedavg", *EQUAL)
+    cfg = copy.deepcopy(composed("model=mlp", "engine.workers=1", "method=fedavg", *EQUAL))
     cfg.model = {"name": "ticking"}
     run = build(check(cfg))
     return run, resume.begin(run, {}, None)
