@@ -15,7 +15,7 @@ if __name__ == "__main__":
     terminal.outlive_readers()
     from fedpfl.config import early
 
-    early.refuse(sys.argv[1:])
+    early.refuse(word for word in sys.argv[1:] if word != "--dry-run")
 
 import logging
 import os
@@ -40,9 +40,10 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell
 from fedpfl.ground.words import replaced_words
 from fedpfl.record import console
-from fedpfl.runner import session, trials
+from fedpfl.runner import dry_run, session, trials
 from fedpfl.runner.faults import STATUS, GivenUp, mended
 
+DRY_RUN = "--dry-run"
 _begun: list[bool] = []  # whether a job was reached
 _full: list[bool] = []  # whether the user asked for tracebacks
 
@@ -96,6 +97,14 @@ def _give_up(error: Exception) -> NoReturn:
     sys.exit(STATUS.get(type(error), 2))
 
 
+def _rehearse(words: Sequence[str]) -> None:
+    """Say what a command would run, and run nothing."""
+    try:
+        dry_run.show(words)
+    except FedpflError as error:
+        _give_up(error)
+
+
 def _tell(text: str) -> None:
     if ranks.tells():
         tell(text)
@@ -121,6 +130,8 @@ def main() -> None:
         _full[:] = [True] * (os.environ.get("HYDRA_FULL_ERROR") == "1")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the line below is ours
         ranks.join()
+        is_dry_run = DRY_RUN in sys.argv
+        sys.argv[1:] = [word for word in sys.argv[1:] if word != DRY_RUN]
         try:
             words = overrides.options_first(sys.argv[1:])
             plugins.load(overrides.chosen(words, "plugins"))  # so that Hydra knows what they add
@@ -130,6 +141,9 @@ def main() -> None:
             print(help_page.page(words))
             return
         words = overrides.for_sweeps(words, GROUPS)
+        if is_dry_run:
+            _rehearse(words)
+            return
         sys.argv[1:] = words if ranks.leads() else overrides.unwritten(words)
         job()
         ranks.part()

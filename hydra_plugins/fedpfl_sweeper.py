@@ -164,13 +164,16 @@ class Counted:
         hydra, began = HydraConfig.get(), time.time()
         _add(events, f"{hydra.job.num} {began}")
         path = Path(hydra.runtime.output_dir)
+        if cfg.get("restart") or not _is_finished(path):
+            far = console.begins(events.read_text(), self._jobs, began, hydra.job.num + 1)
+            _say(far, console.label.get())
         try:
             result = self._task(cfg)
         except Exception as error:  # an interrupted job has not ended
             self._ended(events, hydra.job.num, began, path, f"failed: {reason(error)}", "")
             raise
-        last = json.loads((path / "summary.json").read_text(encoding="utf-8")).get("last", {})
-        self._ended(events, hydra.job.num, began, path, console.everyone(last), ", already finished")
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        self._ended(events, hydra.job.num, began, path, console.result(summary), ", already finished")
         return result
 
     def _ended(self, events: Path, job: int, began: float, path: Path, how: str, idle: str) -> None:
@@ -186,7 +189,21 @@ class Counted:
         except FileNotFoundError:  # who began the sweep has ended, which a cluster's jobs do not mind
             return
         told = ": ".join(filter(None, (label.get(), how))) + (f" in {duration(took)}" if played else idle)
-        print(printable(f"sweep: {far}  {told}"), file=sys.stderr, flush=True)
+        _say(far, told)
+
+
+def _say(far: str, told: str) -> None:
+    """Print how far a sweep is, and of which run there is something to tell."""
+    print(printable("  ".join(filter(None, (f"sweep: {far}", told)))), file=sys.stderr, flush=True)
+
+
+def _is_finished(path: Path) -> bool:
+    """Tell whether a run directory says that its run has ended well, so that there is nothing to do."""
+    try:
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(summary, dict) and summary.get("status") == "finished"
 
 
 @contextmanager

@@ -78,10 +78,12 @@ def jobs(words: Sequence[str]) -> list[tuple[list[str], dict[str, Any]]]:
     Raises as `composed`.
     """
     _, more = _with_experiment(words)
-    parsed = OverridesParser.create().parse_overrides([*more, *words])
+    with _hydra() as hydra:
+        parsed = OverridesParser.create(hydra.config_loader).parse_overrides([*more, *words])  # which glob(*) asks
+        split = BasicSweeper.split_arguments(parsed, None)[0]
     swept = [override.key_or_group for override in parsed if override.is_sweep_override()]
     found = []
-    for job in BasicSweeper.split_arguments(parsed, None)[0]:
+    for job in split:
         own = {override.key_or_group: override for override in filter(None, map(_parsed, job))}
         found.append((job, {key: _plain(own[key]) for key in swept}))
     return found

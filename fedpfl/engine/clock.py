@@ -94,7 +94,7 @@ def nothing(metrics: Iterable[str]) -> Outcome:
     """Return the outcome of a round in which nobody takes part. metrics: the columns of the method's own."""
     none = torch.zeros(0)
     nobody = Counts(none, none, none)
-    return Outcome([], nobody, nobody, none, none > 0, True, Sent(), dict.fromkeys(metrics))
+    return Outcome([], nobody, nobody, none, none > 0, none > 0, True, Sent(), dict.fromkeys(metrics))
 
 
 def foresee(

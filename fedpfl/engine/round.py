@@ -52,6 +52,7 @@ class Outcome:
     """Tell what happened in a round: the cohort evaluated before and after local training, losses, traffic, metrics.
 
     cohort: who took part.
+    trained: whether a client has ever made a step, `[cohort]`.
     finite: whether a client's losses and everything it brought back are finite, `[cohort]`.
     sound: whether all of the state is finite that the round has changed.
     loss: `[cohort]`. metrics: means over the cohort. sent: of the whole round. loads: of its turns, if asked for.
@@ -61,6 +62,7 @@ class Outcome:
     before: Counts
     after: Counts
     loss: Tensor
+    trained: Tensor
     finite: Tensor
     sound: bool
     sent: Sent
@@ -138,7 +140,8 @@ def _outcome(
     order: list[int], parts: list[dict[str, Tree]], sound: Tensor, loads: list[Load], counted: bool
 ) -> Outcome:
     """Put together what turns brought back, of clients in this order; one copy to the host, as a GPU is waited for."""
-    told = [{name: part[name] for name in ("before", "after", "loss", "finite", "metrics")} for part in parts]
+    names = ("before", "after", "loss", "trained", "finite", "metrics")
+    told = [{name: part[name] for name in names} for part in parts]
     whole = tree.map(lambda *leaves: torch.cat(leaves), *told)
     known = tree.fetch({"whole": whole, "sound": sound, "sent": {place: own.moved for place, own in enumerate(loads)}})
     whole = tree.take(known["whole"], torch.tensor(order).argsort())

@@ -18,7 +18,7 @@ class FedAvgM(FedAvg):
     Reddi et al. (ICLR 2021, arXiv:2003.00295) tune it. With momentum=0 and lr=1 this is FedAvg.
 
     nesterov: whether the step is the accelerated one, w <- w + lr (D + momentum v), as torch.optim.SGD takes it. The
-        paper's equation is the plain one; FL-bench and Flower step by Nesterov's and say that the paper's experiments do.
+        paper's equation is the plain one; FL-bench and Flower take Nesterov's and say that the paper's experiments do.
     """
 
     lr: Annotated[float, Above(0)] = 1.0

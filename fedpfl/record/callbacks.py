@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedpfl.ground.errors import reason
+from fedpfl.record.forecast import Forecast
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class RunInfo:
 
     job_type: the method. config: resolved, plain values. path: the run directory, with `partition.png`. start_round:
     rounds done before this process, 0 for a fresh run. lines: the first lines for the user. notes: those of them that
-    say what may go wrong. facts: what summary.json says at the beginning.
+    say what may go wrong. facts: what summary.json says at the beginning. forecast: seconds that rounds and evaluations
+    are expected to take, None where that is not known.
     """
 
     name: str
@@ -35,6 +37,7 @@ class RunInfo:
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    forecast: Forecast | None = None
 
 
 class Callback:

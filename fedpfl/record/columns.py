@@ -22,6 +22,8 @@ SYSTEM = "system"
 """What is known of rounds in simulated time."""
 PRIVACY = "privacy"
 """What is known of rounds that hide their clients."""
+FEW = 0.1
+"""Share of the clients, or of the planned participations, up to which almost nobody trained."""
 PERSONAL = "personal/"
 """What stands before a tensor's name where its personalised entries are counted."""
 

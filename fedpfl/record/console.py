@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any, ClassVar, TextIO
 
 from fedpfl.record.callbacks import Callback, RunInfo
+from fedpfl.record.forecast import Forecast, Remaining, Schedule
 
 label: ContextVar[str] = ContextVar("label", default="")
 """What tells the run from the others of a sweep; empty for one that is alone."""
@@ -28,7 +29,8 @@ class Console(Callback):
     overwrite each other. quiet: nothing at all.
 
     Of a run with a `label` only the bar is shown, or after a minute a line, of all such runs at most one a minute, and
-    what may go wrong, once; how it ended is said by who plays them.
+    what may go wrong, once, and how long it will take if that is more than a minute; how it ended is said by who plays
+    them.
     """
 
     MINUTE: ClassVar[float] = 60.0  # seconds
@@ -50,6 +52,7 @@ class Console(Callback):
         self._begun = self._before = clock()
         self._played: deque[float] = deque(maxlen=50)  # seconds of the last rounds
         self._evaluated: deque[float] = deque(maxlen=50)  # and evaluations of all clients
+        self._tuned: deque[float] = deque(maxlen=50)  # those with fine-tuning
         self._round = 0
         self._last = ""
 
@@ -63,6 +66,8 @@ class Console(Callback):
         self._begun = self._before = self._clock()
         for line in () if self._label else run.lines:
             self._say(line)
+        if self._label and (told := _long(run, self.MINUTE)):
+            self._say(told)
         for note in run.notes:
             self.on_note(note)
         for line in resumed(run):
@@ -79,7 +84,7 @@ class Console(Callback):
         assert self._run is not None
         row, now = round.row, self._clock()
         if (evaluated := row.get("eval_seconds")) is not None:
-            self._evaluated.append(evaluated)
+            (self._evaluated if row.get("ft_accuracy") is None else self._tuned).append(evaluated)
         self._played.append(now - self._before - (evaluated or 0))
         self._before = now
         self._round = int(row["round"])
@@ -103,17 +108,31 @@ class Console(Callback):
         assert self._run is not None
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], text="evaluating all clients")
-        elif not self._label and (not self._evaluated or self._evaluated[-1] >= self._every):
+        elif not self._label and self._is_slow():
             self._say(f"round {round}/{self._run.rounds}  evaluating all clients")
 
-    def _eta(self, left: int) -> str:
-        """Return the rest of the run by the last rounds and evaluations; what was never measured is named."""
+    def _is_slow(self) -> bool:
+        """Tell whether an evaluation takes long, or nobody knows how long."""
         assert self._run is not None
-        every = self._run.config["eval"]["every"]
-        evaluations = -(-self._run.rounds // every) - self._round // every  # the last round is always evaluated
-        known = fmean(self._evaluated or [0])
-        told = duration(left * fmean(self._played) + evaluations * known)
-        return f"ETA {told}" + ("" if self._evaluated else " + evaluations")
+        last = [own[-1] for own in (self._evaluated, self._tuned) if own]
+        if not last and self._run.forecast:
+            last = [self._run.forecast.tuned_evaluation]
+        return not last or max(last) >= self._every
+
+    def _eta(self, left: int) -> str:
+        """Return the rest of the run, by the last rounds and evaluations or by what was timed before the first.
+
+        What was neither measured nor timed is named.
+        """
+        assert self._run is not None
+        rounds = self._run.rounds
+        remaining = Schedule.of(rounds, self._run.config).remaining(rounds - left)
+        timed = self._run.forecast or Forecast(0.0, 0.0, 0.0)
+        kinds = [fmean(own or [0.0]) for own in (self._evaluated, self._tuned)]
+        plain, tuned = kinds[0] or timed.evaluation, kinds[1] or timed.tuned_evaluation
+        measured = Forecast(fmean(self._played or [timed.round]), plain or tuned, tuned or plain)
+        told = f"ETA {duration(remaining.seconds(measured))}"
+        return told + ("" if plain or tuned else " + evaluations")
 
     def on_note(self, text: str) -> None:
         """Print a line above the bar."""
@@ -140,7 +159,8 @@ class Console(Callback):
         if self._label:
             return
         spent = duration(self._clock() - self._begun)
-        self._say(", ".join(filter(None, (f"{status} after round {self._round} in {spent}", self._last))))
+        last = self._last or untrained(summary)
+        self._say(", ".join(filter(None, (f"{status} after round {self._round} in {spent}", last))))
 
     def _start_bar(self, stream: TextIO, run: RunInfo) -> None:
         from rich.console import Console as Terminal
@@ -156,8 +176,22 @@ class Console(Callback):
             console=Terminal(file=stream),
             transient=bool(self._label),
         )
-        self._bar.add_task(self._label, total=run.rounds, completed=run.start_round, text="", eta="")
+        eta = self._eta(run.rounds - run.start_round) if run.forecast else ""
+        self._bar.add_task(self._label, total=run.rounds, completed=run.start_round, text="", eta=eta)
         self._bar.start()
+
+
+def expected(remaining: Remaining, forecast: Forecast) -> str:
+    """Write how long it will take: `about 0:12:30: 400 rounds of 1.2 s, 40 evaluations of 8 s`."""
+    return f"about {duration(remaining.seconds(forecast))}: {remaining.describe(forecast)}"
+
+
+def _long(run: RunInfo, least: float) -> str:
+    """Return `expected` of a run that takes so many seconds or more; `` of others."""
+    if run.forecast is None:
+        return ""
+    remaining = Schedule.of(run.rounds, run.config).remaining(run.start_round)
+    return expected(remaining, run.forecast) if remaining.seconds(run.forecast) >= least else ""
 
 
 def resumed(run: RunInfo) -> tuple[str, ...]:
@@ -195,6 +229,16 @@ def everyone(row: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, (judged("all clients"), judged("validation", "val_"), judged("unseen", "unseen_"))))
 
 
+def result(summary: Mapping[str, Any]) -> str:
+    """Write what a finished run came to: all clients' mean accuracy, or that nobody trained."""
+    return everyone(summary.get("last", {})) or untrained(summary)
+
+
+def untrained(summary: Mapping[str, Any]) -> str:
+    """Say that no client of a finished run has made a step; `` of others."""
+    return "no client has made a step, so there is no accuracy" if summary.get("trained") == 0 else ""
+
+
 def duration(seconds: float) -> str:
     """Write seconds as `1:02:03`, after a day as `1 day, 1:02:03`."""
     return str(timedelta(seconds=max(0, round(seconds))))
@@ -206,17 +250,37 @@ def progress(events: str, jobs: int, now: float) -> str:
     events: a line for each job that began: its number and when; another when it ended, with the seconds that it took,
     0 where it had nothing to do. The others are taken to need as long as those that ended, as many at once as now.
     """
-    said = [line.split() for line in events.splitlines()]
-    ended = {job: float(seconds) for job, _, *rest in said for seconds in rest}
-    began = {job: float(when) for job, when, *_ in said}
+    ended, began = _jobs(events)
     done = f"{len(ended)}/{jobs} done"
-    took = [seconds for seconds in ended.values() if seconds]
-    running = [now - when for job, when in began.items() if job not in ended]
-    waiting = jobs - len(began)
     if len(ended) == jobs:
         return f"{done} in {duration(now - min(began.values()))}"
-    if not took:
-        return done
-    left = [max(0.0, fmean(took) - spent) for spent in running]
-    seconds = max([(sum(left) + fmean(took) * waiting) / (len(running) + bool(waiting)), *left])
+    seconds = _seconds_left(events, jobs, now)
     return f"{done}, ETA {duration(seconds)}" if seconds else done
+
+
+def begins(events: str, jobs: int, now: float, number: int) -> str:
+    """Return which run of a sweep begins: `run 2 of 8, elapsed 0:01:00, ETA 0:12:30`. Arguments as of `progress`."""
+    _, began = _jobs(events)
+    parts = [f"run {number} of {jobs}", f"elapsed {duration(now - min(began.values()))}"]
+    if seconds := _seconds_left(events, jobs, now):
+        parts.append(f"ETA {duration(seconds)}")
+    return ", ".join(parts)
+
+
+def _jobs(events: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the seconds of the jobs that ended, and when each began, by number."""
+    said = [line.split() for line in events.splitlines()]
+    ended = {job: float(seconds) for job, _, *rest in said for seconds in rest}
+    return ended, {job: float(when) for job, when, *_ in said}
+
+
+def _seconds_left(events: str, jobs: int, now: float) -> float:
+    """Return how long the rest of a sweep may take, 0 where nothing tells it."""
+    ended, began = _jobs(events)
+    took = [seconds for seconds in ended.values() if seconds]
+    if not took:
+        return 0.0
+    running = [now - when for job, when in began.items() if job not in ended]
+    waiting = jobs - len(began)
+    left = [max(0.0, fmean(took) - spent) for spent in running]
+    return max([(sum(left) + fmean(took) * waiting) / (len(running) + bool(waiting)), *left])

@@ -21,7 +21,7 @@ from fedpfl.report.grouping import Group, canonical, groups
 from fedpfl.report.load import runs
 from fedpfl.report.run import Run
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
-from fedpfl.report.tables import chosen_round, unchosen
+from fedpfl.report.tables import attendance_notes, chosen_round, unchosen
 from fedpfl.report.text import few
 
 LEAST = {"wilcoxon": 6, "t": 3}
@@ -331,6 +331,7 @@ def _about_runs(a: Group, b: Group, select: str) -> list[str]:
         told.append("Each run is judged at its first evaluation of the best validation accuracy, clients at the last.")
     for letter, group in (("A", a), ("B", b)):
         told += [f"{letter} is not simply finished: {group.status}."] if group.status != "finished" else []
+        told += [f"{letter}: {note}" for note in attendance_notes([group])]
         rounds = {int(row["round"]) for run in group.used if len(row := _judged(run, select))}
         reached.append(sorted(rounds))
     if reached[0] != reached[1] or max(map(len, reached)) > 1:

@@ -17,6 +17,7 @@ from fedpfl.report.compare import labelled
 from fedpfl.report.grouping import Group, by, groups
 from fedpfl.report.page.data import OVER, by_round, reached, totals
 from fedpfl.report.run import Run
+from fedpfl.report.tables import attendance_notes
 from fedpfl.report.text import clip, wrapped
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def accuracy_figure(
     """
     gathered = groups(runs)
     if all(by_round(group, metric).empty for group in gathered):
+        if notes := attendance_notes([group for group in gathered if any(run.is_untrained for run in group.used)]):
+            raise FedpflError(f"nothing to draw. {notes[0]}")
         raise FedpflError(f"no run here has {metric}: {METRICS[metric].label}; choose another --metric")
     if along != "round" and all(totals(group)[along].isna().all() for group in gathered):
         raise FedpflError(f"no run here tells {OVER[along]}; choose another --over")
@@ -115,7 +118,9 @@ def draw_line(ax: Axes, group: Group, metric: str, label: str, place: int, along
     """Draw a metric's mean over seeds with a band of one sample standard deviation. along: of OVER."""
     over, own = by_round(group, metric), look(place)
     over.index = _at(group, over, along)
-    ax.plot(over.index, over["mean"], label=legible(label), **own, markevery=max(1, len(over) // 10), zorder=3)
+    absent = "; ".join(dict.fromkeys(run.attendance for run in group.used if run.attendance))
+    label = "\n".join(filter(None, (legible(label), clip(absent, 60))))
+    ax.plot(over.index, over["mean"], label=label, **own, markevery=max(1, len(over) // 10), zorder=3)
     band = over[over["count"] > 1]
     if len(band):
         low, high = band["mean"] - band["std"], band["mean"] + band["std"]

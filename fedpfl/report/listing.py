@@ -15,6 +15,7 @@ from fedpfl.report.grouping import groups, worlds
 from fedpfl.report.load import Directory
 from fedpfl.report.run import STATUSES
 from fedpfl.report.table import Column, Table
+from fedpfl.report.tables import attendance_notes
 
 COLUMNS = {
     "words": Column("status"),
@@ -89,7 +90,8 @@ def table(listed: Sequence[Entry]) -> Table:
         "took part in the last round. Age: since a file was last written."
     )
     reasons = [f"{entry.state.path}: {entry.state.reason}" for entry in listed if entry.state.reason]
-    told = worlds(groups([entry.state.run for entry in listed if entry.state.run]))
+    gathered = groups([entry.state.run for entry in listed if entry.state.run])
+    told = (*attendance_notes(gathered), *worlds(gathered))
     frame = pd.DataFrame([entry.record for entry in listed], dtype=object)
     return Table.of(records, columns, frame=frame, notes=(*reasons, *told, last))
 
@@ -99,7 +101,8 @@ def _record(found: Directory, label: str) -> dict[str, Any]:
     last, judged = (run.last, run.judged) if run else (empty, empty)
     both = float(last.get("bits_down", math.nan)) + float(last.get("bits_up", math.nan))
     numbers = {key: float(judged.get(key, math.nan)) for key in ("accuracy", "ft_accuracy")}
-    numbers |= {"hours": found.hours, "bits": both / run.participants.iloc[-1] if run and len(last) else math.nan}
+    clients = float(run.participants.iloc[-1]) if run and len(last) else 0.0
+    numbers |= {"hours": found.hours, "bits": both / clients if clients else math.nan}
     return {
         "status": found.status,
         "round": run.reached if run else None,

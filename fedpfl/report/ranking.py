@@ -19,7 +19,7 @@ from fedpfl.report.fairness import BASELINES, judged_as
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.run import Run
 from fedpfl.report.table import Cell, Column, Table, number, over_seeds
-from fedpfl.report.tables import judged, over_which
+from fedpfl.report.tables import attendance_notes, judged, over_which
 from fedpfl.report.text import few
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def rank_tables(
         *left_out,
         *([f"Not configured as most of their block: {few(apart)}."] if apart else []),
         *([f"Not simply finished: {few(unfinished)}."] if unfinished else []),
+        *attendance_notes([group for group, _ in used.values()]),
         *_about_power(*kept.shape),
     ]
     which = "the last evaluation" if select == "last" else f"the evaluation that --select {select} chooses"

@@ -18,7 +18,7 @@ from fedpfl.ground import dotted
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.lock import verdict
 from fedpfl.record import digests
-from fedpfl.record.columns import PERSONAL, names
+from fedpfl.record.columns import FEW, PERSONAL, names
 from fedpfl.report.names import METHODS
 from fedpfl.report.reading import UNUSABLE, document, numbers, one_line
 from fedpfl.report.text import clip, plain
@@ -138,6 +138,8 @@ class Run:
     @cached_property
     def evaluations(self) -> pd.DataFrame:
         """The rounds after which all clients were evaluated; without an accuracy where a model was not finite."""
+        if self.is_untrained:
+            return self.rounds.iloc[:0]
         judged = self.rounds["accuracy"].notna()
         if "eval_seconds" in self.rounds:
             judged |= self.rounds["eval_seconds"].notna()
@@ -210,6 +212,26 @@ class Run:
     def participants(self) -> pd.Series:
         """Clients that took part in each round; the planned number in runs that did not record it."""
         return self.rounds.reindex(columns=["participants"])["participants"].astype(float).fillna(float(self.cohort))
+
+    @cached_property
+    def is_untrained(self) -> bool:
+        """Whether no client has made a step, so that there is no accuracy of the method's."""
+        return self.fact("trained") == 0 or (self.reached > 0 and self.participants.sum() == 0)
+
+    @cached_property
+    def attendance(self) -> str:
+        """Say how few clients made a step where at most a tenth did; `` of other runs."""
+        if self.is_untrained:
+            return "no client has made a step"
+        trained, clients = self.fact("trained"), self.fact("clients")
+        if trained <= FEW * clients:
+            return f"{trained:.0f} of {clients:.0f} clients have made a step"
+        # Early stopping makes cohorts smaller on purpose.
+        planned = 0 if self.get("stopping.early") else self.cohort * self.reached
+        took_part = self.participants.sum()
+        if took_part <= FEW * planned:
+            return f"{took_part:.0f} of {planned:.0f} planned participations took place"
+        return ""
 
     def value(self, name: str, row: Mapping[str, Any] | pd.Series) -> float:
         """Return a metric as tables show it, nan where it is not recorded: that of the row that the run is judged by.

@@ -127,7 +127,8 @@ def accuracy_table(
     frame = pd.DataFrame(records)
     frame = frame[[name for key in (*columns, "seed_list") for name in (key, f"{key}_seed_std") if name in frame]]
     notes = (*published.notes, *chosen_on(select), *emptiness(gathered, select, every), *_unmet(gathered))
-    unjudged = [one.title for one in gathered if not judged(one, select, every) and not _blind(one, select)]
+    unjudged = [one for one in gathered if not judged(one, select, every) and not _blind(one, select)]
+    unjudged = [one.title for one in unjudged if not all(run.is_untrained for run in one.used)]
     notes += (*_note("No evaluation to judge yet", unjudged), *worlds(gathered), *_codes(gathered))
     notes += tuple(_guarantees(gathered))
     caption = _caption(gathered, select, every)
@@ -174,6 +175,8 @@ def chosen_round(rows: pd.DataFrame, by: str = VALIDATION) -> pd.Series:
 
 def unchosen(group: Group) -> FedpflError:
     """Return the error of what must choose by validation accuracy and cannot."""
+    if any(run.is_untrained for run in group.used):
+        return FedpflError(f"{group.title}: no client has made a step, so there is no round to choose")
     return FedpflError(f"{group.title}: no samples are held out to choose a round by; train with validation=0.1")
 
 
@@ -196,9 +199,25 @@ def emptiness(gathered: Sequence[Group], select: str, every: int, by: str = "acc
         if math.isnan(row.get(by, math.nan))
     ]
     return (
+        *attendance_notes(gathered),
         *_note("Empty, as no samples are held out to choose a round by (validation=0.1 does)", blind),
         *_note("Empty, as a model was not finite or no client has test samples", silent),
     )
+
+
+def attendance_notes(gathered: Iterable[Group]) -> list[str]:
+    """Say in which runs nobody or almost nobody trained."""
+    untrained, few = list[str](), list[str]()
+    for group in gathered:
+        for run in group.used:
+            if run.is_untrained:
+                untrained.append(f"{group.title} (seed {run.seed})")
+            elif run.attendance:
+                few.append(f"{group.title} (seed {run.seed}: {run.attendance})")
+    return [
+        *_note("No accuracy, as no client has made a step", untrained),
+        *_note("Almost nobody trained", few),
+    ]
 
 
 def _blind(group: Group, select: str) -> bool:

@@ -19,8 +19,10 @@ from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.models import Net
 from fedpfl.record import console, environment
 from fedpfl.record.callbacks import RunInfo
+from fedpfl.record.forecast import Forecast, Schedule
 from fedpfl.record.logfile import add_to_log
 from fedpfl.record.rundir import RunDirectory
+from fedpfl.runner.attendance import foreseen
 from fedpfl.runner.cost import devices
 from fedpfl.runner.needs import Needs, mib, tight
 
@@ -33,6 +35,7 @@ def facts(run: Run) -> dict[str, Any]:
         "seed": settings.seed,
         "read": run.read,
         "cohort": run.cohort,
+        "clients": run.federation.clients,
         "parameters": tree.size(run.net.params),
         **({"frozen": tree.size(run.net.frozen)} if run.net.frozen else {}),
         **({"devices": devices(method, run.net, run.federation.shape)} if isinstance(method, Submodel) else {}),
@@ -72,11 +75,12 @@ def header(
     held: int,
     needs: Needs,
     pace: engine.Pace | None = None,
+    time: str = "",
 ) -> list[str]:
     """Return the first lines that a user sees.
 
     cohort: clients of a round. counts: samples `[clients, classes]`. backend: its name. held: bytes of client states.
-    pace: of bf16 beside fp32.
+    pace: of bf16 beside fp32. time: how long it will take.
     """
     federation, settings, sizes = run.federation, run.settings, counts.sum(1)
     spread = "/".join(f"{int(value):,}" for value in (sizes.min(), sizes.median(), sizes.max()))
@@ -101,6 +105,7 @@ def header(
         *([f"precision   {pace}"] if pace and pace.pays else []),
         f"memory      client states {mib(held)} MiB{where}, up to {mib(needs.states)} once {needs.clients:,} clients "
         f"have trained; checkpoint up to {mib(needs.checkpoint)} MiB",
+        *([f"time        {time}"] if time else []),
         f"directory   {path}",
     ]
 
@@ -122,13 +127,17 @@ def introduced(
     state: engine.State,
     counts: torch.Tensor,
     needs: Needs,
+    forecast: Forecast | None = None,
 ) -> RunInfo:
     """Return what callbacks are told of a run that begins or goes on. group, counts, needs: as in `info`, `header`."""
     path, held = directory.path, sum(map(tree.nbytes, state.rows.trees))
     pace = engine.pace(run.engine, run.device, run.net, run.federation, run.local.batch_size)
     slow = [f"slow: {pace}; use engine.precision=fp32"] if pace and not pace.pays else []
-    notes = (*directory.notes, *engine.slow(run.engine, run.device), *slow, *tight(run, path, needs, held))
-    lines = header(run, path, directory.summary["cohort"], counts, backend.name, held, needs, pace)
+    few = filter(None, [foreseen(run, needs.clients)])
+    notes = (*directory.notes, *few, *engine.slow(run.engine, run.device), *slow, *tight(run, path, needs, held))
+    remaining = Schedule.of(run.settings.rounds, run.config).remaining(state.round)
+    time = console.expected(remaining, forecast) if forecast else ""
+    lines = header(run, path, directory.summary["cohort"], counts, backend.name, held, needs, pace, time)
     return info(
         run.config,
         path,
@@ -138,6 +147,7 @@ def introduced(
         start_round=state.round,
         lines=tuple(lines),
         notes=notes,
+        forecast=forecast,
     )
 
 
@@ -146,7 +156,8 @@ def tell_finished(directory: RunDirectory, quiet: bool) -> None:
     last = directory.summary.get("last", {})
     words = {"accuracy": "mean over clients", "accuracy_pooled": "pooled", "ft_accuracy": "after fine-tuning"}
     final = ", ".join(f"{last[name]:.2f} % {what}" for name, what in words.items() if last.get(name) is not None)
-    line = f"already finished: {directory.path} ({final or 'no test samples'}); restart=true runs it again"
+    final = final or console.result(directory.summary) or "no test samples"
+    line = f"already finished: {directory.path} ({final}); restart=true runs it again"
     label = console.label.get()
     if not (quiet or label):
         print(line, *directory.notes, sep="\n")

@@ -7,6 +7,7 @@ import copy
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -97,8 +98,14 @@ def sweep(
     """
     jobs = _jobs(settings, keys, directory, callbacks)
     failed, runs, rows = list[str](), list[Trained](), list[dict[str, Any]]()
+    events = ""  # when runs began, and how long they took
     for number, (path, (cfg, experiment, swept)) in enumerate(jobs.items(), 1):
         before = console.label.set(name := _named(swept))
+        began = time.monotonic()
+        events += f"{number} {began}\n"
+        if progress:
+            told = console.begins(events, len(jobs), began, number)
+            print(f"sweep: {told}  {name}", file=sys.stderr, flush=True)
         try:
             with contextlib.suppress(Diverged):  # its row says so
                 for _ in _played(cfg, path, experiment, not progress, callbacks):
@@ -106,12 +113,13 @@ def sweep(
             runs.append(found := _loaded(path, cfg))
             over = found.status == "finished"
             rows.append({**swept, "status": found.status, **(found._tables.judged if over else {})})
-            told = console.everyone(found.summary.get("last", {})) if over else found.status
+            told = console.result(found.summary) if over else found.status
         except FedpflError as error:
             failed.append(f"{name}: {error}")
             told = f"failed: {error}"
         finally:
             console.label.reset(before)
+        events += f"{number} {began} {time.monotonic() - began}\n"
         if progress:
             print(f"sweep: {number}/{len(jobs)} done  {name}: {told}", file=sys.stderr, flush=True)
     if failed:

@@ -16,6 +16,7 @@ from fedpfl.config.plan import Run
 from fedpfl.engine.evaluate import pooled
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import columns
+from fedpfl.runner.attendance import WITHOUT_STEPS, Attendance
 from fedpfl.runner.evaluate import Judged, judge
 from fedpfl.runner.faults import Diverged
 from fedpfl.runner.models import Models
@@ -74,6 +75,7 @@ def rounds(
     asked = [*settings.metrics, *(kind for kind, there in kinds.items() if there)]
     unmeasured = dict.fromkeys(columns(bool(federation.validation), bool(run.unseen), asked))
     cohort, told = engine.pick(state, next(planned, []), settings.seed), False
+    attendance = Attendance(run, state)
     while cohort:
         # ---- train
         began = time.monotonic()
@@ -85,6 +87,9 @@ def rounds(
             (state, outcome), timed = engine.play(*about, account=run.account), {}
         row: dict[str, Any] = {"round": state.round, **unmeasured, **timed}
         row |= _trained(outcome, [federation.number(client) for client in outcome.cohort])
+        attendance.count(outcome, len(cohort), timed)
+        if attendance.is_empty:
+            row |= dict.fromkeys(WITHOUT_STEPS)
         if run.account:
             row["epsilon"] = run.account.epsilon(state.round)
         row["seconds"] = time.monotonic() - began
@@ -92,13 +97,15 @@ def rounds(
 
         # ---- judge
         judged, last = Judged({}, {}, [], []), not cohort
-        if state.round % run.eval.every == 0 or last:
+        # What nobody has trained is no result of the method's.
+        if (state.round % run.eval.every == 0 or last) and not attendance.is_empty:
             evaluating(state.round)
             began = time.monotonic()
             judged = judge(run, backend, state, bool(outcome.cohort) and not outcome.sent.values_down, last)
             row |= {**judged.row, "eval_seconds": time.monotonic() - began}
 
         # ---- hand on
+        judged.notes.extend(attendance.warning(last))
         if not told and (names := engine.impure(run.method)):
             judged.notes.append(IMPURE.format(method=run.config["method"]["name"], names=", ".join(names)))
             told = True

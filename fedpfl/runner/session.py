@@ -19,7 +19,8 @@ from fedpfl.engine import lockstep, ranks
 from fedpfl.ground import tree
 from fedpfl.record import loggers
 from fedpfl.record.callbacks import Callback, Callbacks
-from fedpfl.runner import header, resume
+from fedpfl.runner import header, resume, timing
+from fedpfl.runner.attendance import trained_clients
 from fedpfl.runner.everyone import Everyone
 from fedpfl.runner.faults import Diverged, GivenUp
 from fedpfl.runner.loop import Round, rounds
@@ -63,7 +64,11 @@ def session(
         heard = Callbacks()
         if ranks.leads():
             group = experiment or run.federation.name
-            info = header.introduced(run, directory, group, backend, progress.state, everyone.counts, needs)
+            # In lockstep and at nodes it depends on others.
+            timed = not (stage or remote) and timing.is_worthwhile(run, progress.state.round)
+            forecast = timing.forecast(run, progress.state) if timed else None
+            about = directory, group, backend, progress.state, everyone.counts, needs
+            info = header.introduced(run, *about, forecast=forecast)
             heard = loggers.opened(run.config["logger"], info, quiet, [*callbacks, *added])
         with heard, _ending(progress, heard):
             yield from _recorded(progress, backend, everyone, heard, watch)
@@ -80,6 +85,8 @@ def _recorded(
         # ---- run directory
         if round.judged:
             directory.write_clients(everyone.rows(round.clients))
+        elif round.last:
+            directory.write_clients(everyone.rows({"accuracy": {}}))  # nobody has made a step
         if round.matrix:
             directory.write_clients(everyone.matrix(round.matrix), "common.csv")
         directory.row(round.row)
@@ -119,10 +126,11 @@ def _ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
         directory.write_summary(status="diverged", error=str(error))
         callbacks.on_end("diverged", directory.summary)
         raise
+    trained = len(trained_clients(progress.state))
     masks = engine.compared(run.method, progress.state)
     directory.write_masks(masks and {**masks, "clients": [run.federation.number(one) for one in masks["clients"]]})
     ended = {"best": progress.best, "last": progress.last, "hours": progress.spent / 3600}
-    directory.write_summary(status="finished", **ended, rounds_played=progress.state.round)
+    directory.write_summary(status="finished", **ended, rounds_played=progress.state.round, trained=trained)
     if not run.checkpoint.keep:
         directory.drop_checkpoint()
     callbacks.on_end("finished", directory.summary)

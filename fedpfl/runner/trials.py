@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import math
 import os
 import tempfile
@@ -204,15 +205,23 @@ class Ended:
     value: float | None
     rounds: int
     directory: str
-    lost: Literal["", "given up", "diverged"] = ""
+    lost: Literal["", "given up", "diverged", "untrained"] = ""
 
 
-def ended(folder: Path, lost: Literal["", "given up", "diverged"] = "") -> Ended:
+def _is_untrained(folder: Path) -> bool:
+    """Tell whether no client of a finished run has made a step."""
+    summary = folder / "summary.json"
+    return summary.is_file() and json.loads(summary.read_text(encoding="utf-8")).get("trained") == 0
+
+
+def ended(folder: Path, lost: Literal["", "given up", "diverged", "untrained"] = "") -> Ended:
     """Read a trial's run directory: the validation accuracy in rounds.csv, and no other column but `round`."""
     path, rows = folder / "rounds.csv", list[dict[str, float | None]]()
     if path.is_file() or not lost:  # it may have diverged in the first round
         rows = read(path.read_text(encoding="utf-8"), only=("round", COLUMN))
     values = [value for row in rows if (value := row.get(COLUMN)) is not None and math.isfinite(value)]
+    if not lost and not values and _is_untrained(folder):
+        lost = "untrained"
     if not lost and not values:
         raise FedpflError(f"{folder}: no sample was held out; set validation=0.1, or more for clients of few samples")
     return Ended(None if lost else max(values), int(rows[-1]["round"] or 0) if rows else 0, str(folder), lost)

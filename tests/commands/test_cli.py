@@ -226,7 +226,10 @@ BAD = [
     ("method=flexfl method.apoz=[0.1]", "method.apoz has 1 numbers for 3 groups of neurons"),
     ("model=mlp model.hidden=[100000000000]", "model=mlp: its parameters, held twice, would take"),
     # impossible together
-    ("method=scaffold method.clients=600", "method.clients is not a key here; known keys of method=scaffold: server_lr, statistics"),
+    (
+        "method=scaffold method.clients=600",
+        "method.clients is not a key here; known keys of method=scaffold: server_lr, statistics",
+    ),
     ("clients=1798", "clients must be at most the number of samples, 1797, got 1798"),
     (
         "clients=500 partition.samples_per_client=null",
@@ -735,7 +738,9 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     assert result.code == 0, result
     assert seeds(tmp_path) == {"fedavg": ["seed1", "seed2"], "fedper": ["seed1", "seed2"]}
     assert len(list(tmp_path.glob("outputs/digits/*/*"))) == 2  # the seeds of one configuration lie together
-    told = result.err.splitlines()  # one line each
+    begun, told = result.err.splitlines()[::2], result.err.splitlines()[1::2]  # a line each when it begins and ends
+    assert begun[0] == "sweep: run 1 of 4, elapsed 0:00:00  method=fedavg seed=1"
+    assert re.fullmatch(r"sweep: run 4 of 4, elapsed 0:00:\d\d, ETA 0:00:\d\d  method=fedper seed=2", begun[3])
     assert [line[:15] for line in told] == [f"sweep: {done}/4 done" for done in (1, 2, 3, 4)]
     assert [", ETA 0:00:" in line for line in told] == [True, True, True, False]
     assert re.fullmatch(r"sweep: .*  method=fedper seed=1: all clients [\d.]+ % in 0:00:\d\d", told[2])
@@ -745,6 +750,7 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     rate = summary(next(tmp_path.glob("outputs/digits/fedper/*/seed1")))["last"]["accuracy"]
     done = f"sweep: 1/2 done  seed=1: all clients {rate:.2f} %, already finished\n"
     assert done in again.err  # nothing tells how long a job takes
+    assert "sweep: run" not in again.err  # none begins
     assert again.out.endswith(reported(tmp_path, "outputs/digits/fedper"))  # of this sweep's runs alone
 
 
@@ -771,6 +777,11 @@ def reported(folder: Path, root: str) -> str:
 )
 def test_how_far_a_sweep_is(events: str, now: float, told: str) -> None:
     assert console.progress(f"{events}\n", 4, now) == told
+
+
+def test_which_run_of_a_sweep_begins() -> None:
+    assert console.begins("0 5\n", 4, 5, 1) == "run 1 of 4, elapsed 0:00:00"
+    assert console.begins("0 5\n0 5 60\n1 65\n", 4, 65, 2) == "run 2 of 4, elapsed 0:01:00, ETA 0:03:00"
 
 
 def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> None:

@@ -282,7 +282,9 @@ def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch
     with monkeypatch.context() as patch:  # from a folder that cannot be written to
         patch.setattr(os, "access", lambda *_: False)
         first = load("speech_commands", tmp_path)
-    assert not cached(tmp_path)
+    with source.writing_nothing():  # as of a dry run
+        assert torch.equal(load("speech_commands", tmp_path).x, first.x)
+    assert [path.name for path in tmp_path.iterdir()] == ["speech_commands_v0.02.tar.gz"]
     again = load("speech_commands", tmp_path)
     assert (tmp_path / FOLDER / "yes").is_dir()
     assert torch.equal(first.x, again.x)
@@ -293,6 +295,11 @@ def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch
     assert torch.equal(kept.x, again.x)
     assert torch.equal(kept.groups, again.groups)
     assert kept.group_names == again.group_names
+    cached(tmp_path)[0].unlink()
+    with source.writing_nothing():
+        assert torch.equal(load("speech_commands", tmp_path).x, again.x)
+    assert not cached(tmp_path)
+    assert torch.equal(load("speech_commands", tmp_path).x, again.x)
     cached(tmp_path)[0].write_bytes(b"cut short")
     assert torch.equal(load("speech_commands", tmp_path).x, again.x)
     write(tmp_path / FOLDER, {"yes/aa_nohash_0.wav": sound(tone(1000))})

@@ -286,13 +286,14 @@ def test_values_are_chosen_without_a_look_at_test_samples(worlds):
         assert mpl.rcParams["axes.facecolor"] == style, "later figures of this process would look otherwise"
         told = text.partition("Tuned on equal terms\n")[0].splitlines()
         told = [line for line in told if "newcomers are judged after fine-tuning alone" not in line]  # once
-        for method, lines in {"fedprox": told[:7], "local_only": told[7:]}.items():
+        for method, lines in {"fedprox": told[:9], "local_only": told[9:]}.items():
             words = "local.lr, method.mu" if method == "fedprox" else "local.lr"
             assert lines[0] == f"fedpfl: method={method}: 2 trials of {words}"
             assert [line[:17] for line in lines[1:3]] == [f"fedpfl: trial {trial}/2" for trial in (1, 2)]
             assert lines[3].startswith("fedpfl: best of ")
             assert lines[4].startswith(f"fedpfl: method={method}: 2 fresh seeds of local.lr=")
-            assert [line[:15] for line in lines[5:]] == ["sweep: 1/2 done", "sweep: 2/2 done"]
+            final = ["sweep: run 1 of", "sweep: 1/2 done", "sweep: run 2 of", "sweep: 2/2 done"]
+            assert [line[:15] for line in lines[5:]] == final
         assert len(list((worlds / name / "tuned" / "final").rglob("rounds.csv"))) == 4
     chosen = ["method", "chosen", "finished", "given up", "rounds", "validation", "seeds"]
     pd.testing.assert_frame_equal(tables[0][chosen], tables[1][chosen])

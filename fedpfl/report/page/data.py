@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ def read_clients(run: Run, note: Callable[[str], None]) -> pd.DataFrame | None:
         if len(run.evaluations):
             note(f"without clients: {error}")
         return None
+    if run.is_untrained:
+        return part
     if {"test", "accuracy"} <= {*part} and (silent := int(((part["test"] > 0) & part["accuracy"].isna()).sum())):
         note(f"{run.path}: {silent} clients with test samples have no accuracy; they are not among the clients shown")
     return part
@@ -76,7 +79,11 @@ def box(spread: pd.DataFrame) -> dict[str, float]:
 def by_round(group: Group, column: str) -> pd.DataFrame:
     """Return mean, sample standard deviation and number of seeds by round, of the rounds that all seeds have it of."""
     # A seed whose model was not finite has no number: a mean of the others would flatter.
-    own = pd.concat([run.rounds.reindex(columns=["round", column]) for run in group.used]).groupby("round")[column]
+    parts = [run.rounds.reindex(columns=["round", column]) for run in group.used]
+    for run, part in zip(group.used, parts, strict=True):
+        if run.is_untrained and METRICS[column].evaluated:
+            part[column] = math.nan
+    own = pd.concat(parts).groupby("round")[column]
     over = pd.DataFrame({"mean": own.mean(skipna=False), "std": own.std(skipna=False), "count": own.count()})
     return over[over["mean"].notna()]
 

@@ -29,6 +29,23 @@ log = logging.getLogger(__name__)
 LONG = 300  # letters of another library's message that are shown
 
 
+_writes_nothing: ContextVar[bool] = ContextVar("writes_nothing", default=False)
+
+
+class WouldDownload(FedpflError):
+    """Files are absent that a run would download first."""
+
+
+@contextmanager
+def writing_nothing() -> Iterator[None]:
+    """While this lasts, download nothing, and keep nothing of what is read below `data_dir`."""
+    before = _writes_nothing.set(True)
+    try:
+        yield
+    finally:
+        _writes_nothing.reset(before)
+
+
 class Source(NamedTuple):
     """What a reader is given: the data set's name, the folder `data_dir`, and whether files may be downloaded."""
 
@@ -48,6 +65,10 @@ def file(source: Source, relative: str, md5: tuple[str, ...], urls: Sequence[str
         return path
     if not source.download:
         raise absent(source, f"{relative} is absent and dataset.download is false", place or relative)
+    if _writes_nothing.get():
+        raise WouldDownload(
+            f"data set {source.name} is not in data_dir={source.folder}; a run would download {', '.join(urls)}"
+        )
     reasons = []
     for url in urls:
         try:
@@ -89,7 +110,7 @@ def unpacked(
         yield target
         return
     path = file(source, archive, md5, urls, f"{archive} (or {base}/, unpacked){hint}")
-    writable = os.access(source.folder, os.W_OK)
+    writable = os.access(source.folder, os.W_OK) and not _writes_nothing.get()
     with tempfile.TemporaryDirectory(dir=source.folder if writable else None) as scratch:
         inside = Path(scratch) / target.name
         with reading(path):
@@ -172,6 +193,8 @@ def kept(source: Source, options: Mapping[str, Any], inputs: Iterable[Path], mak
             log.warning("%s cannot be read and is made again", path)
     log.info("reading %s, which takes a while the first time", source.name)
     raw = make()
+    if _writes_nothing.get():
+        return raw
     try:
         _keep(raw, path)
     except OSError as error:

@@ -1,0 +1,143 @@
+"""`--dry-run` says what a command would run, and writes nothing."""
+
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from fedpfl.runner import timing
+from tests.command import TINY, call, snapshot, start, wait
+
+WORDS = ("dataset=digits", "model=mlp", "method=fedavg", *TINY, "rounds=8")
+
+
+def foretold(*words: str, cwd: Path) -> str:
+    """What it says of a command that would run."""
+    before = snapshot(cwd)
+    result = call("--dry-run", *words, cwd=cwd)
+    assert result.code == 0, result.err
+    assert snapshot(cwd) == before
+    assert result.out.endswith("dry run     nothing was trained or written\n")
+    return result.out
+
+
+def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
+    words = (*WORDS, "eval.every=3", "eval.finetune_epochs=2", "eval.finetune_every=6", "validation=0.1", "unseen=0.25")
+    told = foretold(*words, cwd=tmp_path)
+    lines = told.splitlines()
+    assert lines[0].startswith("composition dataset=digits partition=dirichlet model=mlp adapter=none method=fedavg ")
+    assert lines[1] == "settings    seed=42 rounds=8 clients=4 participation=0.5 validation=0.1 unseen=0.25"
+    assert lines[2].startswith("local       epochs=1 batch_size=32 ")
+    number = r"[\d.e+-]+"
+    kinds = f"8 rounds of {number} s, 1 evaluation of {number} s, 2 evaluations with fine-tuning of {number} s"
+    assert re.search(rf"\ntime        about 0:00:\d\d: {kinds}\n", told)
+    split = re.search(r"split       (\d+) training, (\d+) test, (\d+) validation samples; data_dir=data\n", told)
+    assert split
+    assert sum(map(int, split.groups())) == 4 * 24
+    assert "status      new" in lines
+
+    result = call(*words, cwd=tmp_path)
+    header = [line for line in result.err.splitlines() if re.match(r"\w+( set)?  +\S", line)]
+    assert len(header) > 7
+    for line in header[: header.index(next(one for one in header if one.startswith("directory")))]:
+        assert line.startswith("time  ") or line in lines
+    assert f"directory   {next(tmp_path.glob('outputs/*/*/*/*')).relative_to(tmp_path)}" in told
+    assert "status      finished, nothing is left to do" in foretold(*words, cwd=tmp_path)
+    assert "status      new" in foretold(*words, "restart=true", cwd=tmp_path)
+
+
+def test_what_an_interrupted_run_has_left(tmp_path: Path) -> None:
+    process = start(*WORDS, "rounds=5000", "checkpoint.seconds=0", "eval.every=5000", cwd=tmp_path)
+    assert process.stderr is not None
+    while "round 1/" not in process.stderr.readline():
+        pass
+    process.terminate()
+    assert wait(process).code == 143
+    told = foretold(*WORDS, "rounds=5000", "eval.every=5000", cwd=tmp_path)
+    done = int(re.search(r"status      interrupted after round (\d+), from where it goes on", told)[1])  # type: ignore[index]
+    assert f": {5000 - done} rounds of" in told
+
+
+def test_a_sweep_has_a_line_a_run_and_a_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = []
+
+    def forecast(run: timing.Run, state: object) -> timing.Forecast:
+        timed.append(run.config["method"]["name"])
+        return timing.Forecast(2.0 if timed[-1] == "fedavg" else 4.0, 1.0, 0.0)
+
+    monkeypatch.setattr(timing, "forecast", forecast)
+    assert call(*WORDS, "hydra.sweep.dir=outputs", "seed=1", cwd=tmp_path).code == 0
+    timed.clear()
+    told = foretold("-m", *WORDS, "eval.every=8", "method=fedavg,ditto", "seed=1,2", cwd=tmp_path)
+    ends = {"fedavg": "about 0:00:17: 8 rounds of 2 s", "ditto": "about 0:00:33: 8 rounds of 4 s"}
+    runs = [(method, seed) for method in ends for seed in (1, 2)]
+    for number, (method, seed) in enumerate(runs, 1):
+        assert f"\nrun {number} of 4  method={method} seed={seed}: {ends[method]}, 1 evaluation of 1 s\n" in told
+    assert "\nsweep       4 runs: about 0:01:40 one after another\n" in told
+    assert timed == ["fedavg", "ditto"]  # seeds take as long
+    again = foretold("--multirun", *WORDS, "method=fedavg,ditto", "seed=1", cwd=tmp_path)
+    assert "run 1 of 2  method=fedavg: finished, nothing is left to do" in again.replace(" seed=1", "")
+    assert "\nsweep       2 runs, 1 of them finished: about 0:00:40 one after another\n" in again
+
+
+def test_experiments_bring_their_sweep_and_searches_their_trials(tmp_path: Path) -> None:
+    told = foretold("experiment=demo", "rounds=2", "model=mlp", "clients=4", cwd=tmp_path)
+    assert re.findall(r"\nrun (\d) of 4  method=(\w+): about", told) == [
+        *(("1", "fedobp"), ("2", "fedavg"), ("3", "fedper"), ("4", "local_only")),
+    ]
+    assert "experiment=demo" in told
+    words = ("hydra/sweeper=optuna", "hydra.sweeper.trials=7", "local.lr=interval(0.01,0.1)", "validation=0.1")
+    assert "\nsearch      7 trials, at most 0:00:" in foretold("-m", *WORDS, *words, cwd=tmp_path)
+    globbed = foretold("-m", *WORDS, "rounds=1", "method=glob(fedp*)", cwd=tmp_path)
+    assert globbed.count("\nrun ") >= 3
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("rounds=0",), "rounds must be 1 or more, got 0"),
+        (("seed=1,2",), "seed=1,2 is a sweep"),
+        (("--cfg", "job"), "--dry-run goes with -m alone; leave out --cfg"),
+        (("dataset=har",), "data set har is not in data_dir=data .*put folder 'UCI HAR Dataset'"),
+        (
+            ("-m", "method=fedavg,ditto", "rounds=1,0"),
+            "2 of 4 runs would be refused: run 2 of 4  method=fedavg rounds=0",
+        ),
+        (("plugins=[there.py]",), "there.py"),
+    ],
+    ids=str,
+)
+def test_what_the_command_would_refuse_is_refused(words: tuple[str, ...], line: str, tmp_path: Path) -> None:
+    result = call("--dry-run", *WORDS, *words, cwd=tmp_path)
+    assert result.code == 2
+    (told,) = result.complaints
+    assert re.search(line, told)
+    assert "dry run" not in result.out
+    assert snapshot(tmp_path) == {}
+
+
+def test_a_directory_of_another_run_is_told(tmp_path: Path) -> None:
+    assert call(*WORDS, "rounds=1", "hydra.run.dir=run", cwd=tmp_path).code == 0
+    result = call("--dry-run", *WORDS, "hydra.run.dir=run", cwd=tmp_path)
+    assert (result.code, result.err) == (
+        2,
+        "fedpfl: run directory run holds a different run; choose another with hydra.run.dir=...\n",
+    )
+
+
+def test_data_that_would_be_downloaded_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*about: object, **more: object) -> None:
+        raise AssertionError("a dry run asks nobody")
+
+    monkeypatch.setattr(urllib.request, "urlopen", asked)
+    told = foretold(*WORDS, "dataset=cifar10", "data_dir=here", cwd=tmp_path)
+    assert "\ndata        data set cifar10 is not in data_dir=here; a run would download https://" in told
+
+
+def test_the_command_itself_takes_it(tmp_path: Path) -> None:
+    """Before torch is loaded the words are looked at, too."""
+    result = wait(start("--dry-run", *WORDS, cwd=tmp_path))
+    assert result.code == 0, result.err
+    assert "nothing was trained or written" in result.out
+    assert snapshot(tmp_path) == {}

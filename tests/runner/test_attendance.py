@@ -1,0 +1,266 @@
+"""A run in which nobody or almost nobody trains says so, and shows no accuracy of a model that nobody trained."""
+
+import dataclasses
+import json
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import fedpfl
+from fedpfl.config import plugins
+from fedpfl.engine.clock import nothing
+from fedpfl.record.columns import STATISTICS, column
+from fedpfl.report import groups, runs
+from fedpfl.report.__main__ import main as report
+from fedpfl.report.compare import compare
+from fedpfl.report.figures import accuracy_figure
+from fedpfl.report.html import write
+from fedpfl.report.tables import accuracy_table
+from fedpfl.runner import attendance, trials
+from fedpfl.runner.attendance import Attendance
+from tests.command import TINY, call, play, rewrite_summary, state, summary, table
+from tests.conftest import assert_same
+from tests.report.test_report import amend, write_run
+
+WORDS = ("model=mlp", "method=fedavg", *TINY, "clients=10", "rounds=4", "eval.finetune_epochs=1")
+STEPLESS = """
+from fedpfl.methods import FedAvg
+class Mine(FedAvg):
+    def phases(self, server, client, params, epochs):
+        return []
+METHODS = {"mine": Mine}
+"""
+ALONE = ("partition.samples_per_client=2", "partition.min_samples=2", "partition.test_fraction=0.5")
+ACCURACIES = [column(name, tuned=tuned) for name in STATISTICS for tuned in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("words", "warning", "at_once"),
+    [
+        (("system=simulated", "system.deadline=1e-6"), r"\d+ came late, raise system.deadline=1e-06", False),
+        (("system=simulated", "system.dropout=0.999999"), r"15 were out of reach or lost \(availability", False),
+        (("system=simulated", "system.availability=1e-9"), r"15 were out of reach or lost \(availability", False),
+        (ALONE, "nobody can train: each of 10 clients has fewer than 2 training samples", True),
+    ],
+)
+def test_a_model_that_nobody_trained_is_no_result(words, warning, at_once, tmp_path):
+    run = tmp_path / "run"
+    lines = play(run, *WORDS, *words).splitlines()
+    (place,) = [at for at, line in enumerate(lines) if line.startswith("nobody ")]  # once
+    assert re.search(warning, lines[place])
+    assert at_once or "no client has made a step in 3 rounds, and there is no accuracy before one" in lines[place]
+    assert any(line.startswith("round 4/4") for line in lines[place:]), "it is told while the run goes on"
+    assert lines[-1].endswith("no client has made a step, so there is no accuracy")
+
+    rows = table(run / "rounds.csv")
+    assert len(rows) == 4
+    untold = (*ACCURACIES, *attendance.WITHOUT_STEPS)
+    assert {row[name] for row in rows for name in untold} == {""}
+    assert {row["accuracy"] for row in table(run / "clients.csv")} == {""}
+    told = summary(run)
+    assert (told["status"], told["trained"], told["clients"]) == ("finished", 0, 10)
+    assert (told["best"], told["last"]) == ({}, {})
+    assert "no client has made a step" in play(run, *WORDS, *words)  # it is finished already
+
+
+def test_phases_that_train_nothing_make_no_step(tmp_path):
+    (tmp_path / "mine.py").write_text(STEPLESS)
+    try:
+        result = call("plugins=[mine.py]", "method=mine", *WORDS[2:], "hydra.run.dir=run", "model=mlp", cwd=tmp_path)
+    finally:
+        plugins.load([])
+    assert result.code == 0, result.err
+    assert "15 took part without a step, for lack of samples or as nothing moves in the method's phases" in result.err
+    assert summary(tmp_path / "run")["trained"] == 0
+    assert {row["accuracy"] for row in table(tmp_path / "run/rounds.csv")} == {""}
+
+
+def test_an_accuracy_begins_with_the_first_step_whatever_interrupts_the_run(tmp_path):
+    words = (*WORDS, "participation=0.1", "rounds=8", "system=simulated", "system.dropout=0.8", "seed=5")
+    lines = play(tmp_path / "whole", *words)
+    rows = table(tmp_path / "whole/rounds.csv")
+    trained = [row["participants"] != "0" for row in rows]
+    first = trained.index(True)
+    assert 0 < first < 7
+    assert [bool(row["accuracy"]) for row in rows] == [False] * first + [True] * (8 - first)
+    assert 0 < summary(tmp_path / "whole")["trained"] < 5
+    assert "finished after round 8 in" in lines
+    assert "no client has made a step, so" not in lines
+    for stop in (first, first + 1):  # before anybody trained, and after
+        part = tmp_path / f"part{stop}"
+        for round in fedpfl.rounds(*words, directory=part):
+            if round.row["round"] == stop:
+                break
+        play(part, *words)
+        assert table(part / "rounds.csv") == rows
+        assert_same(state(part), state(tmp_path / "whole"))
+        assert summary(part)["trained"] == summary(tmp_path / "whole")["trained"]
+
+
+def outcome(cohort, trained):
+    """A round's outcome as far as it is counted."""
+    return dataclasses.replace(nothing([]), cohort=cohort, trained=torch.tensor(trained, dtype=torch.bool))
+
+
+@pytest.fixture
+def attended(monkeypatch):
+    """Make an Attendance of a hundred clients, of which a round is meant for ten."""
+    monkeypatch.setattr(attendance, "trained_clients", lambda state: set())
+
+    def build(idle=0, early=False, deadline=None, poisson=False):
+        federation = SimpleNamespace(clients=100, idle=lambda size: idle)
+        run = SimpleNamespace(
+            federation=federation,
+            local=SimpleNamespace(batch_size=32),
+            cohort=10,
+            stopping=SimpleNamespace(early=early),
+            system=deadline and SimpleNamespace(deadline=deadline),
+            poisson=poisson,
+        )
+        return Attendance(run, None)
+
+    return build
+
+
+def told_in(counts, rounds):
+    """The rounds after which something is told, and what."""
+    said = {}
+    for number, (cohort, trained, drawn, columns) in enumerate(rounds, 1):
+        counts.count(outcome(cohort, trained), drawn, columns)
+        for line in counts.warning(number == len(rounds)):
+            said[number] = line
+    return said
+
+
+def test_almost_nobody_is_a_tenth_of_the_planned_participations(attended):
+    few = ([3], [True], 10, {"dropped": 9, "late": 9})
+    more = ([3, 4], [True, True], 10, {"dropped": 8, "late": 8})
+    assert told_in(attended(deadline=0.5), [few] * 6) == {
+        3: "almost nobody trains: 3 of 30 planned participations made a step in 3 rounds: 27 came late, raise "
+        "system.deadline=0.5"
+    }
+    assert not told_in(attended(deadline=0.5), [more, few, few, few])  # 5 of 40
+    assert [*told_in(attended(), [few])] == [1]  # it is the last round
+    idle = ([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [True] + [False] * 9, 10, {})
+    (line,) = told_in(attended(), [idle] * 3).values()
+    assert "27 took part without a step" in line
+    assert not told_in(attended(idle=90), [idle] * 3), "it was told before the first round"
+
+
+def test_who_stopped_early_was_not_planned_and_an_empty_poisson_cohort_was(attended):
+    alone = ([3], [True], 1, {})
+    assert not told_in(attended(early=True), [alone] * 5)
+    empty = ([], [], 0, {})
+    (line,) = told_in(attended(poisson=True), [empty] * 3).values()
+    assert line.startswith("nobody trains: no client has made a step in 3 rounds")
+    assert line.endswith("privacy.sampling=poisson draws few; raise clients or participation")
+
+
+def test_participation_that_reaches_few_is_told_before_the_first_round(tmp_path):
+    words = ("model=mlp", "method=fedavg", *TINY, "clients=20", "participation=0.1", "rounds=1")
+    line = "almost nobody will train: 2 of 20 clients are drawn in 1 round; raise rounds or participation"
+    told = play(tmp_path / "run", *words).splitlines()
+    assert told.index(line) < next(at for at, one in enumerate(told) if one.startswith("round 1/1"))
+    assert sum("almost nobody" in one for one in told) == 1
+    (run,) = runs(tmp_path)
+    assert run.attendance == "2 of 20 clients have made a step"
+    assert not run.evaluations.empty
+    assert "almost nobody" not in play(tmp_path / "more", *words, "participation=0.15")
+
+
+def test_a_trial_in_which_nobody_trains_is_lost_and_no_search_fails_by_it(tmp_path):
+    words = (*WORDS, "partition.samples_per_client=30", "validation=0.1", "system=simulated")
+    play(tmp_path / "run", *words, "system.deadline=1e-6")
+    assert trials.ended(tmp_path / "run").lost == "untrained"
+    assert trials.ended(tmp_path / "run").value is None
+    rewrite_summary(tmp_path / "run", trained=1)
+    with pytest.raises(fedpfl.FedpflError, match="no sample was held out"):
+        trials.ended(tmp_path / "run")
+
+
+# What is reported
+
+
+def participants(folder, counts):
+    """Add the column to a run that `write_run` wrote."""
+    header, *rows = (folder / "rounds.csv").read_text().splitlines()
+    lines = [f"{header},participants", *(f"{row},{count}" for row, count in zip(rows, counts, strict=True))]
+    (folder / "rounds.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A good run of one method, an old run that nobody took part in, and one in which few did."""
+    write_run(tmp_path / "fedavg" / "k" / "seed0")
+    participants(write_run(tmp_path / "fedper" / "k" / "seed0", method={"name": "fedper"}), [0, 0, 0, 0])
+    few = participants(write_run(tmp_path / "ditto" / "k" / "seed0", method={"name": "ditto"}), [1, 0, 2, 1])
+    amend(few, trained=40, clients=100)
+    return tmp_path
+
+
+def test_tables_lists_figures_and_pages_say_who_did_not_train(mixed, capsys, monkeypatch):
+    nobody = "No accuracy, as no client has made a step: FedPer on FMNIST, Dir(0.1) (seed 0)."
+    few = "Almost nobody trained: Ditto on FMNIST, Dir(0.1) (seed 0: 4 of 40 planned participations took place)."
+    made = accuracy_table(runs(mixed))
+    assert made.notes[:2] == (nobody, few)
+    assert not any("No evaluation to judge yet" in note for note in made.notes)
+    accuracy = dict(zip(made.frame["method"], made.frame["accuracy"], strict=True))
+    assert math.isnan(accuracy["FedPer"])
+    assert (accuracy["FedAvg"], accuracy["Ditto"]) == (70.0, 70.0)
+    for words in (["ls", str(mixed)], ["tables", str(mixed), "--format", "markdown"]):
+        assert report(words) == 0
+        assert "no client has made a step" in capsys.readouterr().out
+
+    (page,) = write([mixed], mixed / "pages")
+    assert nobody in page.read_text()
+    assert few in page.read_text()
+
+    labels = []
+    monkeypatch.setattr("fedpfl.report.figures._save", lambda figure, path: labels.append(_legend(figure)) or [])
+    accuracy_figure(runs(mixed), mixed / "figure")
+    assert {"FedAvg", "FedPer\nno client has made a step"} <= labels[0]
+    assert "Ditto\n4 of 40 planned participations took place" in labels[0]
+    with pytest.raises(fedpfl.FedpflError, match=r"nothing to draw. No accuracy, as no client has made a step: FedPer"):
+        accuracy_figure(runs(mixed / "fedper"), mixed / "figure")
+
+
+def _legend(figure):
+    return {text.get_text() for legend in figure.legends for text in legend.get_texts()}
+
+
+def test_compare_says_it_of_each_side_and_has_no_difference(mixed):
+    a, b = (groups(runs(mixed / name))[0] for name in ("fedavg", "fedper"))
+    *tables, last = compare(a, b)
+    told = [note for note in last.notes if note.startswith("B: No accuracy, as no client has made a step")]
+    assert len(told) == 1
+    final = next(table for table in tables if table.title.startswith("Before fine-tuning"))
+    assert final.frame["b"].isna().all()
+    assert final.frame["difference"].isna().all()
+    with pytest.raises(fedpfl.FedpflError, match="no client has made a step, so there is no round to choose"):
+        compare(b, a, select="validation")
+
+
+def test_a_run_that_does_not_record_who_took_part_is_taken_as_planned(tmp_path):
+    write_run(tmp_path / "k" / "seed0")
+    (run,) = runs(tmp_path)
+    assert not run.is_untrained
+    assert run.attendance == ""
+    amend(tmp_path / "k" / "seed0", trained=0, clients=100)
+    (run,) = runs(tmp_path)
+    assert run.is_untrained
+    assert run.evaluations.empty
+
+
+def test_the_summary_says_it_to_the_sweep(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ("dataset=digits", *WORDS, "rounds=2", "system=simulated")
+    made, frame = fedpfl.sweep(*words, **{"system.deadline": [1e-6, 1e6]})
+    told = capsys.readouterr().err
+    assert "2 done  system.deadline=1e-06: no client has made a step, so there is no accuracy" in told
+    assert "2 done  system.deadline=1000000.0: all clients" in told
+    assert json.loads((made[0].path / "summary.json").read_text())["trained"] == 0
+    assert frame["accuracy"].isna().tolist() == [True, False]

@@ -1,0 +1,282 @@
+"""Time is told before a run: steps and evaluations are timed, and the run is what it would be without."""
+
+import copy
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedpfl.config import plugins
+from fedpfl.config.plan import build, check
+from fedpfl.record import console
+from fedpfl.record.console import Console
+from fedpfl.record.forecast import Forecast, Remaining, Schedule
+from fedpfl.runner import loop, resume, session, timing
+from tests.command import CLOCKED, TINY, composed, play, state, summary, table
+from tests.conftest import assert_same
+from tests.record.test_record import Clock, done, info, row
+
+EQUAL = (*TINY, "clients=6", "partition.samples_per_client=40", "partition.alpha=100", "rounds=4", "eval.every=2")
+PLUGIN = """
+import random
+import numpy as np
+import torch
+from torch import nn
+from fedpfl.methods import FedAvg
+
+
+class Counting(nn.Module):
+    calls = 0
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.layer, self.drop = nn.Linear(784, classes), nn.Dropout(0.3)
+        self.norm = nn.BatchNorm1d(784)
+
+    def forward(self, x):
+        Counting.calls += 1
+        return self.layer(self.drop(self.norm(x.flatten(1))))
+
+
+class Drawing(FedAvg):
+    def after_training(self, server, client, net, params, shard, kept):
+        noise = torch.rand(1) + random.random() + np.random.rand()
+        return {"noise": noise.float()}
+
+    def finish(self, server, client, start, end):
+        return {name: leaf + 1e-3 * client["noise"] for name, leaf in end.items()}, {}
+
+
+METHODS = {"drawing": Drawing}
+MODELS = {"counting": Counting}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A file with a network of random layers and statistics, and a method that draws from the process."""
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    plugins.load([str(tmp_path / "mine.py")])
+    yield tmp_path / "mine.py"
+    plugins.load([])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("method=fedobp", "model=lenet5", "eval.finetune_epochs=1", "validation=0.1", "unseen=0.2"),
+        ("method=fedrep", "model=mlp", "engine.backend=batched"),
+        ("method=fedpac", "model=mlp", "local.optimizer=adam", "local.decay=cosine"),
+        ("method=knn_per", "model=mlp", "system=simulated", "state.device=disk"),
+    ],
+    ids=" ".join,
+)
+def test_a_timed_run_is_bit_for_bit_the_run_without(words, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "is_worthwhile", lambda run, done: True)
+    told = play(tmp_path / "timed", *EQUAL, *words)
+    assert "\ntime        about 0:00:" in told
+    monkeypatch.setattr(timing, "is_worthwhile", lambda run, done: False)
+    assert "\ntime  " not in play(tmp_path / "plain", *EQUAL, *words)
+    assert table(tmp_path / "timed/rounds.csv") == table(tmp_path / "plain/rounds.csv")
+    assert table(tmp_path / "timed/clients.csv") == table(tmp_path / "plain/clients.csv")
+    assert_same(state(tmp_path / "timed"), state(tmp_path / "plain"))
+    one, other = (summary(tmp_path / name) for name in ("timed", "plain"))
+    assert {key: one["engine"][key] for key in loop_keys(one)} == {key: other["engine"][key] for key in loop_keys(one)}
+    assert {name: own for name, own in one["last"].items() if name not in CLOCKED} == {
+        name: own for name, own in other["last"].items() if name not in CLOCKED
+    }
+
+
+def loop_keys(told):
+    return [key for key in told["engine"] if key != "seconds"]
+
+
+def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monkeypatch):
+    """Be it network, statistics, method or generators of the process."""
+    words = (*EQUAL, f"plugins=[{mine}]", "method=fedavg", "model=mlp")
+    cfg = copy.deepcopy(composed(*words))
+    cfg.method.name, cfg.model = "drawing", {"name": "counting"}
+    run = build(check(cfg))
+    began = resume.begin(run, {}, None)
+    before = [torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()]
+    rows = [{"server": began.server, "buffers": began.server_buffers, "rows": dict(enumerate(began.rows.trees))}]
+    held = torch.utils._pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, rows)
+    modes = [module.training for module in run.net.module.modules()]
+    assert timing.forecast(run, began) is not None
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()
+    assert before[2] == random.getstate()
+    assert_same(rows[0], held[0])
+    assert (began.round, began.rows.writes, len(began.rows)) == (0, 0, 0)
+    assert modes == [module.training for module in run.net.module.modules()]
+    for name, worthwhile in (("timed", True), ("plain", False)):
+        monkeypatch.setattr(timing, "is_worthwhile", lambda run, done, worthwhile=worthwhile: worthwhile)
+        session.play(cfg, mine.parent / name, quiet=True)
+    assert table(mine.parent / "timed/rounds.csv") == table(mine.parent / "plain/rounds.csv")
+    assert_same(state(mine.parent / "timed"), state(mine.parent / "plain"))
+
+
+# By a clock that only the network moves
+
+
+class Ticking(nn.Module):
+    """A network that takes a millisecond a sample."""
+
+    now = 0.0
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(784, 16), nn.Linear(16, 10)
+
+    def forward(self, x):
+        Ticking.now += 0.001 * len(x)
+        return self.head(self.body(x.flatten(1)).relu())
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """Build a run of a network by whose clock all is timed, its state and the rows that it has."""
+    monkeypatch.setattr(Ticking, "now", 0.0)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: Ticking.now)
+    monkeypatch.setattr(loop.time, "monotonic", lambda: Ticking.now)
+    from fedpfl.models import MODELS
+
+    monkeypatch.setitem(MODELS, "ticking", lambda shape, classes: Ticking())
+
+    def play_rounds(*words):
+        cfg = copy.deepcopy(composed("model=mlp", "engine.workers=1", "engine.backend=loop", *EQUAL, *words))
+        cfg.model = {"name": "ticking"}
+        run = build(check(cfg))
+        began = resume.begin(run, {}, None)
+        told = timing.forecast(run, began)
+        backend = timing.engine.make(run.engine, run.net, run.device)
+        return told, [round.row for round in loop.rounds(run, backend, began)]
+
+    return play_rounds
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("method=fedavg", "local.epochs=3", "eval.finetune_epochs=2", "eval.finetune_every=4"),
+        ("method=fedrep", "local.epochs=2", "method.head_epochs=4", "validation=0.2"),
+        ("method=fedavg", "local.epochs=null", "local.steps=7", "local.batch_size=8", "eval.finetune_epochs=1"),
+        ("method=per_fedavg", "local.batch_size=8"),
+        ("method=local_only", "unseen=0.34", "eval.common=true"),
+        ("method=fedavg", "partition.alpha=0.1", "clients=12", "participation=1.0", "local.batch_size=4"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_foretold_is_what_rounds_and_evaluations_take(words, ticking):
+    told, rows = ticking(*words)
+    plain = [row["eval_seconds"] for row in rows if row["eval_seconds"] and row["ft_accuracy"] is None]
+    tuned = [row["eval_seconds"] for row in rows if row["ft_accuracy"] is not None]
+    assert told.round == pytest.approx(np.mean([row["seconds"] for row in rows[1:]]), rel=0.15)
+    assert plain == [] or told.evaluation == pytest.approx(np.mean(plain), rel=0.15)
+    assert tuned == [] or told.tuned_evaluation == pytest.approx(np.mean(tuned), rel=0.15)
+    assert plain
+    assert bool(tuned) == any(word.startswith("eval.finetune") for word in words)
+
+
+def test_a_slow_network_is_timed_by_few_steps(ticking, monkeypatch):
+    """A step of four seconds: one of a call, and no more."""
+    calls = []
+    participate = timing.engine.Backend.participate
+    monkeypatch.setattr(
+        timing.engine.Backend, "participate", lambda self, *about: calls.append(about) or participate(self, *about)
+    )
+    forward = Ticking.forward
+
+    def slow(self, x):
+        Ticking.now += 4.0
+        return forward(self, x)
+
+    run, began = _begun()
+    monkeypatch.setattr(Ticking, "forward", slow)
+    assert timing.forecast(run, began) is not None
+    assert len(calls) == 1
+
+
+def _begun():
+    cfg = copy.deepcopy(composed("model=mlp", "engine.workers=1", "method=fedavg", *EQUAL))
+    cfg.model = {"name": "ticking"}
+    run = build(check(cfg))
+    return run, resume.begin(run, {}, None)
+
+
+def test_what_fails_is_left_to_the_first_round(ticking, monkeypatch):
+    def broken(self, x):
+        raise RuntimeError("no such layer")
+
+    run, began = _begun()
+    monkeypatch.setattr(Ticking, "forward", broken)
+    assert timing.forecast(run, began) is None
+
+
+@pytest.mark.parametrize(("words", "timed"), [(("rounds=2",), False), (("rounds=6",), True)])
+def test_a_run_of_a_few_small_rounds_is_not_timed(words, timed):
+    run = build(check(composed("model=mlp", "method=fedavg", *TINY, *words)))
+    assert timing.is_worthwhile(run, 0) == timed
+    assert not timing.is_worthwhile(run, run.settings.rounds)
+    large = build(check(composed("model=cnn4", "method=fedavg", *TINY, *words, "local.epochs=5000")))
+    assert timing.is_worthwhile(large, 0)
+
+
+# What is said
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 20])
+@pytest.mark.parametrize("every", [1, 3, 10])
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_evaluations_are_counted_as_they_are_made(rounds, every, times):
+    schedule = Schedule(rounds, every, times * every)
+    for played in range(rounds + 1):
+        left = [number for number in range(played + 1, rounds + 1) if number % every == 0 or number == rounds]
+        tuned = [number for number in left if times and (number % (times * every) == 0 or number == rounds)]
+        assert schedule.remaining(played) == Remaining(rounds - played, len(left) - len(tuned), len(tuned))
+
+
+def test_the_first_eta_counts_evaluations_and_fine_tuning(tmp_path):
+    """Before an evaluation that took 6.7 rounds it was `0:00:02 + evaluations`."""
+    stream, clock = io.StringIO(), Clock()
+    config = {"eval": {"every": 10, "finetune_epochs": 5, "finetune_every": 20}}
+    forecast = Forecast(round=0.1, evaluation=6.7, tuned_evaluation=20.0)
+    shown = Console(stream=stream, clock=clock)
+    shown.on_begin(info(tmp_path, config=config, forecast=forecast))
+    for number in range(1, 21):
+        clock.now += 0.1
+        judged = {}
+        if number % 10 == 0:
+            shown.on_evaluation(number)
+            clock.now += 7.0
+            judged = {"eval_seconds": 7.0, "ft_accuracy": 91.0 if number == 20 else None}
+        shown.on_round(done({**row(number, 90.0 if number % 10 == 0 else None), **judged}))
+    told = stream.getvalue().splitlines()
+    assert told[1].endswith("ETA 0:00:29")  # 19 rounds, 6.7 and 20 s
+    assert "ETA 0:00:21" in next(line for line in told if line.startswith("round 10/20  cohort"))
+    assert "+ evaluations" not in stream.getvalue()
+
+
+def test_a_long_run_of_a_sweep_says_how_long_it_will_take(tmp_path, monkeypatch):
+    monkeypatch.setattr(Console, "_spoken", {})
+    told = []
+    for seconds in (1.0, 10.0):
+        stream = io.StringIO()
+        before = console.label.set("seed=1")
+        Console(stream=stream).on_begin(info(tmp_path, forecast=Forecast(seconds, seconds, 0.0)))
+        console.label.reset(before)
+        told.append(stream.getvalue())
+    assert told == ["", "seed=1: about 0:03:40: 20 rounds of 10 s, 2 evaluations of 10 s\n"]
+
+
+def test_a_run_that_goes_on_tells_what_is_left(tmp_path, monkeypatch):
+    words = ("model=mlp", "method=fedavg", *TINY, "rounds=12", "eval.every=6")
+    monkeypatch.setattr(timing, "forecast", lambda run, began: Forecast(2.0, 3.0, 0.0))
+    for round in session.session(composed(*words), tmp_path / "run", quiet=True):
+        if round.row["round"] == 5:
+            break
+    told = play(tmp_path / "run", *words)
+    assert "time        about 0:00:20: 7 rounds of 2 s, 2 evaluations of 3 s" in told.splitlines()
