@@ -89,6 +89,7 @@ class Start:
     """Hold what any network may start from; see docs/run.md."""
 
     weights: Path | None = None
+    overlap: bool = False
 
 
 SETTINGS = tuple(get_type_hints(Settings))
