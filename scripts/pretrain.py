@@ -54,7 +54,8 @@ def main(arguments: list[str]) -> None:
     train(run, module, options.epochs)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with whole(options.out) as aside:
-        save_file({name: value.contiguous() for name, value in module.state_dict().items()}, aside)
+        values = {name: value.contiguous() for name, value in module.state_dict().items()}
+        save_file(values, aside, run.origin.trained.to_header())
     print(f"wrote {options.out}")
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models
-from fedpfl.config import plugins
+from fedpfl.config import origin, plugins
 from fedpfl.config.choices import GROUPS, OPTIONAL
 from fedpfl.config.messages import at_its_source, one_line
+from fedpfl.config.origin import Origin
 from fedpfl.config.resolvers import folder
 from fedpfl.config.schema import SCHEMAS, SETTINGS, Checkpoint, Deal, Eval, Settings, Start
-from fedpfl.data import Augment, Federation, datasets, partition, state_dict
+from fedpfl.data import Augment, Federation, datasets, partition, provenance
 from fedpfl.engine import Clock, Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.checks import arguments, check_keys, chosen, options, representable, typed
@@ -28,8 +30,7 @@ from fedpfl.ground.identity import essence, identity, present
 from fedpfl.ground.seeding import seeded
 from fedpfl.methods import METHODS, SEES, Method
 from fedpfl.models import ADAPTERS, MODELS, Net
-from fedpfl.privacy import PRIVACIES, Account, Privacy
-from fedpfl.record import rundir
+from fedpfl.privacy import PRIVACIES, Account, Privacy, Secret
 from fedpfl.record.loggers import mirrors
 from fedpfl.system import SYSTEMS, System, devices, stragglers
 
@@ -60,7 +61,8 @@ class Run(Plan):
 
     unseen: the clients that never take part, None without any. read: a digest of all that was read from files, the same
     for all seeds. fingerprint: also of who holds which samples, and of what of the network is frozen. clock: of
-    simulated time, None without it. account: of privacy, None without it.
+    simulated time, None without it. account: of privacy, None without it. origin: where the network's values are from.
+    secret: of a private run, once it has its directory.
     """
 
     federation: Federation
@@ -70,6 +72,15 @@ class Run(Plan):
     read: str
     fingerprint: str
     account: Account | None
+    origin: Origin
+    secret: Secret | None = None
+
+    def draw_cohorts(self) -> Iterator[list[int]]:
+        """Draw the clients of one round after the other; of a private run in secret."""
+        given = self.federation.clients, self.drawn, self.settings.rounds, self.poisson
+        if self.secret and self.account and self.account.noise:
+            return engine.secret_cohorts(self.secret, *given)
+        return engine.cohorts(self.settings.seed, *given)
 
     @property
     def poisson(self) -> bool:
@@ -164,12 +175,13 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     if settings.metrics:
         engine.measures.library()  # raises where it is absent
 
-    def load() -> tuple[datasets.Samples, str]:
+    def load() -> tuple[datasets.Samples, str, np.ndarray]:
         with seeded("dataset"):  # a reader of a user's may draw
             samples = datasets.load(data_dir=Path(settings.data_dir), **source)
-        return replace(samples, x=samples.x.to(device)), data.fingerprint(samples)
+        hashes = provenance.hash_samples(samples.x)
+        return replace(samples, x=samples.x.to(device)), data.fingerprint(samples), hashes
 
-    samples, read = share(("samples", device, settings.data_dir, repr(source)), load)
+    samples, read, hashes = share(("samples", device, settings.data_dir, repr(source)), load)
     scheme, dealing = partition.SCHEMES[config["partition"]["name"]], _partition(config)
     seed = dealing.pop("seed", None)
     seed = settings.seed if seed is None else seed
@@ -179,8 +191,16 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
     classes = plan.eval.classes == "own"
     whole = data.build(samples, split, settings.validation, seed, plan.augment, away, classes).to(device)
     federation, unseen = whole.apart(away)
-    if given.get("weights"):
-        given["weights"] = _weights(Path(settings.data_dir), given["weights"])
+    weights = origin.find_weights(Path(settings.data_dir), given.pop("weights", None))
+    where = origin.trace_origin(
+        weights=weights,
+        hashes=hashes,
+        federation=federation,
+        unseen=unseen,
+        overlap=given.pop("overlap", False),
+        privacy=plan.privacy,
+    )
+    given["weights"] = weights and weights.values
     given["adapter"] = partial(ADAPTERS[config["adapter"]["name"]], **_adapter(config))
     net = models.build(config["model"]["name"], federation.shape, federation.classes, settings.seed, **given)
     net = net.told(clients=federation.clients, rounds=settings.rounds).to(device)
@@ -205,6 +225,7 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
         read=data.fingerprint(read, given.get("weights"), *own),
         fingerprint=data.fingerprint(read, splits, given.get("weights"), *fixed, *own),
         account=account,
+        origin=where,
     )
 
 
@@ -215,21 +236,6 @@ def _clock(plan: Plan, federation: Federation) -> Clock | None:
     seed, clients, amount = plan.settings.seed, federation.clients, plan.local.amount
     own = devices(plan.system, [*map(federation.number, range(clients))], seed, Path(plan.settings.data_dir))
     return Clock(plan.system, own, stragglers(plan.system, clients, amount, seed))
-
-
-def _weights(folder: Path, given: Path) -> dict[str, torch.Tensor]:
-    """Return the initial values in a file, or the model at the server of a finished run. Raises FedpflError."""
-    place = folder / given  # absolute paths stay
-    if not place.exists() and given.exists():
-        place = given
-    if not place.is_dir():
-        return state_dict.read(place)
-    state = rundir.ended(place)[1]
-    server = state["server"].get("model", state["server"].get("body", state["server"]))
-    values = {**server, **state["server_buffers"].get("main", {})}
-    if not values or not all(isinstance(value, torch.Tensor) for value in values.values()):
-        raise FedpflError(f"model.weights: the method of the run in {place} has no single model at the server")
-    return values
 
 
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,6 +267,7 @@ def _privacy(config: Mapping[str, Any], settings: Settings, method: Method, stop
         raise FedpflError(
             f"{name}: its server may go by how many clients take part, which privacy.sampling=poisson hides; use fixed"
         )
+    own.check_clients(settings.clients - settings.newcomers)
     return own
 
 
@@ -277,10 +284,6 @@ def _account(plan: Plan, federation: Federation, net: Net) -> Account | None:
     server, client = method.init(net.params, net.parts)
     engine.reference(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
     given = settings.seed, federation.clients, settings.participation, settings.rounds
-    if own.sampling == "poisson" and (empty := [not one for one in engine.cohorts(*given, True)]) and any(empty):
-        raise FedpflError(
-            f"privacy.sampling=poisson draws nobody for round {empty.index(True) + 1}; raise clients or participation"
-        )
     cohort = len(next(engine.cohorts(*given)))
     return Account(own, federation.clients, cohort, settings.rounds)
 

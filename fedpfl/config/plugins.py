@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "METHODS": Kind("method", METHODS),
-    "MODELS": Kind("model", MODELS, ("shape", "classes"), {"weights": None, "head": None}),
+    "MODELS": Kind("model", MODELS, ("shape", "classes"), {"weights": None}),
     "DATASETS": Kind("dataset", datasets.SETS, ("source",)),
     "PARTITIONS": Kind("partition", partition.SCHEMES, partition.GIVEN),
 }

@@ -90,6 +90,7 @@ class Start:
 
     weights: Path | None = None
     head: str | None = None
+    overlap: bool = False
 
 
 SETTINGS = tuple(get_type_hints(Settings))

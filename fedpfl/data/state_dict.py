@@ -8,15 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors import torch as safetensors
 from torch import Tensor
 
+from fedpfl.data.provenance import Provenance, Weights
 from fedpfl.ground.errors import FedpflError
 
 HASH = re.compile(r"-([0-9a-f]{8,})\.\w+$")  # as torch.hub names its files
 
 
 def read(path: Path) -> dict[str, Tensor]:
+    """Return the values of `read_weights`."""
+    return read_weights(path).values
+
+
+def read_weights(path: Path) -> Weights:
     """Read the tensors of a file written by `torch.save(network.state_dict(), path)` or by safetensors, on the CPU.
 
     Raises FedpflError if it is missing or broken, also by the hash in its name, where it has one.
@@ -31,7 +38,9 @@ def read(path: Path) -> dict[str, Tensor]:
             )
     try:
         if path.suffix == ".safetensors":
-            return safetensors.load_file(path)
+            with safe_open(path, "pt") as file:
+                provenance = Provenance.from_header(file.metadata())
+            return Weights(safetensors.load_file(path), str(path), provenance)
         if zipfile.is_zipfile(path):  # not so torch's older format, which has no checksums
             with zipfile.ZipFile(path) as archive:
                 if (member := archive.testzip()) is not None:  # torch does not compare them
@@ -44,4 +53,4 @@ def read(path: Path) -> dict[str, Tensor]:
         raise FedpflError(f"model.weights: {path} cannot be read ({reason})") from None
     if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
         raise FedpflError(f"model.weights: {path} must hold a network's state_dict and nothing else")
-    return dict(values)
+    return Weights(dict(values), str(path), Provenance.from_state(values))

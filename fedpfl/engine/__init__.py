@@ -5,7 +5,7 @@ from fedpfl.engine.answers import asked, unseen
 from fedpfl.engine.backend import Backend, Engine
 from fedpfl.engine.choose import choose
 from fedpfl.engine.clock import Clock, timed
-from fedpfl.engine.keys import cohorts, impure
+from fedpfl.engine.keys import cohorts, impure, secret_cohorts
 from fedpfl.engine.masks import compared
 from fedpfl.engine.pace import Pace, pace
 from fedpfl.engine.protect import clipping, reference
@@ -44,6 +44,7 @@ __all__ = [
     "pick",
     "play",
     "reference",
+    "secret_cohorts",
     "slow",
     "timed",
     "unseen",

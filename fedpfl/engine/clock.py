@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backend import Backend, Counts, Participation
+from fedpfl.engine.backend import Backend, Participation
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.round import Load, Outcome, Sent, play, travelled
+from fedpfl.engine.round import Load, Outcome, Sent, no_outcome, play, travelled
 from fedpfl.engine.sgd import Local
 from fedpfl.engine.state import State
 from fedpfl.engine.stopping import Stopping
@@ -82,19 +82,12 @@ def timed(
         about = backend, method, federation, state, sorted(fates.takes), local, seed, stopping
         state, outcome = play(*about, paces)
     else:
-        state, outcome = replace(state, round=number), nothing(dry(cohort[:1], ()).metrics)
+        state, outcome = replace(state, round=number), no_outcome(dry(cohort[:1], ()).metrics)
     seconds = math.fsum(max(_seconds(clock, one), default=0.0) for one in outcome.loads)
     if fates.waits:
         seconds = max(seconds, clock.system.deadline or 0.0)
     columns = {"sim_seconds": seconds, "dropped": len(cohort) - len(fates.takes), "late": len(fates.late)}
     return state, replace(outcome, sent=outcome.sent + fates.sent), columns
-
-
-def nothing(metrics: Iterable[str]) -> Outcome:
-    """Return the outcome of a round in which nobody takes part. metrics: the columns of the method's own."""
-    none = torch.zeros(0)
-    nobody = Counts(none, none, none)
-    return Outcome([], nobody, nobody, none, none > 0, none > 0, True, Sent(), dict.fromkeys(metrics))
 
 
 def foresee(

@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedpfl.ground.errors import contained
 from fedpfl.ground.seeding import Key, hash_key, seeded
+from fedpfl.privacy import Secret
 
 _impure: list[tuple[Any, list[str]]] = []  # methods, and which generators of the process they have drawn from
 
@@ -39,6 +41,17 @@ def cohorts(seed: int, clients: int, participation: float, rounds: int, poisson:
             yield [client for client in range(clients) if stream.random() < size / clients]
             continue
         yield sorted(stream.sample(range(clients), size))
+
+
+def secret_cohorts(
+    secret: Secret, clients: int, participation: float, rounds: int, poisson: bool = False
+) -> Iterator[list[int]]:
+    """Draw cohorts as `cohorts` does, but from a secret: privacy is amplified by not knowing who takes part."""
+    size = max(1, int(round(participation * clients, 9)))
+    for number in range(1, rounds + 1):
+        drawn = secret.draw_uniform(clients, "cohort", number)
+        chosen = np.flatnonzero(drawn < size / clients) if poisson else drawn.argsort()[:size]
+        yield sorted(chosen.tolist())
 
 
 @dataclass(frozen=True)

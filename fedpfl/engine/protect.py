@@ -8,12 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedpfl.engine.keys import generator
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
-from fedpfl.privacy import Account, noise, protected
+from fedpfl.privacy import Account, Secret, noise, protected
 
 
 class Protected(NamedTuple):
@@ -39,29 +38,36 @@ def protect(
     method: Method,
     state: tuple[Tree, dict[str, Tree], Tree],
     own: dict[str, Tensor],
-    uploads: Tree,
-    random: tuple[int, int],
+    uploads: Tree | None,
+    secret: Secret,
+    number: int,
 ) -> Protected:
     """Protect the uploads of a cohort `[cohort, ...]`. Each is shifted by the same noise, so that their mean is, too.
 
     state: the server's state, a client's initial one, and statistics, as `reference` takes them. own: State.privacy.
-    random: seed and number of the round, of which the noise is a function.
+    uploads: None where nobody was drawn, as Poisson's rule may have it: then of one client that changes nothing.
+    secret: from which the noise of round `number` is drawn.
     """
-    privacy, device = account.privacy, tree.leaves(uploads)[0].device
-    draws = generator(random[0], "privacy", random[1])
+    privacy, known = account.privacy, reference(method, *state)
+    device, present = tree.leaves(known)[0].device, 0
+    if uploads is None:
+        uploads = tree.stack([known])
+    else:
+        present = len(tree.leaves(uploads)[0])
     at_first = math.inf if privacy.clip is None else privacy.clip
     clip = own.get("clip", torch.tensor(at_first, dtype=torch.float64, device=device))
-    count = len(tree.leaves(uploads)[0])
-    scale = 1.0 if privacy.sampling == "fixed" else count / account.cohort
-    uploads, bound = protected(uploads, known := reference(method, *state), clip, scale)
+    # Poisson's mean divides by how many are expected: how many came would tell on them.
+    divisor = present if privacy.sampling == "fixed" else account.cohort
+    uploads, bound = protected(uploads, known, clip, present / divisor)
     if account.noise:
-        deviation = account.noise * float(clip) * scale / count
-        uploads = tree.map(torch.add, uploads, noise(known, deviation, draws))
+        deviation = account.noise * float(clip) / divisor
+        uploads = tree.map(torch.add, uploads, noise(known, deviation, secret, number))
     metrics = {"clipped_share": bound.clipped.double(), "update_norm": bound.norms}
     if privacy.quantile is not None:
         metrics["clip"] = clip.expand_as(bound.norms)
-        centred = (~bound.clipped).double().sum() - count / 2
-        spread = account.count_noise * torch.randn((), generator=draws, dtype=torch.float64).to(device)
+        short = (~bound.clipped).double().sum() if present else torch.zeros((), dtype=torch.float64, device=device)
+        centred = short - present / 2
+        spread = account.count_noise * float(secret.draw_normal(1, "count", number)[0])
         share = (centred + spread) / account.cohort + 0.5
         own = {"clip": clip * torch.exp(-privacy.rate * (share - privacy.quantile))}
     return Protected(uploads, own, metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -15,15 +15,15 @@ from fedpfl.engine.answers import asked, difference
 from fedpfl.engine.answers import kept as named
 from fedpfl.engine.backend import Backend, Counts, Participation, TrainCall, arithmetic, met
 from fedpfl.engine.keys import Draws, generator, watched
-from fedpfl.engine.protect import protect
+from fedpfl.engine.protect import Protected, protect
 from fedpfl.engine.sgd import Local
 from fedpfl.engine.state import State
 from fedpfl.engine.stopping import Stopping
 from fedpfl.ground import tree
-from fedpfl.ground.errors import Broken
+from fedpfl.ground.errors import Broken, FedpflError
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method
-from fedpfl.privacy import Account
+from fedpfl.methods import Method, Turn
+from fedpfl.privacy import Account, Secret
 
 
 class Sent(NamedTuple):
@@ -81,19 +81,37 @@ def play(
     stopping: Stopping | None = None,
     paces: Mapping[int, Local] | None = None,
     account: Account | None = None,
+    secret: Secret | None = None,
 ) -> tuple[State, Outcome]:
     """Play the next round with `cohort`. The given state is used up: its clients' rows are overwritten in place.
 
     paces: by what clients train in place of `local`, if by something else; given, be it empty, operations are counted.
-    account: of privacy; the server then sees noise on the uniform mean of clipped uploads, and no more.
+    account: of privacy; the server then sees noise on the uniform mean of clipped uploads, and no more. secret: from
+    which that noise is drawn.
     """
     number, cohort = state.round + 1, sorted(cohort)
+    if account and not cohort:
+        return _play_without_cohort(
+            backend=backend,
+            method=method,
+            federation=federation,
+            state=state,
+            local=local,
+            seed=seed,
+            account=account,
+            secret=secret,
+        )
     stopping = stopping if state.stopping else None
     sent, parts, order, kept, spent = [], [], list[int](), [], []
     looked_at, random = asked(method, None, state.rows.initial["client"]), generator(seed, "aggregate", number)
     hooks = method if state.round else looked_at
     with watched(method, seed, "turns", number, "process"):
         turns = looked_at.turns(state.round, cohort, federation.clients, generator(seed, "turns", number))
+    if account and not _is_one_release(turns, cohort):
+        raise FedpflError(
+            f"privacy=client keeps account of one turn of a round's cohort, and turns of {type(method).__name__} are "
+            "others"
+        )
     for turn in turns:
         stops = stopping is not None and not turn.survey
         draws = Draws(seed, "gather" if turn.survey else "train", number)
@@ -106,7 +124,7 @@ def play(
         samples = federation.train_sizes[clients].double()
         weight = tree.send((samples / samples.sum()).float(), federation.x.device)
         if account:
-            part, state, weight = _private(account, method, state, part, seed)
+            part, state, weight = _private(account, method, state, part, secret)
         with (
             watched(method, seed, "aggregate", number, "process"),
             arithmetic(federation.x.device, backend.engine.precision),
@@ -154,14 +172,71 @@ def _outcome(
 
 
 def _private(
-    account: Account, method: Method, state: State, part: Participation, seed: int
+    account: Account, method: Method, state: State, part: Participation, secret: Secret | None
 ) -> tuple[Participation, State, Tensor]:
     """Put uploads whose mean the server may see in the place of those that came; return equal weights, too."""
-    initial = state.rows.initial
-    known = state.server, initial["client"], {**state.server_buffers, **initial["buffers"]}
-    made = protect(account, method, known, state.privacy, part.uploads, (seed, state.round + 1))
+    made = _protect_uploads(account, method, state, part.uploads, secret)
     part = part._replace(uploads=made.uploads, metrics={**part.metrics, **made.metrics})
     return part, replace(state, privacy=made.state), torch.full_like(part.loss, 1 / len(part.loss))
+
+
+def _protect_uploads(
+    account: Account, method: Method, state: State, uploads: Tree | None, secret: Secret | None
+) -> Protected:
+    """Protect a round's uploads, None where nobody was drawn."""
+    assert secret, "privacy needs a secret to draw from"
+    initial = state.rows.initial
+    statistics = {**state.server_buffers, **initial["buffers"]}
+    known = state.server, initial["client"], statistics
+    return protect(account, method, known, state.privacy, uploads, secret, state.round + 1)
+
+
+def _is_one_release(turns: Sequence[Turn], cohort: list[int]) -> bool:
+    """Tell whether the server learns of a round's cohort once, as privacy is accounted for."""
+    return len(turns) == 1 and not turns[0].survey and sorted(turns[0].clients) == cohort
+
+
+def _play_without_cohort(
+    *,
+    backend: Backend,
+    method: Method,
+    federation: Federation,
+    state: State,
+    local: Local,
+    seed: int,
+    account: Account,
+    secret: Secret | None,
+) -> tuple[State, Outcome]:
+    """Play a round for which Poisson's rule drew nobody: the server adds the noise alone.
+
+    To draw again would tell that somebody is there more often than the account says.
+    """
+    number = state.round + 1
+    made = _protect_uploads(account, method, state, None, secret)
+    # Only servers that average are let through with Poisson's rule, so that this is their `aggregate`.
+    server = tree.mean(made.uploads, torch.ones(1, device=federation.x.device))
+    draws, turn = Draws(seed, "train", number), Turn([0], trains=False)
+    dry = backend.participate(method, federation, state, [0], local, draws, False, turn, None, ())
+    metrics = {**dry.metrics, **made.metrics}
+    state = replace(state, round=number, server=server, privacy=made.state)
+    return state, replace(no_outcome(metrics), sound=bool(_all_finite([server])))
+
+
+def no_outcome(metrics: Iterable[str]) -> Outcome:
+    """Return the outcome of a round in which nobody takes part. metrics: the method's own columns."""
+    none = torch.zeros(0)
+    nobody = Counts(none, none, none)
+    return Outcome(
+        cohort=[],
+        before=nobody,
+        after=nobody,
+        loss=none,
+        trained=none > 0,
+        finite=none > 0,
+        sound=True,
+        sent=Sent(),
+        metrics=dict.fromkeys(metrics),
+    )
 
 
 def _paced(backend: Backend, call: TrainCall, paces: Mapping[int, Local]) -> Participation:

@@ -91,13 +91,15 @@ def output(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, guard: Callable[[], None]) -> Iterator[BinaryIO]:
+def replacing(
+    path: Path, guard: Callable[[], None], opener: Callable[[str, int], int] | None = None
+) -> Iterator[BinaryIO]:
     """Yield a file of a run that is `whole` and on the disk before it takes its place.
 
-    Raises FedpflError where the file system refuses.
+    opener: as of `open`. Raises FedpflError where the file system refuses.
     """
     with writing(path):
-        with whole(path, temporary(path), guard) as aside, aside.open("wb") as file:
+        with whole(path, temporary(path), guard) as aside, open(aside, "wb", opener=opener) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -2,6 +2,7 @@
 
 from fedpfl.privacy.accounting import Account
 from fedpfl.privacy.mechanism import Bound, noise, protected
+from fedpfl.privacy.secret import Secret
 from fedpfl.privacy.settings import PRIVACIES, Privacy
 
-__all__ = ["PRIVACIES", "Account", "Bound", "Privacy", "noise", "protected"]
+__all__ = ["PRIVACIES", "Account", "Bound", "Privacy", "Secret", "noise", "protected"]

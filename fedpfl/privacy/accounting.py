@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.privacy.settings import Privacy
+from fedpfl.privacy.settings import MOST_EPSILON, Privacy
 
 ORDERS = (*(1 + step / 4 for step in range(1, 13)), *range(5, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128, 256, 512)
 """Of Renyi divergences; fewer than the library's, which takes longer for no more."""
@@ -57,8 +57,8 @@ class Account:
 
     @property
     def delta(self) -> float:
-        """Return delta."""
-        return self.privacy.delta or self.clients**-1.1
+        """Return delta: as given, or a hundredth at most, less among more than 65 clients."""
+        return self.privacy.delta or min(0.01, self.clients**-1.1)
 
     @property
     def count_noise(self) -> float:
@@ -70,6 +70,17 @@ class Account:
         if not self.noise:
             return None
         return float(self._fresh().compose(self._event(self.noise), rounds).get_epsilon(self.delta))
+
+    def check(self) -> None:
+        """Raise FedpflError for noise that no epsilon is reached by, or one that protects nobody."""
+        epsilon = self.epsilon(self.rounds)
+        if epsilon is None or epsilon <= MOST_EPSILON:
+            return
+        noises = "noise" if self.privacy.quantile is None else "noise or count_noise"
+        raise FedpflError(
+            f"privacy.noise={self.noise:g} comes to epsilon {epsilon:.3g} in {self.rounds} rounds, which protects "
+            f"nobody (the most is {MOST_EPSILON:g}); raise {noises}, or take noise=0 to see what clipping alone costs"
+        )
 
     def _fresh(self) -> Any:
         dp = library()
@@ -96,11 +107,14 @@ class Account:
         own = self.privacy
         if not self.noise:
             return "no guarantee: updates are clipped, and there is no noise"
+        if own.seed is not None:
+            return "no guarantee: whoever knows privacy.seed can take the noise off; it is for tests"
         what = "replaced one client" if own.sampling == "fixed" else "had one client more or less"
         return (
             f"({self.epsilon(self.rounds):.3g}, {self.delta:.2g})-differentially private after {self.rounds} rounds "
-            f"({own.accounting.upper()}, noise {self.noise:.3g}): whoever sees all that a trusted server sends hardly "
-            f"tells it from a federation that {what}; clients' own models and measured accuracies are not covered"
+            f"({own.accounting.upper()}, noise {self.noise:.3g}): whoever sees all models that a trusted server sends "
+            f"in this run, and nothing else of it, hardly tells it from a federation that {what}; clients' own models, "
+            "measured accuracies, settings chosen by them, and other runs on these clients are not covered"
         )
 
 

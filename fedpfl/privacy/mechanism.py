@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
+from fedpfl.privacy.secret import Secret
 
 
 class Bound(NamedTuple):
@@ -29,20 +30,28 @@ def protected(uploads: Tree, reference: Tree, clip: Tensor, scale: float = 1.0) 
     squares = [leaf.double().flatten(1).square().sum(1) for leaf in tree.leaves(updates)]
     norms = torch.stack(squares).sum(0).sqrt()
     limit = clip.double().to(norms.device).expand_as(norms)
-    factors, kept = scale * (limit / norms).clamp(max=1.0), norms <= limit
+    # What is not finite has no length; it must not reach the mean, where it would tell on its client.
+    sound = norms.isfinite()
+    factors = torch.where(sound, scale * (limit / norms).clamp(max=1.0), 0.0)
+    kept = (norms <= limit) & sound
 
     def shortened(upload: Tensor, known: Tensor, update: Tensor) -> Tensor:
         shape = -1, *[1] * (upload.dim() - 1)
+        update = torch.where(sound.view(shape), update, 0.0)
         shorter = known + factors.to(upload.dtype).view(shape) * update
         return torch.where(kept.view(shape), upload, shorter) if scale == 1.0 else shorter
 
     return tree.map(shortened, uploads, reference, updates), Bound(norms, ~kept)
 
 
-def noise(like: Tree, deviation: float, generator: Generator) -> Tree:
-    """Return independent Gaussian numbers of this standard deviation, in the form of `like`; drawn on the CPU."""
+def noise(like: Tree, deviation: float, secret: Secret, number: int) -> Tree:
+    """Return independent Gaussian numbers of a round, in the form of `like`.
 
-    def draw(leaf: Tensor) -> Tensor:
-        return tree.send(deviation * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype), leaf.device)
+    deviation: their standard deviation. number: of the round.
+    """
 
-    return tree.map(draw, like)
+    def draw(place: int, leaf: Tensor) -> Tensor:
+        drawn = torch.from_numpy(secret.draw_normal(leaf.numel(), "noise", number, place))
+        return tree.send((deviation * drawn).to(leaf.dtype).view(leaf.shape), leaf.device)
+
+    return tree.rebuild(like, [draw(*numbered) for numbered in enumerate(tree.leaves(like))])

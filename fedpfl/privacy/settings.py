@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.ranges import Above, AtLeast, Below
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
+
+MOST_EPSILON = 100.0
+"""Above it a guarantee is none: an attacker may be right as good as always."""
+MOST_DELTA = 0.1
 
 
 @dataclass(frozen=True)
 class Privacy(Checked):
     """Say how a run hides whether a client takes part; see conf/privacy/client.yaml."""
 
-    epsilon: Annotated[float, Above(0)] | None = None
-    delta: Annotated[float, Above(0), Below(1)] | None = None
+    epsilon: Annotated[float, Above(0), AtMost(MOST_EPSILON)] | None = None
+    delta: Annotated[float, Above(0), Below(MOST_DELTA)] | None = None
     noise: Annotated[float, AtLeast(0)] | None = None
     clip: Annotated[float, Above(0)] | None = 1.0
     quantile: Annotated[float, Above(0), Below(1)] | None = None
@@ -23,6 +28,8 @@ class Privacy(Checked):
     count_noise: Annotated[float, Above(0)] | None = None
     sampling: Literal["fixed", "poisson"] = "fixed"
     accounting: Literal["rdp", "pld"] = "rdp"
+    seed: Annotated[int, Between(0, 2**32 - 1)] | None = None
+    public_weights: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,6 +45,16 @@ class Privacy(Checked):
         self.check(
             self.accounting == "rdp" or pld, "accounting", "rdp, but for sampling=poisson with noise and a fixed clip"
         )
+
+    def check_clients(self, clients: int) -> None:
+        """Raise FedpflError where the guarantee would be none among so many clients."""
+        if clients < 2:
+            raise FedpflError("privacy=client needs 2 clients or more: one has nobody to be hidden among")
+        if self.delta is not None and self.delta * clients >= 1:
+            raise FedpflError(
+                f"privacy.delta must be below 1 / clients, here {1 / clients:.3g}, got {self.delta:g}: with it, what "
+                "gives one client away whole would count as private"
+            )
 
 
 def none() -> None:

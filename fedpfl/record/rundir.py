@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +16,7 @@ import numpy as np
 import yaml
 
 from fedpfl.data.fingerprint import COVERED
+from fedpfl.data.provenance import Provenance
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.identity import differences
@@ -23,7 +25,9 @@ from fedpfl.record.picture import partition_png
 
 _BESIDE = ("rounds.csv", "clients.csv", "common.csv")  # what a checkpoint holds a copy of
 _KEPT = (*_BESIDE, "config.yaml", "partition.npz", "masks.json")  # by what a finished run is checked
-_REPLACED = (*_KEPT, "summary.json", "state.pt", "partition.png")
+SECRET = "privacy.key"
+"""What a private run's noise and cohorts are drawn from: gone once it is finished, when nobody needs it."""
+_REPLACED = (*_KEPT, "summary.json", "state.pt", "partition.png", SECRET)
 _CLEARED = "cleared"  # in the summary of a run whose files are being removed
 
 
@@ -127,6 +131,26 @@ class RunDirectory:
         self._compare(payload.pop("codes", []))
         return payload
 
+    def secret(self) -> str:
+        """Return the private run's secret in hexadecimal digits; it is made when the run begins.
+
+        Nobody else on the machine may read it, and nothing else of the run holds it.
+
+        Raises FedpflError where it is not the one that the run began with.
+        """
+        noted = self._summary.get("secret")
+        if noted is None:
+            key = secrets.token_bytes(32)
+            with files.replacing(self.path / SECRET, self._guard, opener=_open_private) as file:
+                file.write(key)
+            self.write_summary(secret=files.digest(key))
+            return key.hex()
+        content = files.content(self.path / SECRET)
+        if content is None or files.digest(content) != noted:
+            how = "is not what the run began with, without which its noise cannot go on"
+            raise files.damaged(self.path / SECRET, how)
+        return content.hex()
+
     def row(self, row: Mapping[str, Any]) -> None:
         """Append one round to rounds.csv; numbers are written with full precision, None as an empty cell.
 
@@ -191,16 +215,18 @@ class RunDirectory:
         title: str,
         validation: Sequence[np.ndarray] = (),
         unseen: Sequence[int] = (),
+        trained: Provenance | None = None,
     ) -> None:
         """Write partition.npz, and partition.png where it is not there.
 
         train, test, validation: each client's sample indices. label_counts: samples `[clients, classes]`. unseen: who
-        never takes part. An empty `validation` or `unseen` is left out.
+        never takes part. An empty `validation` or `unseen` is left out. trained: on what the run's models are.
         """
         splits = {"train": train, "test": test} | ({"validation": validation} if len(validation) else {})
         arrays: dict[str, Any] = {f"{name}_indices": _joined(parts) for name, parts in splits.items()}
         arrays |= {f"{name}_offsets": _offsets(parts) for name, parts in splits.items()}
         arrays |= {"unseen": np.array(unseen, dtype=np.int64)} if len(unseen) else {}
+        arrays |= trained.to_arrays() if trained else {}
         packed = io.BytesIO()
         np.savez_compressed(packed, **arrays, label_counts=np.asarray(label_counts, dtype=np.int64))
         self._write("partition.npz", packed.getvalue())
@@ -237,7 +263,7 @@ class RunDirectory:
         if ends:
             self._close_files()
             with files.writing(self.path / digests.NOTES):
-                files.remove(self.path, digests.NOTES)
+                files.remove(self.path, digests.NOTES, SECRET)
 
     def close(self) -> None:
         """Let go of the directory. Safe to repeat."""
@@ -279,7 +305,7 @@ class RunDirectory:
             raise files.damaged(self.path, f"was begun with other data ({COVERED})")
         elif self.status == "finished" and self._is_whole():
             self._compare(self._summary.get("code", []))
-            files.remove(self.path, digests.NOTES)  # which a kill right after the end may have left
+            files.remove(self.path, digests.NOTES, SECRET)  # which a kill right after the end may have left
             return
         if not self._summary or data not in (None, self._summary.get("data")):
             self.write_summary(data=data)  # from here on the directory belongs to this identity
@@ -306,6 +332,7 @@ class RunDirectory:
             raise files.damaged(self.path, f"is finished, but {wrong}")
         self.notes.append(f"files       {wrong}: written anew from state.pt")
         del self._summary["status"]
+        self._summary.pop("secret", None)  # which went when the run was finished
         return False
 
     def _compare(self, codes: list[Mapping[str, str]]) -> None:
@@ -410,6 +437,23 @@ def saved(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     if any(code not in summary.get("code", []) for code in payload.get("codes", [])):
         raise files.damaged(state, "belongs to a run by other code")
     return payload
+
+
+def read_provenance(path: Path, summary: Mapping[str, Any]) -> Provenance | None:
+    """Return what a run's models were trained on, None where an older version did not note it.
+
+    Raises FedpflError where partition.npz is not as the run wrote it.
+    """
+    content = files.content(path / "partition.npz")
+    digests.check(path, summary, "partition.npz", content)
+    if content is None:
+        return None
+    return Provenance.from_arrays(np.load(io.BytesIO(content), allow_pickle=False))
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that nobody but its owner may read."""
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o600)
 
 
 def _same(state: Path, summary: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ USUAL = ("failed", "diverged", "broken")
 # In the order in which they are removed: to the end the directory says whose it was, and is held.
 _RESULTS = (
     *("state.pt", "rounds.csv", "clients.csv", "common.csv", "masks.json", "partition.npz", "partition.png"),
-    *("run.sums", "run.log"),
+    *("run.sums", "run.log", "privacy.key"),
 )
 FILES = (*_RESULTS, "config.yaml", "summary.json", "run.lock")
 _TEMPORARY = frozenset(f".{name}.tmp" for name in FILES)

@@ -130,7 +130,7 @@ def accuracy_table(
     unjudged = [one for one in gathered if not judged(one, select, every) and not _blind(one, select)]
     unjudged = [one.title for one in unjudged if not all(run.is_untrained for run in one.used)]
     notes += (*_note("No evaluation to judge yet", unjudged), *worlds(gathered), *_codes(gathered))
-    notes += tuple(_guarantees(gathered))
+    notes += (*_guarantees(gathered), *_caveats(gathered))
     caption = _caption(gathered, select, every)
     table = Table.of(records, columns, frame=frame, caption=caption, notes=notes, by=2)
     for _, places in table.blocks():
@@ -251,9 +251,26 @@ def _guarantees(gathered: Iterable[Group]) -> list[str]:
     """Say what private runs protect."""
     told: dict[str, list[str]] = {}
     for group in gathered:
-        for said in {str(run.summary["privacy"]) for run in group.used if run.summary.get("privacy")}:
+        for said in {_guarantee(run) for run in group.used if run.summary.get("privacy")}:
             told.setdefault(said, []).append(group.title)
     return [note for said, titles in told.items() for note in _note(f"Privacy: {said}; so for", titles)]
+
+
+def _guarantee(run: Run) -> str:
+    """Say what a private run protects; an older one promised more than it held."""
+    said = str(run.summary["privacy"])
+    if said.startswith("no guarantee") or "secret" in run.summary:
+        return said
+    return "no guarantee: an older version drew the noise from the seed, and whoever knows that can take it off"
+
+
+def _caveats(gathered: Iterable[Group]) -> list[str]:
+    """Say which rows' networks began with weights that may have seen what they are tested on."""
+    told: dict[str, list[str]] = {}
+    for group in gathered:
+        for caveat in {str(run.summary["caveat"]) for run in group.used if run.summary.get("caveat")}:
+            told.setdefault(caveat, []).append(group.title)
+    return [note for caveat, titles in told.items() for note in _note(f"Initial weights: {caveat}; so of", titles)]
 
 
 def _note(text: str, where: Sequence[str]) -> list[str]:

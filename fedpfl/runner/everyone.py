@@ -47,7 +47,7 @@ class Everyone:
         how = described(run.config["partition"])
         title = f"{run.federation.name}, {run.settings.clients} clients, {how}"
         unseen = run.unseen.numbers if run.unseen else ()
-        directory.write_partition(train, test, self.counts.numpy(), title, validation, unseen)
+        directory.write_partition(train, test, self.counts.numpy(), title, validation, unseen, run.origin.trained)
 
     def rows(self, measured: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
         """Return the rows of clients.csv. measured: values by column and client."""

@@ -39,9 +39,18 @@ def facts(run: Run) -> dict[str, Any]:
         "parameters": tree.size(run.net.params),
         **({"frozen": tree.size(run.net.frozen)} if run.net.frozen else {}),
         **({"devices": devices(method, run.net, run.federation.shape)} if isinstance(method, Submodel) else {}),
-        **({"privacy": run.account.sentence()} if run.account else {}),
+        **({"privacy": promise(run)} if run.account else {}),
+        **({"caveat": run.origin.caveat} if run.origin.caveat else {}),
         "environment": environment.describe(),
     }
+
+
+def promise(run: Run) -> str:
+    """Say what a private run protects, and that its initial weights are beyond it."""
+    assert run.account
+    sentence = run.account.sentence()
+    place = run.origin.place
+    return f"{sentence}; nor is what {place} gives away, the weights that it starts from" if place else sentence
 
 
 def info(
@@ -100,7 +109,8 @@ def header(
         f"model       {run.config['model']['name']}: {tree.size(run.net.params):,} parameters, "
         f"{_head_share(run.net)}{once if frozen else ''}",
         *([f"devices     {described(run.config['system'])}"] if run.clock else []),
-        *([f"privacy     {run.account.sentence()}"] if run.account else []),
+        *([f"weights     {run.origin.line}"] if run.origin.line else []),
+        *([f"privacy     {promise(run)}"] if run.account else []),
         f"engine      {backend} on {run.device}, {run.engine.precision}",
         *([f"precision   {pace}"] if pace and pace.pays else []),
         f"memory      client states {mib(held)} MiB{where}, up to {mib(needs.states)} once {needs.clients:,} clients "

@@ -69,14 +69,13 @@ def rounds(
     evaluating: told before all clients are evaluated, after which round.
     """
     settings, federation = run.settings, run.federation
-    cohorts = engine.cohorts(settings.seed, federation.clients, run.drawn, settings.rounds, run.poisson)
-    planned = islice(cohorts, state.round, None)
+    planned = islice(run.draw_cohorts(), state.round, None)
     kinds = {"common": run.eval.common, "system": run.clock, "privacy": run.account}
     asked = [*settings.metrics, *(kind for kind, there in kinds.items() if there)]
     unmeasured = dict.fromkeys(columns(bool(federation.validation), bool(run.unseen), asked))
-    cohort, told = engine.pick(state, next(planned, []), settings.seed), False
+    cohort, told = _pick_next(run, state, planned), False
     attendance = Attendance(run, state)
-    while cohort:
+    while cohort is not None:
         # ---- train
         began = time.monotonic()
         local = run.local.at(state.round + 1, settings.rounds)
@@ -84,7 +83,7 @@ def rounds(
         if run.clock:
             state, outcome, timed = engine.timed(run.clock, run.cohort, *about)
         else:
-            (state, outcome), timed = engine.play(*about, account=run.account), {}
+            (state, outcome), timed = engine.play(*about, account=run.account, secret=run.secret), {}
         row: dict[str, Any] = {"round": state.round, **unmeasured, **timed}
         row |= _trained(outcome, [federation.number(client) for client in outcome.cohort])
         attendance.count(outcome, len(cohort), timed)
@@ -93,10 +92,10 @@ def rounds(
         if run.account:
             row["epsilon"] = run.account.epsilon(state.round)
         row["seconds"] = time.monotonic() - began
-        cohort = engine.pick(state, next(planned, []), settings.seed)
+        cohort = _pick_next(run, state, planned)
 
         # ---- judge
-        judged, last = Judged({}, {}, [], []), not cohort
+        judged, last = Judged({}, {}, [], []), cohort is None
         # What nobody has trained is no result of the method's.
         if (state.round % run.eval.every == 0 or last) and not attendance.is_empty:
             evaluating(state.round)
@@ -112,6 +111,16 @@ def rounds(
         played = Round(run, state, row, judged.clients, judged.matrix, judged.notes, last)
         yield played
         played.over = not last
+
+
+def _pick_next(run: Run, state: engine.State, planned: Iterator[list[int]]) -> list[int] | None:
+    """Return the next round's cohort, None where the run is over."""
+    drawn = next(planned, None)
+    if drawn is None:
+        return None
+    cohort = engine.pick(state, drawn, run.settings.seed)
+    # Poisson's rule may draw nobody, and the run goes on; early stopping may leave nobody.
+    return cohort if cohort or run.poisson else None
 
 
 def _trained(outcome: engine.Outcome, cohort: list[int]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
+from fedpfl.data.provenance import hash_samples
 from fedpfl.engine.backend import EvalCall, arithmetic, met
 from fedpfl.engine.jobs import EvalJob
 from fedpfl.engine.keys import generator, watched
@@ -50,13 +51,16 @@ class Models(ABC):
         Of methods that predict with more than one network (APFL, FedRoD, masked HeteroFL) all their entries, with dots:
         `w.fc.weight`, `buffers.w.norm.running_mean`.
         """
-        job = self._judged(client)
+        job, (federation, _, number) = self._judged(client), self._place(client)
+        trained = self._run.origin.trained
+        if federation is self._run.unseen:  # some methods look at a newcomer's samples, too
+            trained = trained.joined_with(hash_samples(federation.x[federation.train[number]]))
         if job.params.keys() == self._run.net.params.keys():
             values = {**self._run.net.frozen, **job.params, **job.buffers.get(self._role(job), {})}
             values = self._run.net.state_dict(values)
         else:
             values = dict(tree.items({**job.params, "buffers": job.buffers}))
-        return _own(values)
+        return trained.attach_to(_own(values))
 
     def mask(self, client: int) -> dict[str, Tensor]:
         """Return which entries are a client's own: bool tensors by names of parameters, of those that may be."""
@@ -107,7 +111,8 @@ class Models(ABC):
         if not values:
             raise FedpflError(f"method={run.config['method']['name']} has no global model: all stays with the clients")
         buffers: Mapping[str, Tensor] = next(iter(self._state.server_buffers.values()), {})
-        return _own(run.net.state_dict({**run.net.frozen, **values, **buffers}))
+        values = _own(run.net.state_dict({**run.net.frozen, **values, **buffers}))
+        return run.origin.trained.attach_to(values)
 
     def network(self) -> nn.Module:
         """Return a copy of the network as it was before round 1, for `load_state_dict`; it takes normalised samples."""

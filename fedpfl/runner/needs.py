@@ -26,7 +26,7 @@ def foresee(run: Run) -> Needs:
     """Foresee what a run will hold. Raises FedpflError where that can never be."""
     settings, federation, store = run.settings, run.federation, run.state
     if run.account:
-        run.account.epsilon(1)  # calibrates the noise, and refuses what no noise reaches
+        run.account.check()  # calibrates the noise, and refuses what no noise reaches
     method = engine.asked(run.method)
     server, client = method.init(run.net.params, run.net.parts)
     local = [run.net.buffers for place in method.buffers().values() if place == "local"]

@@ -24,6 +24,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import damaged
 from fedpfl.ground.identity import identity
+from fedpfl.privacy import Secret
 from fedpfl.record import environment, rounds, rundir
 from fedpfl.record.columns import METRICS
 from fedpfl.record.rundir import Absent, RunDirectory
@@ -52,6 +53,29 @@ def written(run: Run) -> dict[str, str]:
 def finished(directory: RunDirectory | Absent) -> bool:
     """Return whether the run is finished already."""
     return ranks.share(directory.status) == "finished"
+
+
+def with_secret(run: Run, progress: Progress) -> Run:
+    """Return a private run with the secret of its noise and cohorts.
+
+    Raises FedpflError where it is not the one that the run began with.
+    """
+    account, directory = run.account, progress.directory
+    if not account:
+        return run
+    assert run.privacy
+    if run.privacy.seed is not None:
+        secret = Secret.of_seed(run.privacy.seed)
+    elif not account.noise:  # nothing is promised
+        secret = Secret.of_seed(run.settings.seed)
+    else:
+        is_under_way = 0 < progress.state.round < run.settings.rounds and not run.settings.extend
+        if ranks.leads() and is_under_way and "secret" not in directory.summary:
+            raise damaged(directory.path, "is of an older version, whose noise the seed gives away")
+        secret = Secret(bytes.fromhex(ranks.share(directory.secret())))
+    # Equal noise in two runs would cancel in their difference: each has its own, be the key the same.
+    code = sorted(written(run).items())
+    return replace(run, secret=secret.bind_to((run.identity, run.settings.seed, run.fingerprint, code)))
 
 
 # ---- begin
@@ -180,6 +204,9 @@ def extended(run: Run) -> dict[str, Any] | None:
         raise FedpflError(
             "extend is not for privacy.epsilon, which sets the noise by the number of rounds; run it anew"
         )
+    is_secret = run.account is None or not run.account.noise or "secret" in summary
+    if run.privacy and run.privacy.seed is None and not is_secret:
+        raise FedpflError(f"extend: {place} is of an older version, whose noise the seed gives away; run it anew")
     begun = [run.method.init(run.net.params, replace(run.net.parts, rounds=n)) for n in (done, settings.rounds)]
     if not all(torch.equal(*own) for own in zip(*map(tree.leaves, map(dict, map(enumerate, begun))), strict=True)):
         raise FedpflError(

@@ -58,6 +58,7 @@ def session(
                 header.tell_finished(directory, quiet)
             return
         progress = resume.Progress.of(run, directory, earlier, started, remote.begun if remote else None)
+        run = resume.with_secret(run, progress)
         backend, everyone = remote or _backend(run, stage, progress.known), Everyone(run)
         directory.write_summary(status="running", **header.facts(run))
         everyone.write_partition(directory)
@@ -71,14 +72,19 @@ def session(
             info = header.introduced(run, *about, forecast=forecast)
             heard = loggers.opened(run.config["logger"], info, quiet, [*callbacks, *added])
         with heard, _ending(progress, heard):
-            yield from _recorded(progress, backend, everyone, heard, watch)
+            yield from _recorded(run, progress, backend, everyone, heard, watch)
 
 
 def _recorded(
-    progress: resume.Progress, backend: engine.Backend, everyone: Everyone, callbacks: Callbacks, watch: Watch
+    run: Run,
+    progress: resume.Progress,
+    backend: engine.Backend,
+    everyone: Everyone,
+    callbacks: Callbacks,
+    watch: Watch,
 ) -> Iterator[Round]:
     """Yield each round when all is done that there is to do with it."""
-    run, directory = progress.run, progress.directory
+    directory = progress.directory
     if watch(progress.state.round, None):
         raise GivenUp("given up")
     for round in rounds(run, backend, progress.state, callbacks.on_evaluation):
