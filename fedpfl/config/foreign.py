@@ -27,6 +27,7 @@ KEY = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][A-Za-z0-9_]*)*")
 TEXT = re.compile(r"[\w.+-]+", re.ASCII)
 LARGEST = {"rounds": 10_000, "clients": 100_000}
 """What a row may ask of this machine at most."""
+LARGEST_NUMBER = 1_000_000
 MOST_SEEDS = 100
 
 
@@ -106,7 +107,7 @@ def _is_plain(value: object) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, str):
         return TEXT.fullmatch(value) is not None and ".." not in value
-    return value is None or isinstance(value, bool | int | float)
+    return value is None or isinstance(value, bool) or (isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER)
 
 
 def _read_seeds(word: str) -> list[int]:

@@ -128,8 +128,8 @@ def accuracy_table(
     frame = frame[[name for key in (*columns, "seed_list") for name in (key, f"{key}_seed_std") if name in frame]]
     notes = (*published.notes, *chosen_on(select), *emptiness(gathered, select, every), *_unmet(gathered))
     unjudged = [one for one in gathered if not judged(one, select, every) and not _blind(one, select)]
-    unjudged = [one.title for one in unjudged if not all(run.is_untrained for run in one.used)]
-    notes += (*_note("No evaluation to judge yet", unjudged), *worlds(gathered), *_codes(gathered))
+    unjudged_titles = [one.title for one in unjudged if not all(run.is_untrained for run in one.used)]
+    notes += (*_note("No evaluation to judge yet", unjudged_titles), *worlds(gathered), *_codes(gathered))
     notes += (*_guarantees(gathered), *_caveats(gathered))
     caption = _caption(gathered, select, every)
     table = Table.of(records, columns, frame=frame, caption=caption, notes=notes, by=2)

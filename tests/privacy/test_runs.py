@@ -152,7 +152,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_noise(alone, tmp_path):
 
 def test_a_secret_is_the_runs_alone_and_goes_on_with_it(tmp_path):
     """Two copies of a run that was stopped end alike, by noise that no other run has."""
-    interrupt(tmp_path / "run", *SMALL, *OWN, after=1)
+    interrupt(tmp_path / "run", *SMALL, *OWN, after=2)
     key = tmp_path / "run/privacy.key"
     secret = key.read_bytes()
     assert len(secret) == 32

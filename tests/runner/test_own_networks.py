@@ -5,12 +5,20 @@ import itertools
 import pytest
 
 import fedpfl
+from fedpfl.config import plugins
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, state, table
 from tests.conftest import ROOT, assert_same
 
 WORDS = (*TINY, f"plugins=['{ROOT}/tests/networks.py']", "rounds=3", "participation=1.0", "method=fedavg")
 STATEFUL = ("dropped", "dropout_always", "noisy_by_numpy", "counter_assigned", "tied", "frozen_average", "checkpointed")
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Leave the choices as they were."""
+    yield
+    plugins.load([])
 
 
 def play(path, *words):
