@@ -54,7 +54,7 @@ def job(cfg: DictConfig) -> str | None:
     try:
         if hydra_cfg.job.chdir and ranks.launched():
             raise FedpflError("hydra.job.chdir must be false under torchrun: one process alone has the run directory")
-        more = {} if alone else {"watch": trials.watch(hydra_cfg.sweeper, hydra_cfg.job.num)}
+        more = {} if alone else trials.of_search(hydra_cfg.sweeper, hydra_cfg.job.num)
         with mended(cfg, path, whole=bool(_full)):
             session.play(cfg, path, experiment=hydra_cfg.runtime.choices.get("experiment"), **more)
     except GivenUp:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -30,6 +31,7 @@ from fedpfl.ground.errors import FedpflError
 
 CONF = str((Path(__file__).parents[1] / "conf").resolve())
 """The folder with train.yaml: in a checkout a link to the one at the top."""
+SEARCHPATH, FILE = "hydra.searchpath", "file://"
 REFUSED = HydraException, OmegaConfBaseException
 """What is raised for words that Hydra refuses."""
 
@@ -205,6 +207,31 @@ def sweeps(word: str) -> bool:
     """Return whether a word gives its key several values."""
     override = _parsed(word)
     return override is not None and override.is_sweep_override()
+
+
+def option_as_word(words: Sequence[str]) -> list[str]:
+    """Return words with `--config-dir my_conf` as `hydra.searchpath=[file:///.../my_conf]`, which composes alike.
+
+    So it holds wherever a configuration is composed from words. Raises FedpflError where there is no such folder.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd")
+    options, rest = parser.parse_known_args(words)
+    if options.config_dir is None:
+        return list(words)
+    folder = Path(options.config_dir).expanduser().absolute()
+    if not folder.is_dir():
+        raise FedpflError(f"--config-dir {options.config_dir} is no folder; give the one that holds yours")
+    searched = [place for word in rest for place in chosen([word], SEARCHPATH)]
+    rest = [word for word in rest if not word.startswith(f"{SEARCHPATH}=")]
+    return [*rest, f"{SEARCHPATH}={_said([*searched, f'{FILE}{folder}'])}"]
+
+
+def config_dirs(words: Iterable[str]) -> list[Path]:
+    """Return the folders beside ours in which words have configurations looked for."""
+    return [
+        Path(place.removeprefix(FILE)) for place in chosen(words, SEARCHPATH) if "://" not in place.removeprefix(FILE)
+    ]
 
 
 def values(word: str) -> list[str]:
