@@ -229,9 +229,13 @@ def option_as_word(words: Sequence[str]) -> list[str]:
 
 def config_dirs(words: Iterable[str]) -> list[Path]:
     """Return the folders beside ours in which words have configurations looked for."""
-    return [
-        Path(place.removeprefix(FILE)) for place in chosen(words, SEARCHPATH) if "://" not in place.removeprefix(FILE)
-    ]
+    places = [place.removeprefix(FILE) for place in chosen(words, SEARCHPATH)]
+    return [Path(place) for place in places if "://" not in place]
+
+
+def is_of_command(word: str) -> bool:
+    """Return whether a word is about how Hydra runs, and not about what a run is or where its files are."""
+    return word.startswith("hydra") and not word.startswith(f"{SEARCHPATH}=")
 
 
 def values(word: str) -> list[str]:
@@ -244,7 +248,9 @@ def values(word: str) -> list[str]:
 
 def _of_experiment(given: Iterable[Override]) -> Iterator[str]:
     """Yield the keys that the experiment itself sets for its jobs alone, be it a single value."""
-    chosen = [str(override.input_line) for override in given if override.key_or_group in ("experiment", "debug")]
+    chosen = [
+        str(override.input_line) for override in given if override.key_or_group in ("experiment", "debug", SEARCHPATH)
+    ]
     if not chosen:
         return
     try:

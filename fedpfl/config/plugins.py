@@ -228,7 +228,9 @@ def require_space(space: Any) -> dict[str, Any]:
 
 def _require_limits(limits: Any) -> None:
     """Raise FedpflError for limits that nobody can read."""
-    bounds = [part.rpartition(" ") for text in dict(limits).values() for part in str(text).split(", ")]
+    if not isinstance(limits, Mapping):
+        raise FedpflError(f"{LIMITS}: must be of keys and limits such as 'above 0, below layers', got {limits!r}")
+    bounds = [part.rpartition(" ") for text in limits.values() for part in str(text).split(", ")]
     for kind, _, bound in bounds:
         if kind not in HOLDS or not (bound in ("layers", "epochs") or bound.isdecimal()):
             raise FedpflError(f"{LIMITS}: must be such as 'above 0, below layers', got {f'{kind} {bound}'.strip()!r}")

@@ -80,7 +80,9 @@ def table(listed: Sequence[Entry]) -> Table:
     empty = {key for key in ("name", "search") if not any(entry.record.get(key) for entry in listed)}
     columns = {key: column for key, column in COLUMNS.items() if key not in empty}
     records = [
-        entry.record | {"words": entry.state.words, "age": time.time() - entry.state.changed} for entry in listed
+        entry.record
+        | {"words": entry.state.words, "search": entry.state.search, "age": time.time() - entry.state.changed}
+        for entry in listed
     ]
     counts = [(status, sum(entry.state.status == status for entry in listed)) for status in _ORDER]
     counted = ", ".join(f"{count} {status}" for status, count in counts if count)

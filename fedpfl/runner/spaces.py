@@ -112,7 +112,7 @@ def _open(key: str, given: Mapping[str, str]) -> bool:
 
 def _facts(words: Sequence[str], limits: str) -> dict[str, float]:
     """Return what limits name: the least number of `layers` and of local `epochs` of the runs of these words."""
-    plain = [word for word in words if not (overrides.sweeps(word) or word.startswith("hydra."))]
+    plain = [word for word in words if not (overrides.sweeps(word) or overrides.is_of_command(word))]
     swept = {word.partition("=")[0]: overrides.values(word) for word in words if overrides.sweeps(word)}
     plans = [check(overrides.composed([*plain, f"model={name}"])) for name in swept.get("model", [])]
     plans = plans or [check(overrides.composed(plain))]

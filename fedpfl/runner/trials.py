@@ -198,9 +198,7 @@ class Search:
             stored = [trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)]
         for trial in stored:
             if fault := self._fault(trial, origin):
-                tell(
-                    f"trial {trial.number + 1} of an earlier command {fault}: the search goes through its trials again"
-                )
+                tell(f"trial {trial.number + 1} {fault}: the search goes through its trials again")
                 self.forget()
                 return
 

@@ -141,7 +141,7 @@ def _tuned(
             play(["-m", *_below(asked.folder / "final")], final, bears=STATUS[Diverged])
     record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
     record |= {"validation": found.value, "at_end": " ".join(ends(method, found.words, found.space, words))}
-    again = [word for word in fixed if not word.startswith("hydra")]
+    again = [word for word in fixed if not overrides.is_of_command(word)]
     record["command"] = shlex.join(["python", "-m", "fedpfl.train", "-m", *again, f"seed={','.join(map(str, seeds))}"])
     return record | _tested(asked.folder / "final", fixed, seeds)
 
