@@ -68,6 +68,7 @@ class Best(Callback):
 
 
 METHODS = {"halfway": Halfway}
+SPACES = {"halfway": {"method.share": "choice(0.2, 0.5, 0.8)"}}
 MODELS = {"wide": Wide}
 DATASETS = {"stripes": stripes}
 PARTITIONS = {"equal": equal}

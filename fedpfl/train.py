@@ -59,7 +59,7 @@ def job(cfg: DictConfig) -> str | None:
             raise FedpflError("hydra.job.chdir must be false under torchrun: one process alone has the run directory")
         if alone and (dropped := overrides.dropped_sweeps(hydra_cfg)):
             _one_run_of_several(hydra_cfg, dropped)
-        more = {} if alone else {"watch": trials.watch(hydra_cfg.sweeper, hydra_cfg.job.num)}
+        more = {} if alone else trials.of_search(hydra_cfg.sweeper, hydra_cfg.job.num)
         with mended(cfg, path, whole=bool(_full)):
             session.play(cfg, path, experiment=hydra_cfg.runtime.choices.get("experiment"), **more)
     except GivenUp:
@@ -80,7 +80,7 @@ def job(cfg: DictConfig) -> str | None:
     return None
 
 
-def _one_run_of_several(hydra_cfg: DictConfig, dropped: Sequence[str]) -> None:
+def _one_run_of_several(hydra_cfg: Any, dropped: Sequence[str]) -> None:
     """Say which keys an experiment sets for a sweep's jobs alone. Raises FedpflError unless one run is asked for."""
     name, keys = hydra_cfg.runtime.choices.get("experiment"), ", ".join(dropped)
     source = f"experiment={name}" if name else "the configuration"

@@ -4,8 +4,9 @@
 
 Every method gets as many trials, of as many rounds, in its own search space (conf/tune/), and is chosen by its accuracy
 on held-out samples (validation=0.1 unless it is set). The values chosen are then run with `seeds` seeds that the search
-has not seen. Other words are those of fedpfl.train, for all methods alike; `key=choice(...)` and `key=interval(...)`
-are searched too, and a fixed key is not. The same command goes on where it was stopped.
+has not seen. Other words are those of fedpfl.train, for all methods alike, `method.mu=...` for those that have it;
+`key=choice(...)` and `key=interval(...)` are searched too, and a fixed key is not. The same command goes on where it
+was stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ NUMBERS = {"trials": 20, "seeds": 5}
 def order(words: Sequence[str]) -> Order:
     """Read the command line. Raises FedpflError."""
     numbers, methods, folder, rest = dict(NUMBERS), list[str](), Path("outputs/tune"), list[str]()
-    for word in words:
+    for word in overrides.option_as_word(words):
         key, _, value = word.partition("=")
         if key in numbers:
             if not value.isdecimal() or int(value) < 1:

@@ -18,6 +18,8 @@ from hydra_plugins.fedpfl_sweeper import Sweeper, plain, tell_failures
 
 PROBLEM = ("dataset", "partition", "clients", "unseen", "validation")
 """Keys and groups that say by which samples trials are judged."""
+SAME_ORIGIN = ("method.", "quantile.", "local.", "augment.", "stopping.", "rounds=", "participation=")
+"""How words begin whose values change neither data nor code, so that trials share what these are."""
 
 
 @dataclass
@@ -73,10 +75,14 @@ class OptunaSweeper(Sweeper):
                 words = [[*fixed, *proposed] for _, proposed in jobs[start:end]]
                 batch += self.launcher.launch(words, initial_job_idx=jobs[start][0])  # type: ignore[union-attr]
             returns.extend(batch)
-            return [_ended(job) for job in batch]
+            ended = [_ended(job) for job in batch]
+            for (_, proposed), end in zip(jobs, ended, strict=True):
+                trials.require_origin(Path(end.directory), origin(proposed))
+            return ended
 
         try:
-            search, fixed = self._search(arguments)
+            search, fixed, origin = self._search(arguments)
+            search.verify(origin, tell)
             with self._counted.playing(fixed):
                 best = search.run(play, tell)
         except FedpflError as error:
@@ -91,8 +97,11 @@ class OptunaSweeper(Sweeper):
         tell(f"best of {counts}: validation {best.value:.2f} %  {' '.join(best.words)}")
         return [returns]
 
-    def _search(self, arguments: list[str]) -> tuple[Any, list[str]]:
-        """Return the search that the overrides ask for, and those of them that all its jobs have."""
+    def _search(self, arguments: list[str]) -> tuple[Any, list[str], Any]:
+        """Return the search that the overrides ask for, those of them that all its jobs have, and `origin`.
+
+        `origin(words)` is what the run of a trial's words must come from.
+        """
         from fedpfl.config import overrides
         from fedpfl.config.plan import check, load_data
         from fedpfl.runner import trials
@@ -123,12 +132,24 @@ class OptunaSweeper(Sweeper):
         if not self._is_remote():
             load_data([proposed])
         folder = Path(str(self.config.hydra.sweep.dir)).resolve()
-        name = trials.named(plan.identity, settings.seed, [str(word.input_line) for word in swept.values()])
+        origins: dict[tuple[str, ...], Any] = {}
+
+        def origin(proposed: list[str]) -> Any:
+            deciding = tuple(word for word in proposed if not word.lstrip("+").startswith(SAME_ORIGIN))
+            if deciding not in origins:
+                config = loader.load_sweep_config(self.config, [*fixed, *proposed])
+                origins[deciding] = trials.find_origin(check(config))
+            return origins[deciding]
+
+        words_of_space = [str(word.input_line) for word in swept.values()]
+        name = trials.named(plan.identity, settings.seed, words_of_space, origin(some))
         asked = self._trials, self._batch, self._startup, settings.rounds // 3, settings.seed
         here = [f"hydra.sweeper.study={name}", *overrides.words("hydra.sweeper.folder", str(folder))]
         search = trials.Search(folder, name, space, first, *asked)
+        if settings.restart:
+            search.forget()
         tell(f"method={plan.config['method']['name']}: {many(self._trials, 'trial')} of {', '.join(space)}")
-        return search, [*fixed, *here]
+        return search, [*fixed, *here], origin
 
 
 def _diverged(job: JobReturn) -> bool:

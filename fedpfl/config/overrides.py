@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -35,6 +36,7 @@ CONF = str((Path(__file__).parents[1] / "conf").resolve())
 LISTED = "`python -m fedpfl.train --hydra-help` lists options"
 MULTIRUN = {"-m": False, "--multirun": False}
 """The options of commands that sweep by themselves, where they change nothing."""
+SEARCHPATH, FILE = "hydra.searchpath", "file://"
 REFUSED = HydraException, OmegaConfBaseException
 """What is raised for words that Hydra refuses."""
 
@@ -224,6 +226,35 @@ def sweeps(word: str) -> bool:
     return override is not None and override.is_sweep_override()
 
 
+def option_as_word(words: Sequence[str]) -> list[str]:
+    """Return words with `--config-dir my_conf` as `hydra.searchpath=[file:///.../my_conf]`, which composes alike.
+
+    So it holds wherever a configuration is composed from words. Raises FedpflError where there is no such folder.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd")
+    options, rest = parser.parse_known_args(words)
+    if options.config_dir is None:
+        return list(words)
+    folder = Path(options.config_dir).expanduser().absolute()
+    if not folder.is_dir():
+        raise FedpflError(f"--config-dir {options.config_dir} is no folder; give the one that holds yours")
+    searched = [place for word in rest for place in chosen([word], SEARCHPATH)]
+    rest = [word for word in rest if not word.startswith(f"{SEARCHPATH}=")]
+    return [*rest, f"{SEARCHPATH}={_said([*searched, f'{FILE}{folder}'])}"]
+
+
+def config_dirs(words: Iterable[str]) -> list[Path]:
+    """Return the folders beside ours in which words have configurations looked for."""
+    places = [place.removeprefix(FILE) for place in chosen(words, SEARCHPATH)]
+    return [Path(place) for place in places if "://" not in place]
+
+
+def is_of_command(word: str) -> bool:
+    """Return whether a word is about how Hydra runs, and not about what a run is or where its files are."""
+    return word.startswith("hydra") and not word.startswith(f"{SEARCHPATH}=")
+
+
 def values(word: str) -> list[str]:
     """Return the values that a word gives its key, `[]` where they cannot be counted."""
     override = _parsed(word)
@@ -232,7 +263,7 @@ def values(word: str) -> list[str]:
     return [] if override.is_interval_sweep() else [str(value) for value in override.sweep_string_iterator()]
 
 
-def dropped_sweeps(hydra_cfg: DictConfig) -> list[str]:
+def dropped_sweeps(hydra_cfg: Any) -> list[str]:
     """Return the keys that the configuration sets for the jobs of a sweep, and the words of one run do not."""
     words: Any = OmegaConf.to_container(hydra_cfg.overrides.task)  # as they are, whatever they interpolate
     given = {override.key_or_group for override in filter(None, map(_parsed, words))}
@@ -241,7 +272,9 @@ def dropped_sweeps(hydra_cfg: DictConfig) -> list[str]:
 
 def _of_experiment(given: Iterable[Override]) -> Iterator[str]:
     """Yield the keys that the experiment itself sets for its jobs alone, be it a single value."""
-    chosen = [str(override.input_line) for override in given if override.key_or_group in ("experiment", "debug")]
+    chosen = [
+        str(override.input_line) for override in given if override.key_or_group in ("experiment", "debug", SEARCHPATH)
+    ]
     if not chosen:
         return
     try:

@@ -382,7 +382,10 @@ def register() -> None:
             config = check(_root_).config
         except Exception:
             return "invalid"  # the run itself tells what is wrong, and nothing is written before that
-        return run_subdir(config, choices.get("experiment"), choices.get("debug"))
+        own = run_subdir(config, choices.get("experiment"), choices.get("debug"))
+        # A trial lies apart: no run of the user's is taken for one, and no trial of another search stands in the way.
+        study = OmegaConf.select(_root_, "hydra.sweeper.study")
+        return f"search-{study}/{own}" if study else own
 
     OmegaConf.register_new_resolver("fedpfl.run_subdir", subdir, replace=True, use_cache=False)
 

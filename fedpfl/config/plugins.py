@@ -15,11 +15,14 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 import fedpfl
 from fedpfl.config.beside import Texts, beside, text_of
 from fedpfl.data import datasets, partition
 from fedpfl.ground.errors import FedpflError, reason
+from fedpfl.ground.ranges import HOLDS
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS
 from fedpfl.record.callbacks import Callback
@@ -56,6 +59,11 @@ class Loaded(NamedTuple):
     texts: Texts
 
 
+LIMITS = "limits"
+"""The key of a space for what values must be, `above 0, below layers`: others make the method another one."""
+SPACES: dict[str, dict[str, Any]] = {}
+"""What `tune` searches of the methods that plugins add: values by key, in the words of Hydra's sweeps."""
+
 _loaded: dict[Path, Loaded] = {}
 _added: list[tuple[Kind, str]] = []
 
@@ -77,6 +85,7 @@ def load(files: Iterable[str]) -> list[str]:
     while _added:
         kind, key = _added.pop()
         del kind.registry[key], ConfigStore.instance().repo[kind.group][f"{key}.yaml"]
+    SPACES.clear()
     for path, module in zip(paths, modules, strict=True):
         added = {name: value for name in KINDS if isinstance(value := getattr(module, name, None), Mapping)}
         if not any(added.values()) and not _callbacks(path):
@@ -87,6 +96,7 @@ def load(files: Iterable[str]) -> list[str]:
         for name, choices in added.items():
             for key, value in choices.items():
                 _add(path, KINDS[name], key, value)
+        _add_spaces(path, getattr(module, "SPACES", {}), added.get("METHODS", {}))
     return [str(path) for path in paths]
 
 
@@ -202,6 +212,46 @@ def _add(file: Path, kind: Kind, name: Any, value: Any) -> None:
     values = {"name": name, **kind.common, **_defaults(kind, value)}
     ConfigStore.instance().store(name, values, kind.group)
     _added.append((kind, name))
+
+
+def require_space(space: Any) -> dict[str, Any]:
+    """Return a search space as it is. Raises FedpflError for what is none, in the words of who wrote it."""
+    if not isinstance(space, Mapping):
+        raise FedpflError(f"a search space must be of keys and values such as method.mu: choice(0.1, 1), got {space!r}")
+    for key, text in space.items():
+        if key == LIMITS:
+            _require_limits(text)
+            continue
+        if not isinstance(key, str) or not isinstance(text, str | int | float):
+            raise FedpflError(f"{key}: must be a text such as 'choice(0.1, 1)', got {text!r}")
+        try:
+            OverridesParser.create().parse_override(f"{key}={text}")
+        except HydraException:
+            raise FedpflError(f"{key}: {text!r} is no choice(...), range(...) or interval(...)") from None
+    return dict(space)
+
+
+def _require_limits(limits: Any) -> None:
+    """Raise FedpflError for limits that nobody can read."""
+    if not isinstance(limits, Mapping):
+        raise FedpflError(f"{LIMITS}: must be of keys and limits such as 'above 0, below layers', got {limits!r}")
+    bounds = [part.rpartition(" ") for text in limits.values() for part in str(text).split(", ")]
+    for kind, _, bound in bounds:
+        if kind not in HOLDS or not (bound in ("layers", "epochs") or bound.isdecimal()):
+            raise FedpflError(f"{LIMITS}: must be such as 'above 0, below layers', got {f'{kind} {bound}'.strip()!r}")
+
+
+def _add_spaces(file: Path, spaces: Any, methods: Mapping[str, Any]) -> None:
+    """Let `tune` search the keys that a plugin names of its methods. Raises FedpflError."""
+    if not isinstance(spaces, Mapping):
+        raise FedpflError(f"plugins: {file}: SPACES must be a dictionary of methods' names and spaces, got {spaces!r}")
+    for name, space in spaces.items():
+        if name not in methods:
+            raise FedpflError(f"plugins: {file}: SPACES: {name!r} is no method of this file's METHODS")
+        try:
+            SPACES[name] = require_space(space)
+        except FedpflError as error:
+            raise FedpflError(f"plugins: {file}: SPACES: {name}: {error}") from None
 
 
 def _defaults(kind: Kind, value: Any) -> dict[str, Any]:

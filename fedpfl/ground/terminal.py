@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 class _Stream(io.FileIO):
     """A standard stream whose reader may leave: what is written from then on is lost, as `| head` wants it."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         """Write, to nowhere once nobody reads."""
         try:
             return super().write(data)

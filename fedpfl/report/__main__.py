@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         repeats=True,
     )
-    for names, settings in options:
+    for names, settings in (*options, TRIALS):
         parser.add_argument(*names.split(), **settings)
     try:
         status = _status(act, parser.parse_intermixed_args(words))
@@ -129,7 +129,7 @@ def _paper(options: Namespace) -> None:
                 f"--select {AS_PUBLISHED} has rounds and accuracy of its own; leave out --every and --accuracy"
             )
         rule = None
-    members, asked = runs(*options.roots, where=options.where), [*names.values()]
+    members, asked = runs(*options.roots, where=options.where, trials=options.trials), [*names.values()]
     _of_one_table(options, len(asked) != 1)
     wishes = {"datasets": options.dataset, "test": options.test or ""}
     _papers(members, options, rule, names=asked, only=options.only or "", **wishes)
@@ -160,11 +160,13 @@ def _html(options: Namespace) -> None:
 
     table = partial(accuracy_table, beside=beside)
     out = _folder(options, "report")
-    _wrote(write(options.roots, out, options.select, options.every or 1, options.where, table=table))
+    _wrote(
+        write(options.roots, out, options.select, options.every or 1, options.where, table=table, trials=options.trials)
+    )
 
 
 def _list(options: Namespace) -> None:
-    listed = listing.entries(survey(*options.roots, where=options.where))
+    listed = listing.entries(survey(*options.roots, where=options.where, trials=options.trials))
     if not listed:
         raise nothing_below(options.roots)
     listed = listing.select(listed, options.status)
@@ -179,7 +181,7 @@ def _list(options: Namespace) -> None:
 def _compare(options: Namespace) -> None:
     if options.out and options.out.suffix not in (".png", ".pdf"):
         raise FedpflError(f"--out {options.out}: must end in .png or .pdf")
-    a, b = sides(options.roots, options.where)
+    a, b = sides(options.roots, options.where, options.trials)
     print(_text(compare(a, b, options.test, options.metric, options.select), options.format), end="")
     if options.out:
         _wrote(comparison(a, b, options.metric, options.out))
@@ -192,11 +194,11 @@ def _ranks(options: Namespace) -> None:
 
 
 def _clean(options: Namespace) -> int:
-    return cleaning.clean(options.roots, options.status, options.where, options.yes)
+    return cleaning.clean(options.roots, options.status, options.where, options.yes, options.trials)
 
 
 def _found(options: Namespace) -> list[Run]:
-    if found := runs(*options.roots, where=options.where):
+    if found := runs(*options.roots, where=options.where, trials=options.trials):
         return found
     raise nothing_below(options.roots)
 
@@ -255,6 +257,7 @@ FORMAT = _option("--format", "of tables; default: terminal, with --out all other
 SELECT = "which evaluation is judged; validation: the best on held-out samples; best-checkpoint: the best on test data"
 FAIR = ("last", "validation")
 OWN_RULE = f"{SELECT}; {AS_PUBLISHED}: by each table's own rule"
+TRIALS = _option("--trials", "also trials of searches", action="store_true")
 EVERY_N = _option("--every", "best-checkpoint: of every N rounds only; paper: 100", type=_positive, metavar="N")
 JUDGED = (_option("--select", SELECT, choices=SELECTIONS, default="last"), EVERY_N)
 OUT = _option("--out", "write there; default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR")

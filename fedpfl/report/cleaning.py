@@ -83,13 +83,14 @@ def remove(seen: Directory, roots: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def clean(roots: Sequence[Path], statuses: Sequence[str], where: Sequence[str], yes: bool) -> int:
+def clean(roots: Sequence[Path], statuses: Sequence[str], where: Sequence[str], yes: bool, trials: bool = False) -> int:
     """List the runs of these statuses, ask unless `yes`, and remove them; returns 1 where one stayed after all.
 
-    Says which may not go, and why. where: filters, such as `method=fedobp`. Raises FedpflError where a root does not
-    exist, no run is let through, nobody can be asked, or for a status that is never removed.
+    Says which may not go, and why. where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises
+    FedpflError where a root does not exist, no run is let through, nobody can be asked, or for a status that is never
+    removed.
     """
-    chosen = _removable(roots, statuses, where)
+    chosen = _removable(roots, statuses, where, trials)
     if not chosen:
         print("nothing to remove")
         return 0
@@ -114,11 +115,13 @@ def clean(roots: Sequence[Path], statuses: Sequence[str], where: Sequence[str], 
     return 1 if refused else 0
 
 
-def _removable(roots: Sequence[Path], statuses: Sequence[str], where: Sequence[str]) -> list[tuple[Directory, int]]:
+def _removable(
+    roots: Sequence[Path], statuses: Sequence[str], where: Sequence[str], trials: bool
+) -> list[tuple[Directory, int]]:
     """The directories that may go, each with its size in bytes."""
     if unknown := [word for word in statuses if word not in REMOVABLE]:
         raise FedpflError(f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}")
-    looked, chosen = survey(*roots, where=where), []
+    looked, chosen = survey(*roots, where=where, trials=trials), []
     for seen in looked:
         if seen.status in statuses:
             try:

@@ -110,17 +110,18 @@ def changes(pairs: Iterable[float]) -> list[float]:
     return [change for pair in pairs if (change := round(pair, 9))]
 
 
-def sides(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, Group]:
+def sides(paths: Sequence[Path], where: Sequence[str] = (), trials: bool = False) -> tuple[Group, Group]:
     """Return the two configurations to compare: one below each of two paths, or the two below a single one.
 
-    where: filters, such as `method=fedobp`. Raises FedpflError where there are fewer, or more.
+    where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises FedpflError where there are fewer,
+    or more.
     """
     if len(paths) > 2:
         raise FedpflError(f"compare takes two paths, or one that holds two configurations; these are {len(paths)}")
     each = 1 if len(paths) == 2 else 2
     found = []
     for path in paths:
-        below = groups(runs(path, where=where))
+        below = groups(runs(path, where=where, trials=trials))
         if not below:
             raise FedpflError(f"no readable run below {path}; name a run directory or the folder of a configuration")
         if len(below) < each:

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from markupsafe import Markup
 from fedpfl.ground.files import output
 from fedpfl.report.fairness import as_table, compared
 from fedpfl.report.grouping import Group, groups
-from fedpfl.report.load import chosen, directories, nothing_below, runs, to_stderr
+from fedpfl.report.load import chosen, nothing_below, read_directories, runs, to_stderr
 from fedpfl.report.page.data import OVER
 from fedpfl.report.page.drawing import DOTS, Drawing
 from fedpfl.report.render import as_html
@@ -72,13 +72,15 @@ def write(
     where: Sequence[str] = (),
     warn: Callable[[str], None] = to_stderr,
     table: Callable[..., Table] = accuracy_table,
+    trials: bool = False,
 ) -> list[Path]:
     """Write a page per experiment into `out`, and `index.html` where there are several; returns the files.
 
-    select, every: as in `accuracy_table`, for which `table` may stand. where: filters, such as `method=fedobp`. Raises
-    FedpflError where a root does not exist, nothing can be read, or no run is let through.
+    select, every: as in `accuracy_table`, for which `table` may stand. where: filters, such as `method=fedobp`. trials:
+    as in `read_directories`. Raises FedpflError where a root does not exist, nothing can be read, or no run is let
+    through.
     """
-    listed = experiments(roots, warn)
+    listed = experiments(roots, warn, trials)
     kept = set(chosen([run for experiment in listed for run in experiment.runs], where))
     if not kept:
         raise nothing_below(roots)
@@ -101,20 +103,22 @@ def write(
     return [out / f"{name}.html" for name in pages]
 
 
-def experiments(roots: Iterable[Path], warn: Callable[[str], None] = to_stderr) -> list[Experiment]:
+def experiments(
+    roots: Sequence[Path], warn: Callable[[str], None] = to_stderr, trials: bool = False
+) -> list[Experiment]:
     """Return the runs by experiment, which is the folder of `<method>/<key>/seed<k>`, else the one that holds a run.
 
     Of one configuration that ran in two experiments, both have a run.
     """
     folders = defaultdict[Path, list[Path]](list)
-    for path in directories(*roots, warn=warn):
+    for path in (seen.path for seen in read_directories(roots, trials, warn)):
         place = path.resolve()
         usual = re.fullmatch(r"seed\d+", place.name) and len(place.parents) > 2
         folders[place.parents[2] if usual else place.parent].append(path)
     listed, names = [], {"index"}
     for base, paths in folders.items():
         skipped: list[str] = []
-        members = runs(*paths, warn=skipped.append)
+        members = runs(*paths, warn=skipped.append, trials=True)
         for line in skipped:
             warn(line)
         name, count = base.name or "runs", 1

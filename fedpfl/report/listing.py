@@ -21,6 +21,7 @@ COLUMNS = {
     "words": Column("status"),
     "experiment": Column("experiment", spare=1),
     "name": Column("name", spare=2),
+    "search": Column("trial of", spare=2),
     "label": Column("method"),
     "dataset": Column("data set"),
     "partition": Column("partition"),
@@ -77,10 +78,12 @@ def ordered(listed: Iterable[Entry], key: str = "run", reverse: bool = False) ->
 
 def table(listed: Sequence[Entry]) -> Table:
     """Return the list as a table; the reasons of broken, failed and diverged runs are its first notes."""
-    named = any(entry.record["name"] for entry in listed)
-    columns = {key: column for key, column in COLUMNS.items() if named or key != "name"}
+    empty = {key for key in ("name", "search") if not any(entry.record.get(key) for entry in listed)}
+    columns = {key: column for key, column in COLUMNS.items() if key not in empty}
     records = [
-        entry.record | {"words": entry.state.words, "age": time.time() - entry.state.changed} for entry in listed
+        entry.record
+        | {"words": entry.state.words, "search": entry.state.search, "age": time.time() - entry.state.changed}
+        for entry in listed
     ]
     counts = [(status, sum(entry.state.status == status for entry in listed)) for status in _ORDER]
     counted = ", ".join(f"{count} {status}" for status, count in counts if count)
@@ -109,6 +112,7 @@ def _record(found: Directory, label: str) -> dict[str, Any]:
         "rounds": run.planned if run else None,
         "experiment": _experiment(found) or None,
         "name": (run.get("name") or None) if run else None,
+        **({"search": found.search} if found.search else {}),
         "method": run.method_name if run else None,
         "label": label or None,
         "dataset": run.dataset if run else None,

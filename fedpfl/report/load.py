@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, many
 from fedpfl.ground.identity import identity, present
 from fedpfl.ground.lock import living
 from fedpfl.report import labels, reading
@@ -42,6 +42,11 @@ class Directory:
         return self.run.words if self.run else self.status
 
     @property
+    def search(self) -> str:
+        """The search that it is a trial of, empty for any other run."""
+        return self.run.search if self.run else ""
+
+    @property
     def hours(self) -> float:
         """Hours of all its processes, of a run that has not finished those of its recorded rounds; nan if unknown."""
         if self.run is None or self.status == "finished":
@@ -65,13 +70,19 @@ def nothing_below(roots: Iterable[Path]) -> FedpflError:
     return FedpflError(f"no runs found below {below}; run `python -m fedpfl.train` first or name another folder")
 
 
-def runs(*roots: str | Path, where: Sequence[str] = (), warn: Callable[[str], None] = to_stderr) -> list[Run]:
+def runs(
+    *roots: str | Path,
+    where: Sequence[str] = (),
+    warn: Callable[[str], None] = to_stderr,
+    trials: bool = False,
+) -> list[Run]:
     """Read all readable runs below the roots, ordered by path; one call of `warn` for each directory that is skipped.
 
-    where: filters, such as `method=fedobp`. Raises FedpflError where a root does not exist, or no run is let through.
+    where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises FedpflError where a root does not
+    exist, or no run is let through.
     """
     found: list[Run] = []
-    every = [look(path) for path in directories(*map(Path, roots), warn=warn)]
+    every = read_directories([*map(Path, roots)], trials, warn)
     kept = set(chosen([seen.run for seen in every if seen.run], where))
     for seen in every:
         if seen.run is None or seen.run in kept:
@@ -82,11 +93,34 @@ def runs(*roots: str | Path, where: Sequence[str] = (), warn: Callable[[str], No
     return _without_copies(sorted(found, key=lambda run: str(run.path)), warn)
 
 
-def survey(*roots: Path, where: Sequence[str] = ()) -> list[Directory]:
+def survey(*roots: Path, where: Sequence[str] = (), trials: bool = False) -> list[Directory]:
     """Look at every run directory below the roots, broken ones too unless there are filters. Raises as `runs`."""
-    every = [look(path) for path in directories(*roots)]
+    every = read_directories(roots, trials)
     kept = set(chosen([seen.run for seen in every if seen.run], where))
     return [seen for seen in every if seen.run in kept] if where else every
+
+
+def read_directories(
+    roots: Sequence[Path],
+    trials: bool = False,
+    warn: Callable[[str], None] = to_stderr,
+) -> list[Directory]:
+    """Look at the run directories below the roots, but for trials of searches; `warn` is told of these.
+
+    A trial chose among values and is no result, so it joins no table unless asked for: by `trials`, or as a root.
+
+    Raises FedpflError where a root does not exist, or holds trials alone.
+    """
+    every = [look(path) for path in directories(*roots, warn=warn)]
+    named = {root.resolve() for root in roots}
+    results = [seen for seen in every if trials or not seen.search or seen.path.resolve() in named]
+    if count := len(every) - len(results):
+        hidden = f"{many(count, 'trial')} of searches"
+        if not results:
+            below = ", ".join(map(str, roots))
+            raise FedpflError(f"{below}: there are no runs but {hidden}; --trials shows them")
+        warn(f"left out {hidden}; --trials shows them")
+    return results
 
 
 def chosen(found: Sequence[Run], where: Sequence[str]) -> list[Run]:

@@ -199,6 +199,11 @@ class Run:
         return METHODS.get(self.method_name, plain(self.method_name))
 
     @property
+    def search(self) -> str:
+        """The search that it is a trial of, empty for any other run."""
+        return str(self.summary.get("search") or "")
+
+    @property
     def planned(self) -> int:
         """Rounds asked for."""
         return int(self.config.get("rounds") or self.reached)

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from fedpfl import engine
 from fedpfl.config import plugins
-from fedpfl.config.plan import Run
+from fedpfl.config.plan import Plan, Run
 from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine import ranks
 from fedpfl.ground import tree
@@ -45,7 +45,7 @@ def opened(run: Run, path: Path) -> AbstractContextManager[Any]:
     return RunDirectory.open(path, text, name, run.fingerprint, code, run.settings.restart)
 
 
-def written(run: Run) -> dict[str, str]:
+def written(run: Plan) -> dict[str, str]:
     """Return digests of the code that a run's numbers come from."""
     return environment.source(type(run.method)) | plugins.code(run.config["plugins"])
 

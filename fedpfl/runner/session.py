@@ -25,7 +25,7 @@ from fedpfl.runner.everyone import Everyone
 from fedpfl.runner.faults import Diverged, GivenUp
 from fedpfl.runner.loop import Round, rounds
 from fedpfl.runner.needs import foresee
-from fedpfl.runner.trials import Watch
+from fedpfl.runner.trials import Watch, replay
 
 CHOSEN = ("backend", "graphs", "width")
 """What engine=auto finds out, of the engine's keys."""
@@ -39,12 +39,14 @@ def session(
     callbacks: Sequence[Callback] = (),
     watch: Watch = lambda number, row: False,
     elsewhere: Callable[[Run], engine.Backend] | None = None,
+    search: str = "",
 ) -> Iterator[Round]:
     """Run (or resume, or recognise as finished) what `cfg` says in run directory `path`; yields rounds as they end.
 
     Closed before its end it saves the run, which goes on from there when it is asked for again. quiet: nothing on the
     terminal. watch: asked at the beginning and after evaluations whether to give up. elsewhere: makes a backend in the
-    place of the engine's, whose clients are not in this process. Raises FedpflError.
+    place of the engine's, whose clients are not in this process. search: that it is a trial of, which the summary then
+    says to who makes tables. Raises FedpflError.
     """
     started, stage = time.monotonic(), lockstep.stage.get()
     path = Path(ranks.share(str(path)))
@@ -56,11 +58,14 @@ def session(
         if resume.finished(directory):
             if ranks.leads():
                 header.tell_finished(directory, quiet)
+            if search and replay(path, watch, finished=True):
+                raise GivenUp("given up")
             return
         progress = resume.Progress.of(run, directory, earlier, started, remote.begun if remote else None)
         run = resume.with_secret(run, progress)
         backend, everyone = remote or _backend(run, stage, progress.known), Everyone(run)
-        directory.write_summary(status="running", **header.facts(run))
+        mark = {"search": search} if search else {}
+        directory.write_summary(status="running", **header.facts(run), **mark)
         everyone.write_partition(directory)
         heard = Callbacks()
         if ranks.leads():
@@ -72,6 +77,8 @@ def session(
             info = header.introduced(run, *about, forecast=forecast)
             heard = loggers.opened(run.config["logger"], info, quiet, [*callbacks, *added])
         with heard, _ending(progress, heard):
+            if search and replay(path, watch, finished=False):
+                raise GivenUp("given up")
             yield from _recorded(run, progress, backend, everyone, heard, watch)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,16 @@ import yaml
 
 from fedpfl.config import overrides
 from fedpfl.config.plan import build, check
+from fedpfl.config.plugins import LIMITS, SPACES, require_space
 from fedpfl.config.schema import SCHEMAS
 from fedpfl.ground.casting import cast, hints
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.ground.ranges import HOLDS
 from fedpfl.ground.terminal import tell
 from fedpfl.methods import METHODS
 
 FILES = Path(overrides.CONF) / "tune"
-LIMITS = "limits"
-"""The key of a file for what values must be, `above 0, below layers`: others make the method another one."""
+EPOCHS = "local.epochs"
 MARGIN = 0.05  # of an interval, that count as its end
 
 
@@ -31,7 +31,7 @@ def space(method: str, words: Sequence[str]) -> list[str]:
     A group that the user chose (`quantile=paper`) sets its keys, but for those that it leaves open (as `tuned`).
     """
     given = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
-    known = {**_read("all"), **_read(method)}
+    known = {**_read("all", words), **_read(method, words)}
     known.pop(LIMITS, None)
     searched = [f"{key}={text}" for key, text in known.items() if key not in given and _open(key, given)]
     if not searched and not any(map(overrides.sweeps, words)):
@@ -41,7 +41,7 @@ def space(method: str, words: Sequence[str]) -> list[str]:
 
 def within(method: str, words: Sequence[str]) -> list[str]:
     """Return words of a search without values that make the method another one, and say which. Raises FedpflError."""
-    limits = _read(method).get(LIMITS, {})
+    limits = _read(method, words).get(LIMITS, {})
     bounded = [word for word in words if word.partition("=")[0] in limits and overrides.values(word)]
     swept, left = [word for word in bounded if overrides.sweeps(word)], list(words)
     facts = _facts(words, " ".join(limits.values())) if swept else {}
@@ -49,26 +49,56 @@ def within(method: str, words: Sequence[str]) -> list[str]:
         key, values = word.partition("=")[0], overrides.values(word)
         kept = [value for value in values if _holds(limits[key], float(value), facts)]
         if kept != values:
-            rule = " and ".join(f"{kind} {bound:g}" for kind, bound in _bounds(limits[key], facts))
+            rule = _rule(limits[key], facts)
             if not kept:
-                raise FedpflError(f"{word}: method={method} is itself only with {key} {rule}; give it other values")
+                mend = "give it other values"
+                mend += f", or raise {EPOCHS}" if EPOCHS in rule else ""
+                raise FedpflError(f"{word}: method={method} is itself only with {key} {rule}; {mend}")
             lost = ", ".join(value for value in values if value not in kept)
             tell(f"method={method}: {key}={lost} is not searched; here it is itself only with {key} {rule}")
             left[left.index(word)] = f"{key}=choice({','.join(kept)})"
     return left
 
 
-def ends(method: str, chosen: Sequence[str], kinds: Mapping[str, Any]) -> list[str]:
+def ends(method: str, chosen: Sequence[str], kinds: Mapping[str, Any], words: Sequence[str] = ()) -> list[str]:
     """Return the chosen words whose value is at an end of what was searched, and could lie beyond.
 
-    kinds: Optuna's distributions by key.
+    kinds: Optuna's distributions by key. words: of the command, which may name a folder of the user's.
     """
-    return [word for word in chosen if (key := word.partition("=")[0]) in kinds and _at_end(method, word, kinds[key])]
+    limits = _read(method, words).get(LIMITS, {})
+    there = [word for word in chosen if word.partition("=")[0] in kinds]
+    return [word for word in there if _at_end(method, word, kinds[word.partition("=")[0]], limits)]
 
 
-def _read(name: str) -> dict[str, Any]:
-    path = FILES / f"{name}.yaml"
-    return (yaml.safe_load(path.read_text()) or {}) if path.is_file() else {}
+def _read(name: str, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a search space by key: of the user's folder, of the plugin with the method, or of conf/tune/.
+
+    Raises FedpflError for a file that is no such space.
+    """
+    for folder in (*(folder / "tune" for folder in overrides.config_dirs(words)), FILES):
+        path = folder / f"{name}.yaml"
+        if path.is_file():
+            with _readable(path):
+                return require_space(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    return dict(SPACES.get(name, {}))
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raise FedpflError, with the file's name, for what is wrong in it."""
+    try:
+        yield
+    except (yaml.YAMLError, ValueError, OSError, FedpflError) as error:
+        raise FedpflError(f"{path}: {reason(error)}") from None
+
+
+def _rule(limit: str, facts: Mapping[str, float]) -> str:
+    """Return `above 0 and below local.epochs=1`: a limit in words, with what the user can set by its key."""
+    parts = []
+    for kind, bound in _bounds(limit, facts):
+        of_epochs = f"{kind} epochs" in limit.split(", ") and bound == facts.get("epochs")
+        parts.append(f"{kind} {EPOCHS}={bound:g}" if of_epochs else f"{kind} {bound:g}")
+    return " and ".join(parts)
 
 
 def _open(key: str, given: Mapping[str, str]) -> bool:
@@ -82,7 +112,7 @@ def _open(key: str, given: Mapping[str, str]) -> bool:
 
 def _facts(words: Sequence[str], limits: str) -> dict[str, float]:
     """Return what limits name: the least number of `layers` and of local `epochs` of the runs of these words."""
-    plain = [word for word in words if not (overrides.sweeps(word) or word.startswith("hydra."))]
+    plain = [word for word in words if not (overrides.sweeps(word) or overrides.is_of_command(word))]
     swept = {word.partition("=")[0]: overrides.values(word) for word in words if overrides.sweeps(word)}
     plans = [check(overrides.composed([*plain, f"model={name}"])) for name in swept.get("model", [])]
     plans = plans or [check(overrides.composed(plain))]
@@ -101,7 +131,7 @@ def _holds(limit: str, value: float, facts: Mapping[str, float]) -> bool:
     return all(HOLDS[kind](value, bound) for kind, bound in _bounds(limit, facts))
 
 
-def _at_end(method: str, word: str, kind: Any) -> bool:
+def _at_end(method: str, word: str, kind: Any, limits: Mapping[str, str]) -> bool:
     key, _, text = word.partition("=")
     choices = getattr(kind, "choices", None)
     try:
@@ -112,13 +142,13 @@ def _at_end(method: str, word: str, kind: Any) -> bool:
     low, value, high = (scale(number) for number in (numbers[0], float(text), numbers[-1]))
     margin = 0 if choices or getattr(kind, "step", None) else MARGIN * (high - low)
     beyond = [way for way, at in ((-1, value <= low + margin), (1, value >= high - margin)) if at and low < high]
-    return any(_allowed(method, key, float(text), way) for way in beyond)
+    return any(_allowed(method, key, float(text), way, limits.get(key, "")) for way in beyond)
 
 
-def _allowed(method: str, key: str, value: float, way: int) -> bool:
+def _allowed(method: str, key: str, value: float, way: int, limit: str) -> bool:
     """Tell whether there is a value beyond this one that the key takes, and with which the method stays itself."""
     group, _, name = key.partition(".")
-    hint, limit = hints(SCHEMAS.get(group, METHODS[method])).get(name), _read(method).get(LIMITS, {}).get(key, "")
+    hint = hints(SCHEMAS.get(group, METHODS[method])).get(name)
 
     def fits(further: float) -> bool:
         with contextlib.suppress(ValueError):

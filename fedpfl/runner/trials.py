@@ -13,17 +13,21 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import torch
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.config.plan import Plan, build
+from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.record.columns import VALIDATION as COLUMN
 from fedpfl.record.console import duration
 from fedpfl.record.rounds import read
+from fedpfl.report import load, reading
+from fedpfl.runner import resume
 
 if TYPE_CHECKING:
     import optuna
@@ -31,6 +35,23 @@ if TYPE_CHECKING:
 PRUNED = "pruned"
 """What a job returns that was given up."""
 Watch = Callable[[int, Mapping[str, Any] | None], bool]
+
+
+class Origin(NamedTuple):
+    """What a run's numbers come from, as its summary says it.
+
+    data: fingerprint of samples, split and initial weights. code: digests of the method's and the plugins' files.
+    """
+
+    data: str
+    code: Mapping[str, str]
+
+
+def find_origin(plan: Plan) -> Origin:
+    """Read the data that a plan is about, and return what its runs come from. Raises FedpflError."""
+    run = build(replace(plan, device=torch.device("cpu")))  # an accelerator's memory is for the trials
+    return Origin(run.fingerprint, resume.written(run))
+
 
 found: list[Found] = []
 """What the searches of this process found, in order."""
@@ -61,10 +82,33 @@ def _optuna() -> Any:
     return optuna
 
 
+DATABASE = "trials.db"
+
+
 def storage(folder: Path) -> Any:
-    """Return the trials kept below a folder."""
+    """Return the trials kept below a folder. Raises FedpflError where the file is damaged."""
+    with _reading(folder):
+        return _storage(folder)
+
+
+@contextlib.contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Raise FedpflError for whatever SQLite, SQLAlchemy and Optuna say of a damaged file."""
+    try:
+        yield
+    except FedpflError:
+        raise
+    except Exception as error:
+        why = reason(error).partition(" [SQL")[0]
+        raise FedpflError(
+            f"{folder / DATABASE} cannot be read as the trials of searches: {why}; remove it, and the same command "
+            "goes through the trials again, by the runs that there are"
+        ) from error
+
+
+def _storage(folder: Path) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "trials.db"
+    path = folder / DATABASE
     if not path.exists():  # made aside, as two searches may begin at once
         with tempfile.TemporaryDirectory(dir=folder) as aside:
             made = Path(aside) / path.name
@@ -118,14 +162,64 @@ class Search:
         warmup: int,
         seed: int,
     ):
-        optuna = _optuna()
         self._space, self._trials, self._batch, self._startup, self._seed = space, trials, batch, startup, seed
+        self._folder, self._name, self._warmup = folder.resolve(), name, warmup
         self._first = {key: known for key, value in first.items() if (known := _within(space[key], value)) is not None}
-        self.study = optuna.create_study(
-            storage=storage(folder), study_name=name, direction="maximize", load_if_exists=True
+        with _reading(folder):
+            self.study = self._open()
+
+    def _open(self) -> Any:
+        study = _optuna().create_study(
+            storage=storage(self._folder),
+            study_name=self._name,
+            direction="maximize",
+            load_if_exists=True,
         )
-        self.study.set_user_attr("startup", startup)
-        self.study.set_user_attr("warmup", warmup)
+        study.set_user_attr("startup", self._startup)
+        study.set_user_attr("warmup", self._warmup)
+        return study
+
+    def forget(self) -> None:
+        """Drop all trials; proposals come again as they came, and runs that are whole are not run again."""
+        _optuna().delete_study(study_name=self._name, storage=self.study._storage)
+        self.study = self._open()
+
+    def verify(self, origin: Callable[[list[str]], Origin], tell: Callable[[str], None]) -> None:
+        """Check every stored trial against its run, and forget all where one is not what its run says.
+
+        Later proposals rest on every earlier value, so no single trial can be taken out.
+
+        Args:
+            origin: Of a trial's words, what its run must come from.
+            tell: Told why the trials are forgotten.
+        """
+        states = _optuna().trial.TrialState
+        with _reading(self._folder):
+            stored = [trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)]
+        for trial in stored:
+            if fault := self._fault(trial, origin):
+                tell(f"trial {trial.number + 1} {fault}: the search goes through its trials again")
+                self.forget()
+                return
+
+    def _fault(self, trial: Any, origin: Callable[[list[str]], Origin]) -> str:
+        """Return in what a stored trial differs from its run, empty where in nothing."""
+        complete = trial.state == _optuna().trial.TrialState.COMPLETE
+        value = trial.value if complete else None
+        if trial.user_attrs.get("digest") != _digest(trial, value):
+            return f"is not in {self._folder / DATABASE} as it was stored"
+        path = self._folder / trial.user_attrs["directory"]
+        try:
+            run = load.begun(path)
+            values = _validation([*run.rounds.to_dict("records")])
+        except FedpflError as error:
+            return f"has lost its run ({error})"
+        if fault := foreign(run.summary, origin(self.words(trial.params))):
+            return f"{fault} ({path})"
+        # The run of one that was given up may have gone on since, for an equal proposal.
+        if complete and (run.status != "finished" or max(values, default=None) != value):
+            return f"has another accuracy than its run ({path})"
+        return ""
 
     def run(self, play: Callable[[list[tuple[int, list[str]]]], list[Ended]], tell: Callable[[str], None]) -> Found:
         """Run what is missing. play: of numbers and overrides of jobs to what became of them, in order."""
@@ -143,10 +237,12 @@ class Search:
                 end = ends[tuple(words)]
                 kept = optuna.trial.Trial(self.study, trial._trial_id)
                 kept.set_user_attr("rounds", end.rounds)
-                kept.set_user_attr("directory", end.directory)
+                place = os.path.relpath(Path(end.directory).resolve(), self._folder)  # the folder may be moved
+                kept.set_user_attr("directory", place)
+                if end.value is None and not self.study.trials[number].intermediate_values:
+                    kept.report(0.0, 0)  # it diverged before it was judged
+                kept.set_user_attr("digest", _digest(self.study.trials[number], end.value))
                 if end.value is None:
-                    if not kept.storage.get_trial(trial._trial_id).intermediate_values:
-                        kept.report(0.0, 0)  # it diverged before it was judged
                     self.study.tell(number, state=states.PRUNED)
                 else:
                     self.study.tell(number, end.value)
@@ -219,12 +315,74 @@ def ended(folder: Path, lost: Literal["", "given up", "diverged", "untrained"] =
     path, rows = folder / "rounds.csv", list[dict[str, float | None]]()
     if path.is_file() or not lost:  # it may have diverged in the first round
         rows = read(path.read_text(encoding="utf-8"), only=("round", COLUMN))
-    values = [value for row in rows if (value := row.get(COLUMN)) is not None and math.isfinite(value)]
+    values = _validation(rows)
     if not lost and not values and _is_untrained(folder):
         lost = "untrained"
     if not lost and not values:
         raise FedpflError(f"{folder}: no sample was held out; set validation=0.1, or more for clients of few samples")
     return Ended(None if lost else max(values), int(rows[-1]["round"] or 0) if rows else 0, str(folder), lost)
+
+
+def _validation(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the validation accuracies in rows of rounds.csv."""
+    values = [row.get(COLUMN) for row in rows]
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _digest(trial: Any, value: float | None) -> str:
+    """Return the digest of all that is stored of a trial, so that an edited one is noticed.
+
+    value: its validation accuracy, None where it was given up; Optuna then stores the last one that it was told.
+    """
+    attributes = {key: text for key, text in trial.user_attrs.items() if key != "digest"}
+    content = [trial.params, value, trial.intermediate_values, attributes]
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def foreign(summary: Mapping[str, Any], origin: Origin) -> str:
+    """Return why a run's numbers do not belong to a search, empty where they do. summary: of the run."""
+    if summary.get("data") != origin.data:
+        return "was run on other data"
+    if summary.get("code") != [origin.code]:
+        return "was run by other code"
+    return ""
+
+
+def require_origin(folder: Path, origin: Origin) -> None:
+    """Raise FedpflError where a trial's run comes from other data or code than its search.
+
+    They may have changed since the search began, and a finished run of other code is taken as it is.
+    """
+    if fault := foreign(reading.summary(folder), origin):
+        raise FedpflError(
+            f"{folder} {fault} than the search began with, so it cannot be compared; give the same command again, "
+            "which searches anew, or remove that directory"
+        )
+
+
+def of_search(sweeper: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return what a session is told of the search that it is a trial of, {} where the sweep is none.
+
+    Arguments are those of `watch`.
+    """
+    study = sweeper.get("study")
+    return {"watch": watch(sweeper, number), "search": study} if study else {}
+
+
+def replay(folder: Path, give_up: Watch, finished: bool) -> bool:
+    """Tell a search of the evaluations that a run directory holds, and return whether it gives the run up.
+
+    So what becomes of a trial, and what others are compared with, does not depend on which runs there are already.
+
+    Args:
+        folder: Of the run.
+        give_up: What `watch` returns.
+        finished: Whether the run is finished; nobody is asked after the last round.
+    """
+    path = folder / "rounds.csv"
+    rows = read(path.read_text(encoding="utf-8"), only=("round", COLUMN)) if path.is_file() else []
+    judged = rows[:-1] if finished else rows
+    return any(give_up(int(row["round"] or 0), row) for row in judged)
 
 
 def watch(sweeper: Mapping[str, Any], number: int) -> Watch:
@@ -243,8 +401,9 @@ def watch(sweeper: Mapping[str, Any], number: int) -> Watch:
         if sweeper["prune"]
         else optuna.pruners.NopPruner()
     )
-    trial = optuna.trial.Trial(study, study.trials[number]._trial_id)
-    best = max(study.trials[number].intermediate_values.values(), default=-math.inf)
+    stored = study.trials[number]
+    trial = optuna.trial.Trial(study, stored._trial_id)
+    best = max(stored.intermediate_values.values(), default=-math.inf)
 
     def give_up(round_number: int, row: Mapping[str, Any] | None) -> bool:
         nonlocal best
@@ -253,15 +412,17 @@ def watch(sweeper: Mapping[str, Any], number: int) -> Watch:
             if value is None or not math.isfinite(value):
                 return False
             best = max(best, value)
-            trial.report(best, round_number)
+            if round_number not in stored.intermediate_values:
+                trial.report(best, round_number)
         return best > -math.inf and bool(trial.should_prune())
 
     return give_up
 
 
-def named(identity: str, seed: int, words: Sequence[str]) -> str:
+def named(identity: str, seed: int, words: Sequence[str], origin: Origin) -> str:
     """Return a study's name, from what its trials have in common and the words of its search space."""
-    text = "\n".join([identity, str(seed), *sorted(words)])
+    come_from = json.dumps(origin, sort_keys=True)
+    text = "\n".join([identity, str(seed), come_from, *sorted(words)])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

@@ -12,14 +12,15 @@ import pandas as pd
 
 from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS
+from fedpfl.config.plan import check
 from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError, many
 from fedpfl.ground.terminal import tell
-from fedpfl.report import load
+from fedpfl.report import load, reading
 from fedpfl.report.names import METHODS
 from fedpfl.report.table import Column, Table, over_seeds
 from fedpfl.report.tables import chosen_round
-from fedpfl.runner import trials
+from fedpfl.runner import resume, trials
 from fedpfl.runner.faults import STATUS, Diverged
 from fedpfl.runner.spaces import ends, space, within
 
@@ -60,17 +61,13 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
     words = list(asked.words)
     if not any(word.lstrip("+").startswith("validation=") for word in words):
         words.append("validation=0.1")
-    swept = [word.partition("=")[0] for word in words if overrides.sweeps(word)]
-    plain = [word for word in words if not (word.startswith("hydra.sweeper.") or word.partition("=")[0] in swept)]
-    plain += [f"{key}=null" for key in swept if key not in GROUPS]
-    for method in asked.methods:  # what one lacks is told hours before its turn
-        overrides.composed([f"method={method}", *plain])
+    by_method = _words_by_method(asked.methods, words)
     # Fine-tuned columns choose nothing.
-    searches = {
-        method: within(method, [f"method={method}", *words, *space(method, words), "eval.finetune_epochs=0"])
-        for method in asked.methods
-    }
-    records = [_tuned(asked, method, words, searched, play) for method, searched in searches.items()]
+    spaces = {method: [*own, *space(method, own), "eval.finetune_epochs=0"] for method, own in by_method.items()}
+    for method, searched in spaces.items():  # what one lacks is told hours before its turn
+        _require_keys(method, searched)
+    searches = {method: within(method, [f"method={method}", *own]) for method, own in spaces.items()}
+    records = [_tuned(asked, method, by_method[method], searched, play) for method, searched in searches.items()]
     lost = [
         f"{record['method']}: {count} of the final runs diverged, so its test cells stay empty."
         for record in records
@@ -97,6 +94,32 @@ def tune(asked: Order, play: Callable[..., None]) -> Table:
     )
 
 
+def _words_by_method(methods: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:
+    """Return each method's words: a `method.mu=...` that others of these methods have is not for one that lacks it.
+
+    One that none has stays, to be refused.
+    """
+    others = [word for word in words if not word.startswith("method.") and not overrides.sweeps(word)]
+    others = [word for word in others if not word.startswith("hydra.sweeper.")]
+    keys = {method: {*overrides.composed([f"method={method}", *others]).method} for method in methods}
+    anywhere = set[str]().union(*keys.values())
+    by_method = {}
+    for method in methods:
+        absent = {f"method.{key}" for key in anywhere - keys[method]}
+        lost = [word for word in words if word.partition("=")[0] in absent]
+        for word in lost:
+            tell(f"method={method} has no {word.partition('=')[0]}, so {word} is for the other methods alone")
+        by_method[method] = [word for word in words if word not in lost]
+    return by_method
+
+
+def _require_keys(method: str, words: Sequence[str]) -> None:
+    """Compose a method's words, whatever the values of what is searched. Raises what Hydra does for unknown keys."""
+    swept = [word.partition("=")[0] for word in words if overrides.sweeps(word)]
+    plain = [word for word in words if not (word.startswith("hydra.sweeper.") or word.partition("=")[0] in swept)]
+    overrides.composed([f"method={method}", *plain, *(f"{key}=null" for key in swept if key not in GROUPS)])
+
+
 def _tuned(
     asked: Order, method: str, words: Sequence[str], searched: Sequence[str], play: Callable[..., None]
 ) -> dict[str, Any]:
@@ -110,12 +133,15 @@ def _tuned(
     fixed = [f"method={method}", *fixed, *found.words]
     first = int(overrides.composed_once(fixed).seed) + 1
     seeds = [first + number for number in range(asked.seeds)]
-    final = [*fixed, f"seed=choice({','.join(map(str, seeds))})", "hydra.sweeper.table=false"]
     tell(f"method={method}: {many(asked.seeds, 'fresh seed')} of {' '.join(found.words)}")
-    play(["-m", *_below(asked.folder / "final")], final, bears=STATUS[Diverged])
+    outdated = _by_other_code(asked.folder / "final", fixed, seeds)
+    for some, more in ((outdated, ["restart=true"]), ([seed for seed in seeds if seed not in outdated], [])):
+        if some:
+            final = [*fixed, f"seed=choice({','.join(map(str, some))})", "hydra.sweeper.table=false", *more]
+            play(["-m", *_below(asked.folder / "final")], final, bears=STATUS[Diverged])
     record = {"method": method, "chosen": " ".join(found.words), **found.trials, "rounds": found.rounds}
-    record |= {"validation": found.value, "at_end": " ".join(ends(method, found.words, found.space))}
-    again = [word for word in fixed if not word.startswith("hydra")]
+    record |= {"validation": found.value, "at_end": " ".join(ends(method, found.words, found.space, words))}
+    again = [word for word in fixed if not overrides.is_of_command(word)]
     record["command"] = shlex.join(["python", "-m", "fedpfl.train", "-m", *again, f"seed={','.join(map(str, seeds))}"])
     return record | _tested(asked.folder / "final", fixed, seeds)
 
@@ -127,6 +153,17 @@ def _below(folder: Path) -> Iterator[str]:
 def places(root: Path, words: Sequence[str], seeds: Sequence[int]) -> list[Path]:
     """Return the run directories of these words, one per seed."""
     return [root / overrides.composed_once([*words, f"seed={seed}"]).hydra.sweep.subdir for seed in seeds]
+
+
+def _by_other_code(root: Path, words: Sequence[str], seeds: Sequence[int]) -> list[int]:
+    """Return the seeds whose runs another version of the code made, which cannot stand beside what was searched."""
+    code = resume.written(check(overrides.composed_once(words)))
+    outdated = []
+    for seed, place in zip(seeds, places(root, words, seeds), strict=True):
+        if (place / "summary.json").is_file():
+            codes = reading.summary(place).get("code", [])
+            outdated += [seed] if any(other != code for other in codes) else []
+    return outdated
 
 
 def _tested(root: Path, words: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:

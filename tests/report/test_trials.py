@@ -1,0 +1,132 @@
+"""Trials of a search join no table, figure, page, rank or list unless somebody asks for them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedpfl.report import groups, runs
+from fedpfl.report.__main__ import COMMANDS, main
+from tests.report.test_listing import HOUR, age
+from tests.report.test_report import amend, write_run
+
+SEARCH = {"search": "5ea2c4"}
+
+
+def fill(root: Path) -> None:
+    """Make two final runs of each of three methods on two partitions, and trials that agree with them but by seed."""
+    methods = {"fedavg": 80.0, "fedprox": 84.0, "local_only": 70.0}
+    for alpha in (0.1, 0.5):
+        for name, accuracy in methods.items():
+            changes = {"method": {"name": name}, "partition": {"alpha": alpha}}
+            for seed in (43, 44):
+                place = root / "final" / f"a{alpha}" / name / "k" / f"seed{seed}"
+                write_run(place, {2: accuracy, 4: accuracy + seed / 10}, seed=seed, **changes)
+            trial = root / "trials" / "search-5ea2c4" / f"a{alpha}" / name / "k" / "seed42"
+            amend(write_run(trial, {2: 1.0, 4: 1.0}, seed=42, **changes), **SEARCH)
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("outputs")
+    fill(root)
+    return root
+
+
+def seeds(found) -> set[tuple[int, ...]]:
+    return {tuple(run.seed for run in group.runs) for group in groups(found)}
+
+
+def test_a_trial_is_no_seed_of_a_group_wherever_it_lies(outputs, tmp_path):
+    """Three seeds were shown where two are final."""
+    said = []
+    assert seeds(runs(outputs, warn=said.append)) == {(43, 44)}
+    assert said == ["left out 6 trials of searches; --trials shows them"]
+    assert seeds(runs(outputs, trials=True)) == {(42, 43, 44)}
+    moved = tmp_path / "digits" / "moved"
+    shutil.copytree(outputs / "final", tmp_path / "digits" / "all")
+    shutil.copytree(outputs / "trials" / "search-5ea2c4", moved)
+    assert seeds(runs(tmp_path)) == {(43, 44)}
+
+
+def test_a_trial_that_is_named_itself_is_read(outputs):
+    place = outputs / "trials" / "search-5ea2c4" / "a0.1" / "fedavg" / "k" / "seed42"
+    assert [run.path for run in runs(place)] == [place]
+    assert len(runs(place, outputs / "final")) == 13
+
+
+WITHOUT_TRIALS = {
+    "": (),
+    "tables": ("--format", "csv"),
+    "figures": (),
+    "paper": ("fedobp/table3",),
+    "html": (),
+    "ls": ("--format", "json"),
+    "compare": ("partition.alpha=0.1", "method=fedavg,fedprox"),
+    "ranks": (),
+    "clean": ("--status", "interrupted"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_leaves_trials_out_and_says_so(name, outputs, tmp_path, capsys):
+    """What is shown equals what is shown where there is no trial; a new command needs a line above."""
+    alone = tmp_path / "alone"
+    shutil.copytree(outputs / "final", alone / "final")
+    whole = tmp_path / "whole"
+    shutil.copytree(outputs, whole)
+    told = {}
+    for root in (alone, whole):
+        given = [name, str(root), *WITHOUT_TRIALS[name]]
+        assert main([word for word in given if word]) == 0
+        out, err = capsys.readouterr()
+        told[root.name] = _timeless(out.replace(str(root), "")), err
+    assert told["whole"][0] == told["alone"][0]
+    assert "left out 6 trials of searches; --trials shows them" in told["whole"][1]
+    assert "trials" not in told["alone"][1]
+    pages = [path.read_text() for path in whole.rglob("*.html")]
+    assert bool(pages) == (name == "html")
+    assert not any("seed42" in page for page in pages)
+    given = [name, "--trials", str(whole), *WITHOUT_TRIALS[name]]
+    assert main([word for word in given if word]) == 0
+    out, err = capsys.readouterr()
+    assert "left out" not in err
+    if name not in ("figures", "html", "clean", "paper"):
+        assert _timeless(out.replace(str(whole), "")) != told["whole"][0]
+
+
+def _timeless(text: str) -> str:
+    """Without when files were written, which differs between copies."""
+    if not text.startswith("["):
+        return text
+    return json.dumps([{key: own for key, own in one.items() if key != "changed"} for one in json.loads(text)])
+
+
+def test_the_list_says_of_which_search_a_trial_is(outputs, capsys):
+    assert main(["ls", "--trials", "--format", "json", str(outputs)]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert sorted(one.get("search", "") for one in listed) == [""] * 12 + ["5ea2c4"] * 6
+    assert main(["ls", "--trials", "--format", "markdown", str(outputs)]) == 0
+    text = capsys.readouterr().out
+    assert "trial of" in text
+    assert text.count("5ea2c4 |") == 6
+
+
+@pytest.mark.parametrize("name", ["tables", "figures", "html", "ls", "ranks", "clean"])
+def test_a_folder_of_trials_alone_is_one_line(name, outputs, capsys):
+    assert main([name, str(outputs / "trials")]) == 2
+    out, err = capsys.readouterr()
+    told = f"fedpfl: {outputs / 'trials'}: there are no runs but 6 trials of searches; --trials shows them\n"
+    assert (out, err) == ("", told)
+
+
+def test_clean_keeps_the_trials_that_a_search_needs(tmp_path, capsys):
+    """One that was given up is interrupted, and one that diverged will diverge again."""
+    age(amend(write_run(tmp_path / "trial", status="diverged"), **SEARCH), HOUR)
+    age(write_run(tmp_path / "run", status="diverged", seed=1), HOUR)
+    assert main(["clean", str(tmp_path), "--yes"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["trial"]
+    assert main(["clean", str(tmp_path), "--yes", "--trials"]) == 0
+    assert not [*tmp_path.iterdir()]
+    assert "removed 1 directory" in capsys.readouterr().out

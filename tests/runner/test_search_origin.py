@@ -1,0 +1,340 @@
+"""A search goes on only with values that its own data and code gave, and that are what their runs say."""
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import sqlite3
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedpfl import tune
+from fedpfl.runner import trials
+from tests.command import call, rewrite_summary
+
+pytest.importorskip("optuna")
+
+PLUGIN = """
+from dataclasses import dataclass
+from beside_it import FACTOR
+from fedpfl.methods import FedAvg
+
+
+@dataclass(frozen=True)
+class Scaled(FedAvg):
+    share: float = 0.5
+
+    def loss(self, server, client, net, params, batch):
+        return FACTOR * super().loss(server, client, net, params, batch)
+
+
+METHODS = {"scaled": Scaled}
+"""
+
+
+def write_data(path: Path, signal: float) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 400)
+    x = (0.2 * rng.normal(size=(400, 1, 6))).astype(np.float32)
+    x[np.arange(400), 0, y] += signal
+    np.savez(path, x=x, y=y)
+
+
+def write_split(path: Path, shift: int) -> None:
+    order = np.roll(np.arange(400), shift)
+    split = {
+        k: {"train": order[100 * k : 100 * k + 60], "validation": order[100 * k + 60 : 100 * k + 80]} for k in range(4)
+    }
+    split = {k: {**own, "test": order[100 * k + 80 : 100 * k + 100]} for k, own in split.items()}
+    text = json.dumps({k: {name: part.tolist() for name, part in own.items()} for k, own in split.items()})
+    path.write_text(text)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Lie in a folder with data and a plugin that imports another file."""
+    write_data(tmp_path / "mine.npz", signal=3.0)
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    (tmp_path / "beside_it.py").write_text("FACTOR = 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    sys.modules.pop("beside_it", None)
+
+
+def words(folder: Path, *more: str) -> list[str]:
+    own = ["dataset=npz", f"dataset.path={folder / 'mine.npz'}", "partition=iid", "model=mlp", "model.hidden=[8]"]
+    own += ["clients=4", "rounds=3", "participation=1", "local.epochs=2", "local.batch_size=8", "eval.every=1"]
+    given = {word.partition("=")[0] for word in more}
+    return [word for word in own if word.partition("=")[0] not in given] + [*more]
+
+
+def search(folder: Path, *more: str) -> tuple[int, list[str]]:
+    """Search among two rates with the sweeper alone; returns the exit status and what it says."""
+    options = "-m", "hydra/sweeper=optuna", "hydra.sweeper.trials=2", "hydra.sweep.dir=found"
+    given = words(folder, "method=fedavg", "validation=0.2", "local.lr=choice(0.01,0.1)", *more)
+    result = call(*options, *given, cwd=folder)
+    return result.code, result.err.splitlines()
+
+
+def values(lines: list[str]) -> list[str]:
+    """What the search says of trials that it ran."""
+    return [line.partition("  ")[2] for line in lines if re.match(r"fedpfl: trial \d+/", line)]
+
+
+def quietly_tune(*argv: str) -> str:
+    """Tune; returns what it says beside the table."""
+    out, err = io.StringIO(), io.StringIO()
+    patched = mock.patch.object(sys, "argv", ["fedpfl.tune", *argv])
+    with patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        tune.main()
+    return err.getvalue()
+
+
+def chosen(lines: list[str]) -> str:
+    return next(line for line in lines if line.startswith("fedpfl: best of"))
+
+
+def test_tune_on_overwritten_data_chooses_by_the_new_ones(folder):
+    """The values found on other data once stood beside the test accuracy on these."""
+
+    def tuned():
+        argv = words(folder, "method=fedavg", "trials=2", "seeds=1", f"hydra.sweep.dir={folder}/tuned")
+        quietly_tune(*argv, "local.lr=choice(0.01,0.1)", "local.epochs=20")
+        (row,) = pd.read_csv(folder / "tuned" / "tuned.csv").to_dict("records")
+        return row
+
+    assert tuned()["validation"] > 90
+    write_data(folder / "mine.npz", signal=0.0)
+    row = tuned()
+    assert row["validation"] < 60
+    assert row["accuracy"] < 60
+    assert row["finished"] + row["given up"] == 2
+    write_data(folder / "mine.npz", signal=3.0)
+    assert tuned()["validation"] > 90
+    assert len(list((folder / "tuned" / "trials").rglob("rounds.csv"))) == 4, "the first search is still there"
+
+
+def change_data(folder):
+    write_data(folder / "mine.npz", signal=2.0)
+
+
+def change_split(folder):
+    write_split(folder / "split.json", shift=7)
+
+
+def change_plugin(folder):
+    (folder / "plugin.py").write_text(PLUGIN.replace("FACTOR *", "2 * FACTOR *"))
+
+
+def change_what_a_plugin_imports(folder):
+    (folder / "beside_it.py").write_text("FACTOR = 3.0\n")
+
+
+SCALED = ("plugins=[plugin.py]", "method=scaled")
+
+
+@pytest.mark.parametrize(
+    ("change", "more"),
+    [
+        (change_data, ()),
+        (change_split, ("partition=file", "partition.path=${oc.env:PWD}/split.json", "validation=0")),
+        (change_plugin, SCALED),
+        (change_what_a_plugin_imports, SCALED),
+    ],
+)
+def test_a_search_begins_anew_where_what_its_values_come_from_has_changed(change, more, folder):
+    write_split(folder / "split.json", shift=0)
+    more = [word.replace("${oc.env:PWD}", str(folder)).replace("[plugin", f"[{folder}/plugin") for word in more]
+    before = search(folder, *more)
+    assert before[0] == 0, before[1]
+    assert len(values(before[1])) == 2
+    again = search(folder, *more)
+    assert (again[0], values(again[1]), chosen(again[1])) == (0, [], chosen(before[1]))
+    change(folder)
+    after = search(folder, *more)
+    assert after[0] == 0, after[1]
+    assert len(values(after[1])) == 2
+    assert len(list(folder.rglob("rounds.csv"))) == 4, "no run of before is taken for one of now"
+
+
+def test_another_version_of_fedpfl_searches_anew(folder):
+    assert len(values(search(folder)[1])) == 2
+    with mock.patch("fedpfl.__version__", "99.0"):
+        assert len(values(search(folder)[1])) == 2
+    assert values(search(folder)[1]) == []
+
+
+def edit_value(database, runs):
+    edit(database, "UPDATE trial_values SET value = 99.5 WHERE trial_id = 1")
+
+
+def edit_parameter(database, runs):
+    edit(database, "UPDATE trial_params SET param_value = 1 - param_value")
+
+
+def edit(database, statement):
+    with contextlib.closing(sqlite3.connect(database)) as open_database, open_database:
+        open_database.execute(statement)
+
+
+def remove_run(database, runs):
+    shutil.rmtree(runs[0])
+
+
+def edit_rows(database, runs):
+    """What a run's checkpoint mends."""
+    text = (runs[0] / "rounds.csv").read_text()
+    (runs[0] / "rounds.csv").write_text(text.replace("\n2,", "\n2,9"))
+
+
+def lose_all(database, runs):
+    database.unlink()
+
+
+def of_other_code(database, runs):
+    rewrite_summary(runs[0], code=[{"fedpfl": "0", "method": "0"}])
+
+
+def others_run(database, runs):
+    shutil.rmtree(runs[0])
+    shutil.copytree(runs[1], runs[0])
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (edit_value, "is not in"),
+        (edit_parameter, "is not in"),
+        (remove_run, "has lost its run"),
+        (edit_rows, "has lost its run"),
+        (lose_all, ""),
+    ],
+)
+def test_a_stored_trial_that_is_not_as_its_run_is_gone_through_again(damage, why, folder):
+    before = search(folder)[1]
+    runs = sorted(path.parent for path in folder.rglob("rounds.csv"))
+    damage(folder / "found" / "trials.db", runs)
+    code, after = search(folder)
+    assert code == 0, after
+    assert (values(after), chosen(after)) == (values(before), chosen(before))
+    told = [line for line in after if "goes through its trials again" in line]
+    assert len(told) == bool(why)
+    assert all(why in line for line in told)
+    assert values(search(folder)[1]) == []
+
+
+@pytest.mark.parametrize(("damage", "why"), [(of_other_code, "was run by other code"), (others_run, "different run")])
+def test_a_run_that_is_no_trials_any_more_is_one_line(damage, why, folder):
+    search(folder)
+    damage(folder / "found" / "trials.db", sorted(path.parent for path in folder.rglob("rounds.csv")))
+    code, lines = search(folder)
+    assert code == 2
+    assert any(why in line for line in lines)
+    assert not any("best of" in line for line in lines)
+
+
+@pytest.mark.parametrize("content", [b"no database" * 1000, None])
+def test_a_damaged_file_of_trials_is_one_line(content, folder):
+    before = search(folder)[1]
+    path = folder / "found" / "trials.db"
+    whole = path.read_bytes()
+    path.write_bytes(content or whole[: len(whole) // 2])
+    code, lines = search(folder)
+    assert code == 2
+    (line,) = [line for line in lines if line.startswith("fedpfl: ")]
+    assert "trials.db cannot be read as the trials of searches: " in line
+    path.unlink()
+    code, lines = search(folder)
+    assert (code, values(lines)) == (0, values(before))
+
+
+def write_weights(path: Path, scale: float) -> None:
+    shapes = {"hidden.0.weight": (8, 6), "hidden.0.bias": (8,), "classifier.weight": (4, 8), "classifier.bias": (4,)}
+    torch.manual_seed(0)
+    torch.save({name: scale * torch.randn(shape) for name, shape in shapes.items()}, path)
+
+
+def test_each_of_several_initial_weights_is_looked_at(folder):
+    """The first alone stands for all in the search's name, but not for the values of the others."""
+    names = ["first.pt", "second.pt"]
+    for name in names:
+        write_weights(folder / name, scale=0.1)
+    more = "local.lr=0.1", f"model.weights=choice({','.join(str(folder / name) for name in names)})"
+    more += ("hydra.sweeper.trials=4",)
+    before = by_file(search(folder, *more)[1])
+    assert {*before} == {*names}
+    assert values(search(folder, *more)[1]) == []
+    write_weights(folder / names[1], scale=1.0)
+    lines = search(folder, *more)[1]
+    assert any("was run on other data" in line for line in lines)
+    after = by_file(lines)
+    assert after[names[0]] == before[names[0]]
+    assert after[names[1]] != before[names[1]]
+
+
+def by_file(lines: list[str]) -> dict[str, str]:
+    """What trials came to, by the name of the file that they began with."""
+    return dict(re.search(r"/(\w+\.pt): (.*)", line).groups() for line in values(lines))
+
+
+def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(folder):
+    """Where all is recorded already, what is given up and what others are compared with are as when it was played."""
+    more = "local.lr=choice(0.1,0.0001,0.00001)", "hydra.sweeper.trials=5", "hydra.sweeper.startup=1", "rounds=6"
+    before = values(search(folder, *more)[1])
+    assert any("given up" in line for line in before)
+    assert any("validation" in line for line in before)
+    (folder / "found" / "trials.db").unlink()
+    assert values(search(folder, *more)[1]) == before
+
+
+def test_a_moved_search_goes_on(folder):
+    search(folder)
+    shutil.move(folder / "found", folder / "moved")
+    options = "-m", "hydra/sweeper=optuna", "hydra.sweeper.trials=3", "hydra.sweep.dir=moved"
+    given = words(folder, "method=fedavg", "validation=0.2", "local.lr=choice(0.01,0.1)")
+    result = call(*options, *given, cwd=folder)
+    assert (result.code, len(values(result.err.splitlines()))) == (0, 1)
+
+
+def test_data_that_change_while_a_search_goes_on_stop_it(folder):
+    real = trials.require_origin
+
+    def overwrite(*given):
+        real(*given)
+        change_data(folder)
+
+    with mock.patch.object(trials, "require_origin", overwrite):
+        code, lines = search(folder)
+    assert code == 2
+    assert len(values(lines)) == 1
+    assert "was run on other data than the search began with" in lines[-1]
+
+
+def test_restart_searches_anew(folder):
+    assert len(values(search(folder)[1])) == 2
+    assert len(values(search(folder, "restart=true")[1])) == 2
+
+
+def test_final_runs_by_other_code_are_run_anew(folder):
+    argv = ["method=scaled", f"plugins=[{folder}/plugin.py]", "trials=1", "seeds=2", "local.lr=0.1"]
+    argv = [*words(folder, *argv), f"hydra.sweep.dir={folder}/tuned"]
+
+    def tuned():
+        said = quietly_tune(*argv)
+        return pd.read_csv(folder / "tuned" / "tuned.csv"), said
+
+    first, _ = tuned()
+    second, said = tuned()
+    pd.testing.assert_frame_equal(first, second)
+    assert said.count("already finished") == 2
+    (folder / "beside_it.py").write_text("FACTOR = -1.0\n")
+    third, said = tuned()
+    assert said.count("already finished") == 0
+    assert third["accuracy"][0] < first["accuracy"][0] - 20

@@ -1,0 +1,164 @@
+"""What `tune` searches of methods of a user's own, and words that are for some of several methods."""
+
+import contextlib
+from unittest import mock
+
+import pandas as pd
+import pytest
+
+from fedpfl import tune
+from fedpfl.config import plugins
+from fedpfl.ground.errors import FedpflError
+from fedpfl.runner import spaces, tuning
+from tests.command import TINY
+from tests.conftest import ROOT
+from tests.runner.test_tune import run
+
+pytest.importorskip("optuna")
+MINE = f"plugins=[{ROOT / 'docs' / 'mine.py'}]"
+SMALL = (*TINY, "rounds=1", "model=mlp", "trials=2", "seeds=1")
+
+
+def searched(*words: str) -> dict[str, tuple[list[str], list[str]]]:
+    """By method the words that a search would be begun with, and those that its final runs would have."""
+    found = {}
+
+    def tuned(asked, method, own, of_search, play):
+        found[method] = of_search, own
+        return {"method": method, "seeds": asked.seeds, "at_end": ""}
+
+    with mock.patch.object(tuning, "_tuned", tuned), contextlib.suppress(KeyError):  # there is nothing for a table
+        tuning.tune(tune.order([*SMALL, *words]), lambda *given: None)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Hold a configuration folder of a user's."""
+    for name in ("method", "tune", "experiment"):
+        (tmp_path / "my_conf" / name).mkdir(parents=True)
+    (tmp_path / "my_conf" / "method" / "halfway.yaml").write_text("name: halfway\nshare: 0.4\n")
+    (tmp_path / "my_conf" / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\nlocal:\n  batch_size: 7\nhydra:\n  sweeper:\n    params:\n      clients: 4,5\n"
+    )
+    return tmp_path / "my_conf"
+
+
+def test_the_space_of_a_plugin_is_searched(tmp_path):
+    code, text = run(tmp_path, *SMALL, "method=halfway", MINE)
+    assert code == 0, text
+    assert "fedpfl: method=halfway: 2 trials of local.lr, method.share\n" in text
+    (row,) = pd.read_csv(tmp_path / "tuned.csv").to_dict("records")
+    assert "method.share=0." in row["chosen"]
+    assert (row["finished"] + row["given up"], row["seeds"]) == (2, 1)
+    assert [*tmp_path.glob("final/digits/halfway/*/seed43/rounds.csv")]
+
+
+@pytest.mark.parametrize(
+    "option", [("--config-dir", "{}"), ("--config-dir={}",), ("-cd", "{}"), ("hydra.searchpath=[file://{}]",)]
+)
+def test_a_folder_of_a_users_own_is_looked_in(option, folder, monkeypatch):
+    """It holds in the composition of every run, and its spaces take the place of a plugin's and of ours."""
+    monkeypatch.chdir(folder.parent)
+    (folder / "tune" / "halfway.yaml").write_text("method.share: tag(log, interval(0.1, 0.9))\n")
+    (folder / "tune" / "fedprox.yaml").write_text("method.mu: choice(3, 4)\n")
+    named = folder if option[0].startswith("hydra") else "my_conf"
+    options = [word.format(named) for word in option]
+    found = searched("method=halfway,fedprox,fedper", "experiment=mine", MINE, *options)
+    assert "method.share=tag(log, interval(0.1, 0.9))" in found["halfway"][0]
+    assert "method.mu=choice(3, 4)" in found["fedprox"][0]
+    assert "method.layers=choice(1,2)" in [word.replace(", ", ",") for word in found["fedper"][0]]
+    for words, final in found.values():
+        assert f"hydra.searchpath=['file://{folder}']" in words or options[0] in words
+        assert tuning.overrides.composed_once([*final, "method=halfway"]).method.share == 0.4
+
+
+def test_a_command_that_is_told_finds_the_folder_again(folder, tmp_path):
+    """What tuned.csv gives to repeat final runs by."""
+    (folder / "tune" / "halfway.yaml").write_text("method.share: choice(0.3, 0.4)\n")
+    code, text = run(tmp_path / "tuned", *SMALL, "method=halfway", MINE, "--config-dir", str(folder))
+    assert code == 0, text
+    (row,) = pd.read_csv(tmp_path / "tuned" / "tuned.csv").to_dict("records")
+    assert f"hydra.searchpath=['file://{folder}']" in row["command"].replace("'\"'\"'", "'")
+
+
+@pytest.mark.parametrize("value", ["tag(log,interval(0.01,1))", "interval(0.1,1)", "choice(0.1,1)", "0.1,1", "0.5"])
+def test_a_key_of_some_of_several_methods_is_for_those(value, capsys):
+    found = searched("method=fedavg,fedprox,moon", f"method.mu={value}")
+    told = [line for line in capsys.readouterr().err.splitlines() if "method.mu" in line]
+    assert told == [f"fedpfl: method=fedavg has no method.mu, so method.mu={value} is for the other methods alone"]
+    for place in (0, 1):
+        own = {method: [word for word in words[place] if "method.mu" in word] for method, words in found.items()}
+        assert own == {"fedavg": [], "fedprox": [f"method.mu={value}"], "moon": [f"method.mu={value}"]}
+    assert any(word.startswith("local.lr=") for word in found["fedavg"][0])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("method=fedavg,fedprox", "method.mx=choice(1,2)"),
+            "method.mx is not a key here; known keys of method=fedavg",
+        ),
+        (("method=fedavg", "method.mu=choice(1,2)"), "method.mu is not a key here; known keys of method=fedavg"),
+        (
+            ("method=fedavg,fedrep", "local.epochs=1"),
+            "and below local.epochs=1; give it other values, or raise local.epochs",
+        ),
+        (
+            ("method=fedavg", "--config-dir", "nowhere"),
+            "--config-dir nowhere is no folder; give the one that holds yours",
+        ),
+    ],
+)
+def test_what_no_method_can_do_is_one_line(words, told, tmp_path):
+    code, text = run(tmp_path, *SMALL, *words)
+    lines = text.splitlines()
+    assert (code, len(lines)) == (2, 1)
+    assert told in lines[0]
+
+
+WRONG = {
+    "method.share: choise(0.1, 0.2)": "'choise(0.1, 0.2)' is no choice(...), range(...) or interval(...)",
+    "method.share: choice(0.1": "'choice(0.1' is no choice",
+    "method.share: [0.1, 0.2]": "must be a text such as 'choice(0.1, 1)', got [0.1, 0.2]",
+    "method.share:": "must be a text such as",
+    "- method.share": "a search space must be of keys and values",
+    "method.share: [": "while parsing",
+    "limits: 3": "limits: must be of keys and limits",
+    "limits: {method.share: over 3}": "limits: must be such as 'above 0, below layers', got 'over 3'",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_file_that_is_no_space_is_one_line_with_its_name(text, folder):
+    (folder / "tune" / "halfway.yaml").write_text(text + "\n")
+    with pytest.raises(FedpflError) as raised:
+        spaces.space("halfway", [f"hydra.searchpath=[file://{folder}]"])
+    assert str(raised.value).startswith(f"{folder / 'tune' / 'halfway.yaml'}: ")
+    assert WRONG[text] in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("[3]", "SPACES must be a dictionary"),
+        ("{'fedprox': {'method.mu': 'choice(1, 2)'}}", "SPACES: 'fedprox' is no method of this file's METHODS"),
+        ("{'own': {'method.share': [1, 2]}}", "SPACES: own: method.share: must be a text"),
+    ],
+)
+def test_a_plugins_spaces_are_checked(given, told, tmp_path):
+    path = tmp_path / "plugin.py"
+    path.write_text(f"from fedpfl.methods import FedAvg\nMETHODS = {{'own': FedAvg}}\nSPACES = {given}\n")
+    with pytest.raises(FedpflError, match="plugins: ") as raised:
+        plugins.load([str(path)])
+    assert f"{path}: {told}" in str(raised.value)
+    plugins.load([])
+    assert not plugins.SPACES
+
+
+def test_gpfl_is_searched_on_both_sides_of_pfllibs_value():
+    (word,) = [word for word in spaces.space("gpfl", ()) if word.startswith("method.lam=")]
+    values = [float(value) for value in tuning.overrides.values(word)]
+    assert values[0] < 1.0 < values[-1]
+    assert 1.0 in values
