@@ -12,7 +12,7 @@ from fedpfl.ground.terminal import outlive_readers, tell
 
 COMMANDS = {
     "train": "train, resume or sweep: fedpfl train method=fedobp dataset=digits",
-    "check": "try your own methods on what every method must keep to",
+    "check": "try your methods, models, data sets and partitions: fedpfl check mine.py",
     "report": "tables, figures and pages of runs; fedpfl report ls lists them",
     "export": "write the personal models of a run, or send its record to loggers",
     "federate": "train on Flower, clients' data and states at nodes of their own",

@@ -124,6 +124,8 @@ def read_command(what: str, values: Sequence[str]) -> Command:
         else:
             settings.append(word)
     plugins.load([])
+    if what.endswith(".npz"):
+        raise FedpflError(f"{what} is a data set's archive: fedpfl check dataset=npz path={what}")
     if _is_file(what):
         added = _load_plugin(what)
     else:

@@ -1,5 +1,6 @@
 """`fedpfl check`: the documented method passes, and each promise is told of by a method that breaks it."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from fedpfl import check
 from fedpfl.check import PROMISES_BY_KIND
 from fedpfl.config import plugins
+from fedpfl.config.choices import choices
 from fedpfl.engine import contract
 from fedpfl.engine.contract import PROMISES
 from fedpfl.models import MODELS
@@ -720,12 +722,34 @@ def test_a_choice_is_tried_by_its_name(tmp_path: Path, told, monkeypatch):
     assert told("dataset=digits", "--quick")[0] == 0
 
 
+BUILT_IN = {
+    **{name: set() for name in choices("partition")},
+    "file": {"follows_the_seed", "shares_nothing"},
+    "fixed_dirichlet": {"shares_nothing"},
+}
+"""What is noted of fedpfl's own partitions."""
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_partition_of_fedpfl_keeps_its_promises(name: str, tmp_path: Path, told):
+    values = []
+    if name == "file":
+        held = [[*range(1000 * client, 1000 * client + 900), 0] for client in range(1, 10)]
+        splits = [{"train": samples, "test": [1]} for samples in held]
+        (tmp_path / "parts.json").write_text(json.dumps(splits))
+        values = ["clients=9", f"path={tmp_path / 'parts.json'}"]
+    status, lines = told(f"partition={name}", "--quick", *values)
+    assert status == 0, lines
+    assert unkept(lines) == words(*BUILT_IN[name], kind="partition")
+
+
 def test_an_archive_of_ones_own_is_tried(tmp_path: Path, told, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     np.savez("mine.npz", x=rng.integers(0, 256, (40, 5, 5)).astype(np.uint8), y=np.arange(40) % 4)
     assert told("npz", "--quick", "path=mine.npz")[1][-1] == "  all is kept"
     assert told("npz", "--quick") == (2, ["fedpfl: dataset=npz: path has no value; set it with path=..."])
+    assert told("mine.npz")[1] == ["fedpfl: mine.npz is a data set's archive: fedpfl check dataset=npz path=mine.npz"]
     status, lines = told("npz", "--quick", "path=absent.npz")
     assert status == 2
     assert "absent.npz is not a file; give the path of an .npz archive" in lines[-1]

@@ -4,15 +4,17 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import fedpfl
 from fedpfl import export
-from fedpfl.config import plugins
+from fedpfl.config import plan, plugins
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
-from tests.command import TINY, call, summary
+from tests.command import TINY, call, composed, summary
 from tests.conftest import ROOT
 
 MINE = (ROOT / "docs/mine.py").read_text()
@@ -70,6 +72,38 @@ def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder: Path, capsys: 
     (folder / "here/mine.py").write_text(MINE)
     assert fedpfl.load(folder / "run", plugins=[folder / "here/mine.py"]).personal(0)
     assert export.main([str(folder / "run"), str(folder / "out"), f"plugins=[{folder / 'here/mine.py'}]"]) == 0
+
+
+CARELESS = """
+import numpy as np, torch
+from fedpfl.data.datasets import Raw
+from fedpfl.data.partition import Partition
+def noise(source) -> Raw:
+    return Raw(np.random.randint(0, 256, (60, 1, 4, 4)).astype(np.uint8), np.arange(60) % 3)
+def dice(y, clients, seed):
+    y[:] = 0
+    parts = np.array_split(torch.randperm(len(y)).numpy(), clients)
+    return Partition(tuple(part[5:] for part in parts), tuple(part[:5] for part in parts))
+DATASETS, PARTITIONS = {"noise": noise}, {"dice": dice}
+"""
+
+
+def test_what_a_plugins_data_draw_from_the_process_is_a_function_of_the_seed(folder: Path) -> None:
+    """And labels that a partition spoils are its own copy."""
+    (folder / "mine.py").write_text(CARELESS)
+    plugins.load([folder / "mine.py"])
+    words = (f"plugins=[{folder / 'mine.py'}]", "dataset=noise", "partition=dice", "model=mlp", "clients=4")
+
+    def made(state: int, *more: str) -> plan.Run:
+        np.random.seed(state)
+        torch.manual_seed(state)
+        return plan.build(plan.check(composed(*words, *more)))
+
+    one, again, other = made(1), made(2), made(3, "seed=43")
+    assert one.fingerprint == again.fingerprint
+    assert one.read == other.read
+    assert one.fingerprint != other.fingerprint
+    assert one.federation.y.tolist() == [*range(3)] * 20
 
 
 def test_a_field_called_like_a_key_of_the_run_is_the_methods_own(folder: Path) -> None:
