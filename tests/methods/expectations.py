@@ -488,7 +488,10 @@ EXPECTED: dict[str, Expect] = {
     "fedsa_lora": Expect(
         down=LORA_A,
         up=LORA_A,
-        limits=(Limit({}, FEDAVG, None, clients="single"),),
+        limits=(
+            Limit({}, FEDAVG, None, clients="single"),
+            Limit({"head": "averaged"}, FEDAVG, None, clients="single"),
+        ),
         private=("own",),
     ),
     "fedselect": Expect(
@@ -608,6 +611,13 @@ EXPECTED: dict[str, Expect] = {
         limits=(
             Limit({**UNSCALED, "weighting": "samples"}, LOCAL_STATISTICS, server_model, "cohort"),
             Limit(UNSCALED, LOCAL_STATISTICS, server_model, "cohort", clients="equal"),
+            Limit(
+                {**UNSCALED, "scaler": True},
+                LOCAL_STATISTICS,
+                server_model,
+                "cohort",
+                clients="equal",
+            ),
         ),
         statistics="client",
         judged="trained",
