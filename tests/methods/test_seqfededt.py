@@ -22,6 +22,7 @@ from tests.conftest import (
     participate,
     rounds,
     row,
+    sampled,
     tiny,
     trajectory,
 )
@@ -59,13 +60,12 @@ def last(state, client):
     return {name: {**own["scored"], **own["rest"]}[name] for name in state.server}
 
 
-def test_with_q_one_it_is_plain_sequential_learning(backend, federation):
+@pytest.mark.parametrize("values", sampled([{}, {"classifier_only": True}], 2), ids=str)
+def test_with_q_one_it_is_plain_sequential_learning(values, backend, federation):
     net = tiny(norm=True)
-    plain = trajectory(Passing(), net, federation, engine=backend)
-    for method in (SeqFedEDT(q=1.0), SeqFedEDT(q=1.0, classifier_only=True)):
-        own = trajectory(method, net, federation, engine=backend)
-        for ours, theirs in zip(own, plain, strict=True):
-            assert_same((ours.server, ours.client_buffers), (theirs.server, theirs.client_buffers))
+    own, plain = (trajectory(m, net, federation, engine=backend) for m in (SeqFedEDT(q=1.0, **values), Passing()))
+    for ours, theirs in zip(own, plain, strict=True):
+        assert_same((ours.server, ours.client_buffers), (theirs.server, theirs.client_buffers))
     together = trajectory(FedAvg(), net, federation, engine=backend)[-1]
     assert differing(plain[-1].server, together.server)
 

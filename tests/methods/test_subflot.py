@@ -31,6 +31,7 @@ from tests.conftest import (
     participate,
     rounds,
     row,
+    sampled,
     tiny,
     trajectory,
 )
@@ -360,7 +361,7 @@ RATES = (0.75, 0.5, 0.25, 0.0)
 PREFIX = SubFLOT(rates=RATES, assign="blocks", initial="prefix", alpha=1.0, lam=0.0)
 
 
-@pytest.mark.parametrize("transported", [True, False])
+@pytest.mark.parametrize("transported", sampled([True, False], 2))
 def test_first_neurons_that_stay_in_place_are_averaged_as_fjords(transported, backend, federation):
     method = dataclasses.replace(PREFIX, otp=transported, ota=transported)
     other = FjORD(widths=tuple(1 - rate for rate in RATES), assign="blocks", rounding="round")
@@ -513,7 +514,7 @@ def test_a_part_left_out_is_taken_by_position(part, backend, net, federation):
         assert differing(merged["model"], moved["model"])
 
 
-@pytest.mark.parametrize("part", ["otp", "ota"])
+@pytest.mark.parametrize("part", sampled(["otp", "ota"], 2))
 def test_a_client_of_first_neurons_has_them_as_its_own(part, backend, net, federation):
     own, first = (
         trajectory(

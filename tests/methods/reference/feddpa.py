@@ -1,6 +1,5 @@
 """FedDPA's rounds as plain loops (NeurIPS 2023, vol. 36, pages 72181-72192), Fisher values sample by sample."""
 
-import copy
 import dataclasses
 
 import numpy as np
@@ -8,13 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, average, hits, train
+from tests.methods.reference.plain import Result, Setting, Weights, average, hits, load, train
 
 
 def fisher(s: Setting, weights: Weights, i: int) -> Weights:
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    model.eval()
+    model = load(s, weights).eval()
     client, total = s.clients[i], {k: torch.zeros_like(v) for k, v in weights.items()}
     for x, y in zip(client.x, client.y, strict=True):
         grads = torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), list(model.parameters()))

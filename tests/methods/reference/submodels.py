@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, hits, train
+from tests.methods.reference.plain import Result, Setting, Weights, hits, load, train
 
 Sets = tuple[list[int], list[int]]  # active channels, active hidden units
 
@@ -182,9 +182,7 @@ def frozen_training(s: Setting, weights: Weights, t: int, i: int, own: Sets) -> 
 
 
 def held_out_loss(s: Setting, weights: Weights, i: int) -> float:
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    model.eval()
+    model = load(s, weights).eval()
     if not len(s.clients[i].test_y):
         return 0.0
     with torch.no_grad():
@@ -193,9 +191,7 @@ def held_out_loss(s: Setting, weights: Weights, i: int) -> float:
 
 def ranked(s: Setting, i: int, weights: Weights, score: str, lr: float, order: Tensor, k: tuple[int, int]) -> Sets:
     """The neurons that a client keeps after one epoch of plain SGD on a copy, from the order of that epoch."""
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    model.train()
+    model = load(s, weights).train()
     sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for batch in order.split(s.batch_size):
         if len(batch) > 1:
