@@ -196,8 +196,11 @@ def sampled(cases: Iterable[Any], every: int) -> list[Any]:
     ]
 
 
-LONG = ("tune", "ranks", "pretend", "package", "readers", "html", "resume", "faults", "library", "docs")
-"""Files of few tests that take long: first, so that no core ends up waiting for another."""
+LONG = (
+    *("tune", "ranks", "pretend", "package", "readers", "html", "resume", "faults", "library", "docs"),
+    *("contract", "expectations", "reference"),
+)
+"""Files that take long: first, so that no core ends up waiting for another."""
 
 
 def take_turns(items: list[pytest.Item]) -> None:

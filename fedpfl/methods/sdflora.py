@@ -84,6 +84,8 @@ class SDFLoRA(Method):
         merged = tree.mean(uploads, weight)
         for name in [name for name in merged if name.endswith(".lora_A") and self.merge == "stacked"]:
             other = f"{name[:-1]}B"
+            if not (uploads[name].isfinite().all() and uploads[other].isfinite().all()):
+                continue  # training diverged, as the mean tells; a product that is not finite has no factors
             a, b = stacked(uploads[name], uploads[other], weight)
             a, b = compressed(a, b, server[other].shape[RANK["B", server[other].dim()]])
             merged |= {name: a.reshape(server[name].shape), other: b.reshape(server[other].shape)}

@@ -18,7 +18,7 @@ from fedpfl.models import Net
 from fedpfl.papers.fedobp.tables import own_score
 from fedpfl.report.load import begun
 from tests.command import TINY, composed, play, table
-from tests.conftest import CPU, LOCAL, as_engine, assert_same, federate, holding, rounds, tiny
+from tests.conftest import CPU, LOCAL, as_engine, assert_same, federate, holding, rounds, sampled, tiny
 from tests.report.test_report import write_run
 
 N = 549  # entries of the tiny network
@@ -46,12 +46,15 @@ def told(method, net, federation, engine) -> tuple[list[Any], list[Any], Any]:
 
 @pytest.mark.parametrize(
     "values",
-    [
-        {"score": "obp"},
-        {"score": "obp_as_published", "ema": 0.3, "norm": "layer"},
-        {"score": "gradient", "scope": "tensor", "cold_start": "global"},
-        {"score": "fisher", "classifier_only": True},
-    ],
+    sampled(
+        [
+            {"score": "obp"},
+            {"score": "obp_as_published", "ema": 0.3, "norm": "layer"},
+            {"score": "gradient", "scope": "tensor", "cold_start": "global"},
+            {"score": "fisher", "classifier_only": True},
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_a_list_of_one_is_that_value(values, backend, net, federation):

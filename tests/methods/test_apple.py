@@ -9,7 +9,7 @@ import torch
 from fedpfl.engine import begin
 from fedpfl.ground import tree
 from fedpfl.methods import APPLE, Batch, FedAvg, LocalOnly
-from tests.conftest import COHORTS, CPU, PLAIN, TRAIN, assert_close, assert_same, federate, rounds, row, trajectory
+from tests.conftest import CPU, PLAIN, TRAIN, assert_close, assert_same, federate, row, trajectory
 
 SHARES = torch.tensor(TRAIN) / sum(TRAIN)
 
@@ -100,10 +100,3 @@ def test_the_slope_in_p_is_the_inner_product(net):
         assert_close((loss(step) - loss(-step)) / 2e-5, found[j], rtol=1e-5, atol=0.0)
     v = method.evaluated(server, client, {"core": tree.map(lambda leaf: leaf[2], cores), "moved": torch.zeros(3)})
     assert_close(v, tree.map(lambda leaf: torch.tensordot(p, leaf, 1), cores))
-
-
-def test_the_others_cores_travel_down_and_one_up(net, federation):
-    """The counting before the first round costs a number a client."""
-    sent = [own.sent for own in rounds(APPLE(), net, federation, COHORTS)[1]]
-    assert [own.values_down for own in sent] == [5 * 9 * 549] * 3
-    assert [own.values_up for own in sent] == [10 + 5 * 550, 5 * 550, 5 * 550]

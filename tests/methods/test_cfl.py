@@ -8,9 +8,9 @@ import torch
 
 from fedpfl.engine import begin
 from fedpfl.ground import tree
-from fedpfl.methods import CFL, FedAvg, LocalOnly
+from fedpfl.methods import CFL, LocalOnly
 from fedpfl.methods.cfl import bipartition
-from tests.conftest import COHORTS, CPU, assert_close, assert_same, rounds, tiny, trajectory
+from tests.conftest import CPU, assert_close, assert_same, tiny, trajectory
 
 ROOM = {"warmup": 0, "clusters": 3}
 
@@ -23,18 +23,6 @@ class Apart(CFL):
         server, client = super().init(params, parts)
         server["cluster_of"][:-1] = torch.arange(parts.clients)
         return {**server, "count": torch.tensor(parts.clients)}, client
-
-
-@pytest.mark.parametrize("statistics", ["aggregate", "local"])
-def test_without_splits_it_is_fedavg(statistics, backend, federation):
-    """Bit for bit, as models are averaged, not updates."""
-    net, given = tiny(norm=True), {"statistics": statistics}
-    own, other = (trajectory(m, net, federation, engine=backend) for m in (CFL(eps1=0.0, **given), FedAvg(**given)))
-    for ours, theirs in zip(own, other, strict=True):
-        assert_same(tree.take(ours.server["models"], 0), theirs.server)
-        assert_same(tree.take(ours.server["models"], -1), theirs.server)
-        assert_same(ours.server_buffers, theirs.server_buffers)
-        assert_same(ours.client_buffers, theirs.client_buffers)
 
 
 def test_a_cluster_for_each_client_is_local_only(backend, net, federation):
@@ -100,8 +88,3 @@ def test_a_newcomer_has_the_model_from_before_the_first_split():
     assert_same(method.personal(later, given), method.personal(after, given))
     given["number"] = torch.tensor(2)
     assert_same(method.personal(after, given)["fc.bias"], -u)
-
-
-def test_one_model_travels_each_way(net, federation):
-    sent = rounds(CFL(), net, federation, COHORTS[:1])[1][0].sent
-    assert (sent.values_down, sent.values_up, sent.bits_down) == (5 * 549, 5 * 549, 32 * 5 * 549)

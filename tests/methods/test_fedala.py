@@ -6,11 +6,11 @@ from functools import cache
 import pytest
 import torch
 
-from fedpfl.engine import begin, make
+from fedpfl.engine import make
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
-from fedpfl.methods import FedALA, FedAvg, LocalOnly
+from fedpfl.methods import FedALA, LocalOnly
 from fedpfl.methods.fedala import merged
 from tests.conftest import (
     COHORTS,
@@ -22,7 +22,6 @@ from tests.conftest import (
     assert_close,
     assert_same,
     given,
-    participate,
     row,
     tiny,
     trajectory,
@@ -54,14 +53,6 @@ def learned(method, net, federation, state, client, seed=0, buffers=None):
     return own | method.before_training(state.server, own, bound, shard)
 
 
-@pytest.mark.parametrize("layers", [1, ALL])
-def test_weights_of_one_that_do_not_move_are_fedavg(layers, backend, played):
-    own = played(FedALA(layers=layers, eta=0.0), backend)
-    for state, fedavg in zip(own, played(FedAvg(), backend), strict=True):
-        assert_same(state.server, fedavg.server)
-        assert_same(FedALA(eta=0.0).personal(state.server, state.client(2)), fedavg.server)
-
-
 def test_weights_of_zero_keep_the_top_and_share_the_rest(net, federation):
     method = FromZero(eta=0.0)
     state = trajectory(method, net, federation)[-1]
@@ -78,13 +69,6 @@ def test_weights_of_zero_everywhere_are_local_only(backend, net, federation):
     own = trajectory(method, net, federation, everyone, engine=backend)
     for state, local in zip(own, trajectory(LocalOnly(), net, federation, everyone, engine=backend), strict=True):
         assert_same(state.clients["top"], local.clients["model"])
-
-
-@pytest.mark.parametrize("layers", [1, ALL])
-def test_the_first_round_is_fedavgs(layers, backend, played):
-    own, fedavg = (played(m, backend) for m in (FedALA(layers=layers), FedAvg()))
-    assert_same(own[1].server, fedavg[1].server)
-    assert not torch.equal(own[-1].server["fc.weight"], fedavg[-1].server["fc.weight"])
 
 
 def test_merging_is_exact_at_both_ends():
@@ -268,23 +252,3 @@ def test_batch_normalisation_stays(backend, federation):
     shard = training_shard(federation, 2, LOCAL.batch_size, Draws(0, "train", 9))
     method.before_training(state.server, state.client(2), bound, shard)
     assert_same(bound.buffers, state.server_buffers)
-
-
-def test_the_model_travels(net, federation):
-    part = participate(FedALA(), net, federation, begin(FedALA(), net, 10, CPU), COHORTS[0])
-    assert part.down.values.tolist() == part.up.values.tolist() == [tree.size(net.params)] * 5
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"layers": -1}, "layers must be 0 or more"),
-        ({"share": 0.0}, "share must be above 0"),
-        ({"eta": -1.0}, "eta must be 0 or more"),
-        ({"window": 0}, "window must be 1 or more"),
-        ({"max_epochs": 0}, "max_epochs must be 1 or more"),
-    ],
-)
-def test_out_of_range(values, message):
-    with pytest.raises(ValueError, match=message):
-        FedALA(**values)

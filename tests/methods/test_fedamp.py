@@ -37,13 +37,6 @@ def models(net):
 
 
 @VARIANTS
-def test_without_a_pull_it_is_local_only(variant, backend, played):
-    own = played(FedAMP(variant, sigma=0.3, pull=0.0), backend)
-    for ours, theirs in zip(own, played(LocalOnly(), backend), strict=True):
-        assert_same(ours.clients["model"], theirs.clients["model"])
-
-
-@VARIANTS
 def test_with_a_pull_it_is_not(variant, backend, played):
     """From the second participation on: a penalty without a gradient made PLAIN FedAMP Local-Only in PFLlib."""
     own, local = (played(m, backend) for m in (FedAMP(variant, sigma=0.3, pull=1.0), LocalOnly()))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fedpfl.engine import begin
 from fedpfl.ground import tree
-from fedpfl.methods import Batch, Data, FedAS, FedPer, Shard
+from fedpfl.methods import Batch, Data, FedAS, Shard
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -38,17 +38,6 @@ def drawn(count, seed=0):
 
 def shard(x, y, size=32):
     return Shard(lambda: Data(x, y), size, None)
-
-
-def test_without_alignment_and_fisher_it_is_fedper(backend, net, federation):
-    method = FedAS(align_epochs=0, weights="samples", judge="received")
-    own, outcomes = rounds(method, net, federation, engine=backend)
-    states, others = rounds(FedPer(), net, federation, engine=backend)
-    for state, per in zip(own, states, strict=True):
-        assert_same(state.server, per.server)
-        assert_same(tree.named(state.clients["model"], HEAD), per.clients["head"])
-    assert_same([o.after for o in outcomes], [o.after for o in others])
-    assert [o.sent for o in outcomes] == [o.sent for o in others]
 
 
 def test_alignment_moves_the_body_alone_and_depends_on_no_other_client(backend, net, federation):

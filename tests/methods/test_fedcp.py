@@ -17,17 +17,13 @@ from tests.conftest import (
     HEAD,
     LOOP,
     PLAIN,
-    TRAIN,
     assert_close,
     assert_same,
     differing,
     participate,
     row,
-    tiny,
     trajectory,
 )
-
-BODY = tuple(name for name in tiny().params if name not in HEAD)
 
 
 def logits(method, net, federation, state, client, **changes):
@@ -135,15 +131,6 @@ def test_the_uploaded_head_is_the_mean_of_both(backend, net, federation):
         assert_same(after.server["head"], tree.map(lambda a, b: 0.5 * a + 0.5 * b, own, before.server["head"]))
 
 
-def test_a_head_changes_with_its_client_alone(backend, net, federation):
-    states = trajectory(FedCP(), net, federation, engine=backend)
-    assert_same(row(states[0].clients["head"], 3), tree.named(net.params, HEAD))
-    for t, cohort in enumerate(COHORTS):
-        for client in range(10):
-            changed = differing(row(states[t].clients["head"], client), row(states[t + 1].clients["head"], client))
-            assert bool(changed) == (client in cohort and TRAIN[client] > 1)
-
-
 def test_noise_is_of_training_alone_and_logistic(net, federation):
     method = FedCP()
     state = trajectory(method, net, federation)[-1]
@@ -158,10 +145,3 @@ def test_noise_is_of_training_alone_and_logistic(net, federation):
     assert abs(float(drawn.std()) - torch.pi / 3**0.5) < 0.05
     assert len(drawn.unique(dim=0)) > 16_000
     assert torch.corrcoef(drawn.T).fill_diagonal_(0).abs().max() < 0.15
-
-
-def test_body_head_and_policy_travel(net, federation):
-    method = FedCP()
-    part = participate(method, net, federation, begin(method, net, 10, CPU), COHORTS[0])
-    size = tree.size(net.params) + 2 * 12 * 12 + 6 * 12
-    assert part.down.values.tolist() == part.up.values.tolist() == [size] * 5

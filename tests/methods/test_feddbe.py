@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch.func import grad
@@ -20,9 +19,7 @@ from tests.conftest import (
     differing,
     federate,
     participate,
-    rounds,
     row,
-    tiny,
     trajectory,
 )
 
@@ -45,17 +42,6 @@ def loss(method, z, running, mean, weight=None, probe=0.0):
     params = {"model": model, "probe": {"u": {WEIGHT: zero}, "mean": {WEIGHT: zero + probe}}}
     batch = Batch(z, torch.arange(len(z)) % 5, weight)
     return method.loss({"known": YES}, client, Seen(), params, batch)
-
-
-def test_without_memory_and_regulariser_it_is_fedavg(backend, federation):
-    """So is every evaluation; the initial pass leaves no trace."""
-    for norm in (False, True):
-        net, plain = tiny(norm), FedDBE(kappa=0.0, bias_lr=0.0)
-        (own, told), (fedavg, wanted) = (rounds(m, net, federation, engine=backend) for m in (plain, FedAvg()))
-        for ours, theirs in zip(own, fedavg, strict=True):
-            assert_same(ours.server["model"], theirs.server)
-            assert_same(ours.server_buffers, theirs.server_buffers)
-        assert_same([(o.before, o.after) for o in told], [(o.before, o.after) for o in wanted])
 
 
 def test_without_a_running_mean_the_regulariser_is_off(backend, net, federation):
@@ -165,19 +151,3 @@ def test_clients_are_judged_by_the_latest_model_and_their_own_memory(backend, ne
     own, fedavg = (runner.evaluate(m, federation, s, [0, UNSEEN]).loss for m, s in ((method, state), (FedAvg(), plain)))
     assert_close(own[1], fedavg[1])
     assert abs(own[0] - fedavg[0]) > 1e-2
-
-
-def test_models_travel_each_way_and_means_once(net, federation):
-    """Before round 1 the initial model to all, and a mean and a number of samples back."""
-    size, width = tree.size(net.params), 12
-    first, second, third = (outcome.sent for outcome in rounds(FedDBE(), net, federation)[1])
-    assert first.values_down == 10 * size + 5 * (size + width)
-    assert first.values_up == 10 * (width + 1) + 5 * size
-    assert (second.values_down, second.values_up) == (5 * size + 4 * width, 5 * size)  # 2 has it
-    assert (third.values_down, third.values_up) == (5 * size + width, 5 * size)  # 7 had not
-
-
-@pytest.mark.parametrize("values", [{"kappa": -1.0}, {"rho": 1.5}, {"bias_lr": -1.0}, {"mean": "x"}])
-def test_out_of_range(values):
-    with pytest.raises(ValueError, match=f"^{next(iter(values))} must be"):
-        FedDBE(**values)

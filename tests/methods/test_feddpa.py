@@ -6,32 +6,14 @@ import torch.nn.functional as F
 
 from fedpfl.engine import begin
 from fedpfl.ground import tree
-from fedpfl.methods import FedAvg, FedDPA, FedOBP
-from tests.conftest import COHORTS, CPU, LOCAL, assert_close, assert_same, participate, rounds, row, tiny, trajectory
+from fedpfl.methods import FedDPA
+from tests.conftest import COHORTS, CPU, assert_close, assert_same, participate, rounds, tiny, trajectory
 
 JOINT = {"rule": "quantile", "train": "joint"}
 
 
 def masks(method, state, client):
     return method.prepare(state.server, state.client(client))["mask"]
-
-
-@pytest.mark.parametrize(
-    "method", [FedDPA(1.0, "quantile", "joint"), FedDPA(1.0, "value", "joint")], ids=lambda method: method.rule
-)
-def test_with_nothing_personal_it_is_fedavg(method, backend, net, federation):
-    fedavg = trajectory(FedAvg(), net, federation, engine=backend)
-    for own, shared in zip(trajectory(method, net, federation, engine=backend), fedavg, strict=True):
-        assert_same(own.server, shared.server)
-        assert_same(method.personal(own.server, row(own.clients, 2)), shared.server)
-
-
-@pytest.mark.parametrize("rule", ["value", "quantile"])
-def test_the_first_round_is_fedavgs(rule, backend, net, federation):
-    """Even if the least score were enough to be personal later."""
-    method = FedDPA(0.0, rule, "joint")
-    own, shared = (trajectory(m, net, federation, COHORTS[:1], engine=backend)[-1] for m in (method, FedAvg()))
-    assert_same(own.server, shared.server)
 
 
 def test_a_quantile_counts_within_each_tensor(net, federation):
@@ -41,14 +23,6 @@ def test_a_quantile_counts_within_each_tensor(net, federation):
             score = state.clients["score"][name][2]
             assert len(score.unique()) == score.numel(), "choose another seed: scores tie"
             assert int(mask.sum()) == score.numel() - 1 - int(q * (score.numel() - 1)), (name, q)
-
-
-def test_it_is_fedobp_by_fisher_scores_per_tensor(backend, net, federation):
-    """The comparison's version, by the code of another method."""
-    fedobp = FedOBP(q=0.4, score="fisher", scope="tensor", cold_start="global")
-    own = trajectory(FedDPA(**JOINT), net, federation, engine=backend)[-1]
-    other = trajectory(fedobp, net, federation, engine=backend)[-1]
-    assert_same(own.server, other.server)
 
 
 def test_scores_are_those_of_a_loop_over_samples(backend, federation):
@@ -116,41 +90,8 @@ def test_each_of_two_phases_leaves_the_others_entries_alone(net, federation):
         assert (both[name][~personal] != first[name][~personal]).any()
 
 
-def test_two_phases_with_nothing_personal_and_no_pull_are_fedavg(net, federation):
-    """The second phase draws FedAvg's batches, the first moves nothing."""
-    method = FedDPA(1.0, lam2=0.0)
-    for own, shared in zip(trajectory(method, net, federation), trajectory(FedAvg(), net, federation), strict=True):
-        assert_same(own.server, shared.server)
-
-
-def test_a_client_that_never_trained_has_the_global_model(net, federation):
-    method = FedDPA(0.0, **JOINT)
-    state = trajectory(method, net, federation, COHORTS[:2])[-1]
-    assert_same(method.personal(state.server, state.client(7)), state.server)
-    assert tree.leaves(masks(method, state, 2))[0].any()
-
-
 def test_personal_is_the_mean_number_of_personal_entries_in_the_cohort(backend, net, federation):
     """By the quantile 0.4 a tensor of n has n - 1 - floor(0.4 (n - 1)) of them; who never trained has none."""
     count = sum(leaf.numel() - 1 - int(0.4 * (leaf.numel() - 1)) for leaf in net.params.values())
     _, outcomes = rounds(FedDPA(**JOINT), net, federation, [[0, 2], [0, 2], [0, 2, 4, 6]], engine=backend)
     assert [outcome.metrics for outcome in outcomes] == [{"personal": value} for value in (0, count, count / 2)]
-
-
-def test_everything_travels(net, federation):
-    part = participate(FedDPA(), net, federation, begin(FedDPA(), net, 10, CPU), COHORTS[0], local=LOCAL)
-    assert part.down.values.tolist() == part.up.values.tolist() == [tree.size(net.params)] * 5
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"threshold": 1.5}, "threshold must be between 0 and 1"),
-        ({"rule": "top"}, "rule must be one of value, quantile"),
-        ({"train": "both"}, "train must be one of two_phase, joint"),
-        ({"lam1": -0.1}, "lam1 must be 0 or more"),
-    ],
-)
-def test_out_of_range(values, message):
-    with pytest.raises(ValueError, match=message):
-        FedDPA(**values)

@@ -11,16 +11,13 @@ from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, FedDyn, FedProx
 from tests.conftest import (
     COHORTS,
-    LOCAL,
     assert_close,
     assert_same,
     differing,
     federate,
     given,
     participate,
-    rounds,
     row,
-    tiny,
     trajectory,
 )
 
@@ -126,25 +123,3 @@ def test_models_of_evaluation(backend, net, federation):
     latest = tree.map(lambda own: own.double().mean(0).float(), states["all"][-1].clients["last"])
     assert_close(states["all"][-1].server["judged"], latest, atol=1e-6)
     assert_same(row(states["all"][2].clients["last"], 7), net.params)
-
-
-def test_a_model_travels_each_way_and_duals_stay(net, federation):
-    size = tree.size(net.params)
-    for outcome in rounds(FedDyn(), net, federation)[1]:
-        assert outcome.sent.values_down == outcome.sent.values_up == 5 * size
-
-
-def test_statistics_have_no_duals(backend, federation):
-    net = tiny(norm=True)
-    state = trajectory(FedDyn(), net, federation, engine=backend, local=replace(LOCAL, lr=0.01))[-1]
-    assert set(state.server["dual"]) == set(net.params)
-    assert set(state.server_buffers) == {"main"}
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [({"alpha": -1.0}, "alpha must be 0 or more"), ({"judge": "x"}, "judge must be one of cloud")],
-)
-def test_out_of_range(values, message):
-    with pytest.raises(ValueError, match=message):
-        FedDyn(**values)

@@ -11,7 +11,7 @@ from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedFomo, LocalOnly
 from fedpfl.methods.shared.pool import held_out_loss, offered
-from tests.conftest import COHORTS, assert_close, assert_same, differing, holding, rounds, row, trajectory
+from tests.conftest import assert_close, assert_same, differing, holding, row, trajectory
 
 OFTEN = [[0, 2, 4]] * 4
 
@@ -42,16 +42,6 @@ def offer(models):
 def loss(method, net, federation, model, client):
     shard = training_shard(federation, client, 32, Draws(0, "train", 9))
     return float(held_out_loss(net.bind({"main": {}}), model, {}, shard))
-
-
-def test_with_nobody_elses_model_it_is_local_only(backend, played):
-    """And its first round is, with any; both on the part that is not held out."""
-    local = played(LocalOnly(), backend)
-    for ours, theirs in zip(played(FedFomo(candidates=0, fallback="keep"), backend), local, strict=True):
-        assert_same(ours.clients["model"], theirs.clients["model"])
-    own = played(FedFomo(), backend)
-    assert_same(own[1].clients["model"], local[1].clients["model"])
-    assert differing(own[2].clients["model"], local[2].clients["model"])
 
 
 def test_the_last_training_is_undone_where_it_did_not_help(net, held, played):
@@ -141,9 +131,3 @@ def test_exploration_ends(net, held):
             seen.append(dict(zip(cohort, found["sent"]["number"][:, 0].tolist(), strict=True)))
         assert seen[-1] == {i: seen[-2][i] for i in (3, 0)}
         assert (set(seen[-2].values()) == {7}) == wanted
-
-
-def test_candidates_travel_down_and_a_model_and_weights_up(net, held):
-    sent = [own.sent for own in rounds(FedFomo(candidates=2), net, held, COHORTS)[1]]
-    assert [own.values_down for own in sent] == [0, 1 * 2 * 549, 4 * 2 * 549]  # to those who trained before
-    assert [own.values_up for own in sent] == [5 * (549 + 3)] * 3

@@ -2,15 +2,13 @@
 
 import dataclasses
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import begin
 from fedpfl.ground import tree
-from fedpfl.methods import FedAvg, FedGen
+from fedpfl.methods import FedGen
 from fedpfl.methods.shared import features
-from tests.conftest import CLASSES, COHORTS, CPU, HEAD, assert_close, assert_same, differing, participate, trajectory
+from tests.conftest import CLASSES, COHORTS, HEAD, assert_close, assert_same, trajectory
 
 SMALL = {"noise": 5, "hidden": 8, "steps": 3, "batch": 6}
 
@@ -21,22 +19,6 @@ def model(state):
 
 def generator(seed=0):
     return features.generator(5, 8, torch.empty(CLASSES, 12), torch.Generator().manual_seed(seed))
-
-
-def test_without_lessons_it_is_fedavg(backend, net, federation):
-    plain = trajectory(FedAvg(), net, federation, engine=backend)
-    own = trajectory(FedGen(alpha=0.0, beta=0.0, **SMALL), net, federation, engine=backend)
-    for state, fedavg in zip(own, plain, strict=True):
-        assert_same(model(state), fedavg.server)
-    assert differing(own[-1].server["generator"], own[0].server["generator"])
-
-
-@pytest.mark.parametrize("values", [{}, {"alpha": 100.0}, {"labels": "frequency"}])
-def test_the_first_round_is_fedavgs_and_the_second_is_not(values, backend, net, federation):
-    plain = trajectory(FedAvg(), net, federation, COHORTS[:2], engine=backend)
-    own = trajectory(FedGen(**values, **SMALL), net, federation, COHORTS[:2], engine=backend)
-    assert_close(model(own[1]), plain[1].server, atol=1e-7 if backend == "batched" else 0.0, rtol=0.0)
-    assert differing(model(own[2]), plain[2].server)
 
 
 def test_a_generator_without_steps_stays(net, federation):
@@ -109,12 +91,3 @@ def test_draws_are_the_rounds_alone(net, federation):
     states = trajectory(method, net, federation)
     again = trajectory(dataclasses.replace(method, steps=0), net, federation, COHORTS[:1])
     assert_same(model(again[1]), model(states[1]))
-
-
-def test_model_generator_and_counts_travel(net, federation):
-    method = FedGen(**SMALL)
-    part = participate(method, net, federation, begin(method, net, 10, CPU), COHORTS[0])
-    size, made = tree.size(net.params), tree.size(generator())
-    assert part.down.values.tolist() == [size + made + CLASSES] * 5
-    assert part.up.values.tolist() == [size + CLASSES] * 5
-    assert made == (5 + CLASSES + 1) * 8 + 4 * 8 + 9 * 12

@@ -10,7 +10,7 @@ from fedpfl.engine import begin
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
-from fedpfl.methods import Batch, FedPAC, FedRep
+from fedpfl.methods import Batch, FedPAC
 from fedpfl.methods.fedpac import least, mixtures
 from tests.conftest import (
     CLASSES,
@@ -20,7 +20,6 @@ from tests.conftest import (
     assert_close,
     assert_same,
     participate,
-    rounds,
     tiny,
     trajectory,
 )
@@ -178,14 +177,6 @@ def test_a_class_that_nobody_has_loses_its_prototype_or_keeps_it(net, federation
 # Training
 
 
-def test_without_alignment_and_mixing_it_is_fedrep(backend, net, federation):
-    method = FedPAC(lam=0.0, combine=False, head_lr=None, body_epochs=1)
-    rep = trajectory(FedRep(head_epochs=1, body_epochs=1), net, federation, engine=backend)
-    for own, other in zip(trajectory(method, net, federation, engine=backend), rep, strict=True):
-        assert_same(own.server["body"], other.server)
-        assert_same(own.clients["head"], other.clients["own"])
-
-
 def test_the_first_round_aligns_nothing_and_later_ones_do(backend, net, federation):
     own, without = (trajectory(FedPAC(lam=lam, combine=False), net, federation, engine=backend) for lam in (1.0, 0.0))
     assert_close(own[1].server["body"], without[1].server["body"], atol=1e-7)
@@ -245,26 +236,3 @@ def test_missing_prototypes_are_the_clients_own(net, federation):
 def test_what_travels():
     net = models.build("cnn4", (3, 32, 32), 10, 0)
     assert tree.size(FedPAC().init(net.params, net.parts)[0]["body"]) == 873_408
-
-
-def test_traffic_of_each_round(net, federation):
-    outcomes = rounds(FedPAC(), net, federation, COHORTS[:2])[1]
-    size, block = tree.size(net.params), CLASSES * 12
-    assert [o.sent.values_up for o in outcomes] == [5 * (size + 2 * block + CLASSES + 1)] * 2
-    assert [o.sent.values_down for o in outcomes] == [5 * size, 5 * (size + block)]
-
-
-def test_a_client_that_was_never_sampled_has_the_initial_head(net, federation):
-    state = trajectory(FedPAC(), net, federation, COHORTS[:2])[-1]
-    model = FedPAC().personal(state.server, state.client(7))
-    assert_same({name: model[name] for name in HEAD}, {name: net.params[name] for name in HEAD})
-    assert_same({name: model[name] for name in state.server["body"]}, state.server["body"])
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [({"lam": -1.0}, "lam must be 0 or more"), ({"head_lr": 0.0}, "head_lr must be a positive number or null")],
-)
-def test_out_of_range(values, message):
-    with pytest.raises(ValueError, match=message):
-        FedPAC(**values)

@@ -45,14 +45,6 @@ def features(seed, count=9):
     return torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
 
 
-def test_without_transfer_the_global_model_is_fedavgs(backend, federation):
-    for norm in (False, True):
-        own = played(backend, norm, lam=0.0)
-        for ours, theirs in zip(own, trajectory(FedAvg(), tiny(norm), federation, TWICE, engine=backend), strict=True):
-            assert_same(ours.server["model"], theirs.server)
-            assert_same(ours.server_buffers["w"], theirs.server_buffers["main"])
-
-
 @pytest.mark.parametrize("lam", [0.0, 0.3])
 def test_without_momentum_the_private_model_is_the_last_local_one(lam, backend, federation):
     states = played(backend, lam=lam, momentum=0.0)
@@ -153,15 +145,3 @@ def test_the_discrepancy_is_none_between_equals_and_grows(net):
     padded = [torch.cat([own, torch.zeros(3, 6)]) for own in (f, g)]
     assert_close(mmd(*padded, torch.tensor([1.0] * 9 + [0.0] * 3)), mmd(f, g, ones))
     assert_close(mmd(100 * f, 100 * g, ones), mmd(f, g, ones))  # the width follows the batch
-
-
-def test_a_model_travels_each_way(net, federation):
-    size = tree.size(net.params)
-    for outcome in rounds(method(), net, federation)[1]:
-        assert outcome.sent.values_down == outcome.sent.values_up == 5 * size
-
-
-@pytest.mark.parametrize("values", [{"lam": 1.1}, {"momentum": -0.1}, {"transfer": "x"}, {"participation": 2.0}])
-def test_out_of_range(values):
-    with pytest.raises(ValueError, match=f"^{next(iter(values))} must be"):
-        FedPHP(**values)

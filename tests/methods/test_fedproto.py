@@ -8,7 +8,7 @@ import torch
 from fedpfl.engine import Tuning, make
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
-from fedpfl.methods import Batch, FedProto, LocalOnly
+from fedpfl.methods import Batch, FedProto
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -32,20 +32,6 @@ EVERYONE = list(range(10))
 def second(net, federation):
     """The state after two rounds."""
     return trajectory(FedProto(), net, federation, COHORTS[:2])[-1]
-
-
-@pytest.mark.parametrize("prototypes", ["last_epoch", "final"])
-def test_without_a_pull_models_are_local_only(prototypes, backend, net, federation):
-    own, outcomes = rounds(FedProto(0.0, prototypes, judge="head"), net, federation, engine=backend)
-    states, others = rounds(LocalOnly(), net, federation, engine=backend)
-    assert_same([s.clients["model"] for s in own], [s.clients["model"] for s in states])
-    assert_same([o.after for o in outcomes], [o.after for o in others])
-
-
-def test_in_the_first_round_nothing_pulls(backend, net, federation):
-    own, local = (trajectory(m, net, federation, engine=backend) for m in (FedProto(lam=9.0), LocalOnly()))
-    assert_same(own[1].clients["model"], local[1].clients["model"])
-    assert (own[2].clients["model"]["fc.weight"] - local[2].clients["model"]["fc.weight"]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("weights", ["uniform", "counts"])

@@ -10,7 +10,7 @@ from fedpfl.engine import Tuning, begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.shard import training_shard
 from fedpfl.ground import tree
-from fedpfl.methods import Batch, FedAvg, FedRoD
+from fedpfl.methods import Batch, FedRoD
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -23,7 +23,6 @@ from tests.conftest import (
     given,
     participate,
     row,
-    tiny,
     trajectory,
 )
 
@@ -32,12 +31,6 @@ def informed(method, federation, state, client, net):
     """A client's tree as it enters a round."""
     own, shard = state.client(client), training_shard(federation, client, 32, None)
     return own | method.before_training(state.server, own, net.bind({"main": {}}), shard)
-
-
-def test_with_gamma_zero_the_generic_model_is_fedavg(backend, net, federation):
-    own = trajectory(FedRoD(gamma=0.0), net, federation, engine=backend)
-    for state, fedavg in zip(own, trajectory(FedAvg(), net, federation, engine=backend), strict=True):
-        assert_same(state.server, fedavg.server)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,25 +136,9 @@ def test_the_personal_head_follows_its_own_loss_alone(net, federation):
     assert_close(tree.take(part.clients["q"], 0), expected, atol=1e-6)
 
 
-def test_the_model_travels_and_nothing_else(net, federation):
-    part = participate(FedRoD(), net, federation, begin(FedRoD(), net, 10, CPU), COHORTS[0])
-    assert part.down.values.tolist() == part.up.values.tolist() == [tree.size(net.params)] * 5
-
-
-def test_one_forward_moves_batch_normalisation_once(backend, federation):
-    net = tiny(norm=True)
-    own, fedavg = (trajectory(m, net, federation, engine=backend)[-1] for m in (FedRoD(gamma=0.0), FedAvg()))
-    assert_same(own.server_buffers, fedavg.server_buffers)
-
-
 def test_fine_tuning_the_head_moves_both(net):
     federation = federate()
     state = trajectory(FedRoD(), net, federation)[-1]
     runner, tuning = make(LOOP, net, CPU), Tuning(PLAIN, Draws(0, "finetune", 3), "head")
     before, after = (runner.evaluate(FedRoD(), federation, state, [2], t) for t in (None, tuning))
     assert after.loss != before.loss
-
-
-def test_out_of_range():
-    with pytest.raises(ValueError, match="gamma must be 0 or more"):
-        FedRoD(gamma=-1.0)

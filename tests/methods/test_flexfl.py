@@ -13,7 +13,7 @@ from fedpfl.engine import begin
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import Batch, FedAvg, FlexFL, HeteroFL
+from fedpfl.methods import Batch, FlexFL, HeteroFL
 from fedpfl.methods.shared import neurons
 from tests.conftest import (
     COHORTS,
@@ -33,30 +33,11 @@ EVERYONE = list(range(10))
 
 
 @dataclass(frozen=True)
-class Local(FedAvg):
-    """FedAvg whose clients keep their statistics."""
-
-    def buffers(self):
-        return {"main": "local"}
-
-
-@dataclass(frozen=True)
 class Highest(FlexFL):
     """Everyone is sent everything, and cuts it down to what its device can hold."""
 
     def sample(self, server, generator):
         return {"sent": torch.tensor(len(self.levels) - 1)}
-
-
-def test_one_level_is_fedavg(backend, federation):
-    net = tiny(norm=True)
-    own, plain = (rounds(m, net, federation, engine=backend) for m in (FlexFL(levels=(1.0,), devices=(1,)), Local()))
-    for ours, theirs in zip(own[0], plain[0], strict=True):
-        assert_same((ours.server["model"], ours.client_buffers), (theirs.server, theirs.client_buffers))
-    for ours, theirs in zip(own[1], plain[1], strict=True):
-        assert_same((ours.before, ours.after, ours.loss), (theirs.before, theirs.after, theirs.loss))
-        assert ours.sent[:2] == theirs.sent[:2]
-    assert differing(own[0][0].server["model"], own[0][-1].server["model"])
 
 
 def test_with_equal_shares_and_without_distillation_it_is_heterofl(backend, federation):
@@ -333,25 +314,3 @@ def test_distillation_moves_what_is_above_the_lowest_level(backend, net, federat
         a, b = row(with_.values, client), row(without.values, client)
         close = all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)
         assert close == (client < 4)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"levels": (), "devices": ()}, "levels must be one or more, ascending"),
-        ({"levels": (0.5, 0.25, 1.0)}, "levels must be one or more, ascending"),
-        ({"levels": (0.5, 0.7, 1.5)}, "levels must be above 0 and at most 1"),
-        ({"apoz": (1.5,)}, "apoz must be between 0 and 1"),
-        ({"tolerance": -0.1}, "tolerance must be at least 0 and below 1"),
-        ({"rounding": "x"}, "rounding must be one of floor, ceil, round"),
-        ({"devices": (1, 1)}, "devices must be as many numbers as levels"),
-        ({"devices": (0, 0, 0)}, "devices must be 0 or more, and not all 0"),
-        ({"devices": (-1, 1, 1)}, "devices must be 0 or more, got"),
-        ({"assign": "x"}, "assign must be one of blocks, random"),
-        ({"gamma": -1.0}, "gamma must be 0 or more"),
-        ({"temperature": 0.0}, "temperature must be a positive number"),
-    ],
-)
-def test_out_of_range(values, message):
-    with pytest.raises(ValueError, match=message):
-        FlexFL(**values)

@@ -22,14 +22,6 @@ def frame(classes=CLASSES, width=12, seed=0):
     return 2.7 * (torch.eye(classes) - 1 / classes) @ turn.T
 
 
-def test_without_regularisers_and_all_epochs_joint_it_is_fedper(backend, net, federation):
-    method = FLUTE(**PLAIN, rep_epochs=2)
-    per = trajectory(FedPer(), net, federation, engine=backend)
-    for own, other in zip(trajectory(method, net, federation, engine=backend), per, strict=True):
-        assert_same(own.server, {name: other.server[name] for name in own.server})
-        assert_same(own.clients["head"], other.clients["head"])
-
-
 @dataclasses.dataclass(frozen=True)
 class HeadThenAll(FedPer):
     """FedRep's head phase, then everything."""
@@ -147,12 +139,6 @@ def test_each_regulariser_has_an_effect(net, federation):
             assert not torch.equal(one, other)
 
 
-def test_a_client_that_was_never_sampled_has_the_initial_head(net, federation):
-    state = trajectory(FLUTE(), net, federation, COHORTS[:2])[-1]
-    model = FLUTE().personal(state.server, state.client(7))
-    assert_same({name: model[name] for name in HEAD}, {name: net.params[name] for name in HEAD})
-
-
 def test_what_travels():
     net = models.build("cnn4", (3, 32, 32), 10, 0)
     server, client = FLUTE().init(net.params, net.parts)
@@ -169,16 +155,3 @@ def test_batch_normalisation_moves_in_the_second_phase_alone(backend, federation
         assert_same(tree.take(first.buffers["main"], client), state.server_buffers["main"])
     both = participate(FLUTE(), net, federation, state, COHORTS[0], engine=backend)
     assert int(both.buffers["main"]["norm.num_batches_tracked"][1]) == 2  # one epoch of client 2: 65 samples
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"l1": -1.0}, "l1 must be 0 or more"),
-        ({"rep_epochs": -1}, "rep_epochs must be 0 or more"),
-        ({"variant": "x"}, "variant must be"),
-    ],
-)
-def test_out_of_range(values, message):
-    with pytest.raises(ValueError, match=message):
-        FLUTE(**values)

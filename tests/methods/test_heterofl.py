@@ -50,14 +50,6 @@ class Equal(FedAvg):
         return super().aggregate(server, clients, net, uploads, torch.full_like(weight, 1 / len(weight)), generator)
 
 
-@dataclass(frozen=True)
-class Local(FedAvg):
-    """By samples; statistics stay."""
-
-    def buffers(self):
-        return {"main": "local"}
-
-
 @cache
 def played(method, backend):
     """Three rounds, of the network with BatchNorm."""
@@ -103,25 +95,6 @@ def classes(federation, client: int) -> set[int]:
 
 
 # FedAvg at full width, and on the small network
-
-
-@pytest.mark.parametrize(
-    ("method", "plain"),
-    [
-        (HeteroFL(widths=(1.0,), **PLAIN), Equal()),
-        (HeteroFL(widths=(1.0,), scaler=True, masked=False), Equal()),
-        (HeteroFL(widths=(1.0,), **PLAIN, weighting="samples"), Local()),
-        (FedRolex(widths=(1.0,), **PLAIN), Local()),
-    ],
-)
-def test_at_full_width_it_is_fedavg(method, plain, backend):
-    own, other = (played(m, backend) for m in (method, plain))
-    for ours, theirs in zip(own[0], other[0], strict=True):
-        assert_same((ours.server["model"], ours.client_buffers), (theirs.server, theirs.client_buffers))
-    for ours, theirs in zip(own[1], other[1], strict=True):
-        assert_same((ours.before, ours.after, ours.loss), (theirs.before, theirs.after, theirs.loss))
-        assert ours.sent[:2] == theirs.sent[:2]
-    assert differing(own[0][0].server["model"], own[0][-1].server["model"])
 
 
 def test_weights_matter():
@@ -464,22 +437,6 @@ def test_statistics_of_other_channels_stay_as_they_were(backend, federation):
     assert means[2][0] == means[1][0]
     assert means[2][1] != means[1][1]
     assert (means[2] != 0).tolist() == [True, True, True, False]
-
-
-@pytest.mark.parametrize("kind", [HeteroFL, FedRolex])
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"widths": ()}, "widths must be at least one share"),
-        ({"widths": (0.0,)}, "widths must be above 0 and at most 1"),
-        ({"weighting": "x"}, "weighting must be one of equal, samples"),
-        ({"rounding": "x"}, "rounding must be one of floor, ceil, round"),
-        ({"assign": "x"}, "assign must be one of blocks, random"),
-    ],
-)
-def test_out_of_range(kind, values, message):
-    with pytest.raises(ValueError, match=message):
-        kind(**values)
 
 
 def test_defaults():

@@ -45,13 +45,6 @@ class Forced(Equal):
         return {"cluster": cluster, "statistics": {"main": tree.take(server["statistics"], int(cluster))}}
 
 
-def test_with_one_cluster_it_is_fedavg(backend, federation):
-    own, fedavg = (trajectory(m, tiny(norm=True), federation, engine=backend) for m in (IFCA(clusters=1), FedAvg()))
-    for ours, theirs in zip(own, fedavg, strict=True):
-        assert_same(tree.take(ours.server["models"], 0), theirs.server)
-        assert_same(tree.take(ours.server["statistics"], 0), theirs.server_buffers["main"])
-
-
 def test_of_equal_models_clients_take_the_first(backend, played, net):
     """Nobody takes the others, which stay bit for bit; later the first may have become worse for somebody."""
     ours, theirs = (played(method, backend)[1].server for method in (Equal(clusters=3), FedAvg()))

@@ -115,8 +115,7 @@ def test_a_plain_floor_in_float64_would_be_wrong():
 def test_more_entries_than_float32_and_torch_quantile_can_count():
     n = 2**24 + 9
     scores = torch.arange(n, dtype=torch.float64)
-    for q in (0.5, 0.9999):
-        assert importance.above_quantile(scores, q).sum() == importance.personal_count(q, n)
+    assert importance.above_quantile(scores, 0.9999).sum() == importance.personal_count(0.9999, n)
 
 
 # The mask

@@ -1,6 +1,5 @@
 """kNN-Per (arXiv:2111.09360): FedAvg as a limit, votes of neighbours, what is laid by."""
 
-import pytest
 import torch
 
 from fedpfl.engine import Tuning, make
@@ -19,7 +18,6 @@ from tests.conftest import (
     assert_close,
     assert_same,
     holding,
-    rounds,
     trajectory,
 )
 
@@ -33,30 +31,6 @@ def drawn(count, width=12, seed=0):
 
 def kept(z, y, real=None):
     return Ragged({"z": z, "y": y}, torch.ones(len(y), dtype=torch.bool) if real is None else real)
-
-
-@pytest.fixture(scope="module")
-def fedavg(net, federation):
-    return {backend: rounds(FedAvg(), net, federation, engine=backend) for backend in ("loop", "batched")}
-
-
-@pytest.mark.parametrize("method", [KNNPer(), KNNPer(k=1, lam=1.0, capacity=3), KNNPer(lam=None)], ids=str)
-def test_training_is_fedavgs(method, backend, net, federation, fedavg):
-    states, outcomes = rounds(method, net, federation, engine=backend)
-    assert_same([s.server for s in states], [s.server for s in fedavg[backend][0]])
-    assert [o.sent for o in outcomes] == [o.sent for o in fedavg[backend][1]]
-
-
-@pytest.mark.parametrize(
-    "method", [KNNPer(lam=0.0), KNNPer(lam=1.0, capacity=0), KNNPer(lam=0.0, mix="logits")], ids=str
-)
-def test_without_weight_or_samples_it_predicts_as_fedavg(method, backend, net, federation, fedavg):
-    states, outcomes = rounds(method, net, federation, engine=backend)
-    for own, other in zip(outcomes, fedavg[backend][1], strict=True):
-        assert_same((own.before.correct, own.after.correct), (other.before.correct, other.after.correct))
-    runner = make(as_engine(backend), net, CPU)
-    own, other = (runner.evaluate(m, federation, states[-1], EVERYONE) for m in (method, FedAvg()))
-    assert_same((own.correct, own.loss), (other.correct, other.loss))
 
 
 def laid_by(method, net, federation, client, state):

@@ -53,18 +53,6 @@ def products(params, scale=1.0):
     }
 
 
-@pytest.mark.parametrize("method", [FedSALoRA(), FedSALoRA("averaged"), SDFLoRA(0.5, "averaged")], ids=repr)
-def test_with_one_client_sharing_is_fedavg_and_local_only_bit_for_bit(method, backend):
-    alone, net = federate((65,), (10,)), tiny(pairs=1)
-    ours, theirs, own = (
-        judged(each, net, alone, trajectory(each, net, alone, [[0]] * 2, engine=backend)[-1], 0).params
-        for each in (method, FedAvg(), LocalOnly())
-    )
-    assert differing(theirs, net.params)
-    assert_same({name: ours[name] for name in theirs}, theirs)
-    assert_same(theirs, own)
-
-
 def test_what_travels(three):
     """Nothing goes down that a client has, and of FedALT nothing before there is anybody else."""
     sent = {
@@ -233,18 +221,6 @@ def test_who_draws_an_a_of_its_own_keeps_it(three):
 
 
 # SDFLoRA
-
-
-@pytest.mark.parametrize(
-    ("method", "other"), [(SDFLoRA(1.0, "averaged", "averaged"), FedAvg()), (SDFLoRA(0.0), LocalOnly())]
-)
-def test_all_shared_is_fedavg_and_nothing_local_only_bit_for_bit(method, other, backend, three):
-    net = tiny(pairs=1)
-    ours, theirs = (trajectory(each, net, three, COHORTS, engine=backend)[-1] for each in (method, other))
-    for client in range(3):
-        pair = (method, ours), (other, theirs)
-        own, wanted = (judged(each, net, three, state, client).params for each, state in pair)
-        assert_same({name: own[name] for name in wanted}, wanted)
 
 
 def test_a_stack_is_compressed_to_the_nearest_of_its_rank():

@@ -1,7 +1,6 @@
 """FedAvg, fine-tuning, FedOBP, FedPer, Ditto and Local-Only, exactly: bit for bit where possible, on both backends."""
 
 import copy
-import itertools
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -116,11 +115,6 @@ def test_a_client_of_one_sample_trains_nothing(backend, net, federation):
     assert_same(after.server, net.params)
 
 
-def test_everybody_is_evaluated_by_fedavgs_global_model(fedavg):
-    for client in EVERYONE:
-        assert_same(personal(FedAvg(), fedavg[-1], client), fedavg[-1].server)
-
-
 # FedAvg + fine-tuning
 
 
@@ -176,28 +170,6 @@ def test_fine_tuning_a_client_of_one_sample_changes_nothing(net, federation):
 # FedOBP
 
 
-@pytest.mark.parametrize(("score", "norm"), sampled(itertools.product(SCORES, NORMS), 2))
-def test_fedobp_with_q_1_is_fedavg(score, norm, backend, net, federation, fedavg):
-    method = FedOBP(q=1.0, norm=norm, score=score)
-    for state, expected in zip(trajectory(method, net, federation, engine=backend), fedavg, strict=True):
-        assert_same(state.server, expected.server)
-        for client in EVERYONE:
-            assert_same(personal(method, state, client), expected.server)
-
-
-@pytest.mark.parametrize("variant", [{"scope": "tensor"}, {"classifier_only": True}, {"ema": 0.5}], ids=str)
-def test_fedobp_variants_with_q_1_are_fedavg(variant, backend, net, federation, fedavg):
-    states = trajectory(FedOBP(q=1.0, **variant), net, federation, engine=backend)
-    assert_same([state.server for state in states], [state.server for state in fedavg])
-
-
-@pytest.mark.parametrize(("q", "score"), sampled(itertools.product([0.0, 0.37, 0.99], SCORES), 2))
-def test_fedobps_first_round_is_fedavgs(q, score, backend, net, federation, fedavg):
-    for norm in NORMS:
-        state = trajectory(FedOBP(q=q, norm=norm, score=score), net, federation, COHORTS[:1], engine=backend)[-1]
-        assert_same(state.server, fedavg[1].server)
-
-
 class Dead(nn.Module):
     """A linear classifier whose weights of the first pixel start at zero and never get a gradient: that pixel is 0."""
 
@@ -232,19 +204,7 @@ def test_fedobp_with_q_0_shares_only_the_least_score(net, federation):
     assert torch.equal(~mask, scores == scores.min())
 
 
-@pytest.mark.parametrize("q", [0.0, 0.5, 0.9, 1.0])
-def test_with_one_client_fedobp_is_fedavg_and_local_only(q, backend, net):
-    single, cohorts = federate((40,), (10,)), [[0]] * 3
-    states, alone, shared = (
-        trajectory(m, net, single, cohorts, engine=backend) for m in (FedOBP(q=q), LocalOnly(), FedAvg())
-    )
-    for state, local, average in zip(states, alone, shared, strict=True):
-        assert_same(state.server, average.server)
-        assert_same(state.clients["model"], local.clients["model"])
-        assert_same(row(state.clients["model"], 0), state.server)
-
-
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", sampled(SCORES, 3))
 def test_norm_none_is_norm_global(score, backend, net, federation):
     none, whole = (
         trajectory(FedOBP(q=0.8, norm=norm, score=score), net, federation, engine=backend)
@@ -367,15 +327,6 @@ def test_a_client_that_never_trained_keeps_initial_values_where_the_model_moved_
     assert moved[fallen].min() > moved[~fallen].max()
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_cold_start_global_has_nothing_personal_before_training(score, backend, net, federation):
-    method = FedOBP(q=0.9, score=score, cold_start="global")
-    state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
-    assert_same(personal(method, state, UNSEEN), state.server)
-    assert differing(personal(method, state, 2), state.server)
-    assert state.client(EVERYONE)["participated"].tolist() == [client != UNSEEN for client in EVERYONE]
-
-
 @pytest.mark.parametrize("score", ["gradient", "fisher", "fisher_batch"])
 def test_scores_of_training_make_nothing_personal_before_it(score, backend, net, federation):
     method = FedOBP(q=0.5, score=score)
@@ -428,48 +379,7 @@ def test_fisher_of_the_classifier_only_is_that_part(backend, net, large):
     assert_close(row(part.clients["score"], 0), {name: expected[name] for name in HEAD}, atol=1e-9, rtol=2e-4)
 
 
-@pytest.mark.parametrize("values", [{"q": 1.1}, {"q": -0.1}, {"q": float("nan")}, {"q": 0.5, "ema": 1.0}])
-def test_fedobp_refuses_values_out_of_range(values):
-    with pytest.raises(ValueError, match="must be"):
-        FedOBP(**values)
-
-
-@pytest.mark.parametrize("field", ["norm", "score", "scope", "cold_start"])
-def test_fedobp_names_an_unknown_choice(field):
-    with pytest.raises(ValueError, match=f"^{field} must be .*got 'nonsense'"):
-        FedOBP(q=0.5, **{field: "nonsense"})
-
-
 # FedPer
-
-
-def test_fedper_without_personal_layers_is_fedavg(backend, net, federation, fedavg):
-    for head_init in ("initial", "server_average"):
-        states = trajectory(FedPer(layers=0, head_init=head_init), net, federation, engine=backend)
-        assert_same([state.server for state in states], [state.server for state in fedavg])
-
-
-def test_fedper_with_all_layers_personal_is_local_only(backend, net, federation, local_only):
-    method = FedPer(layers=3)
-    for state, expected in zip(trajectory(method, net, federation, engine=backend), local_only, strict=True):
-        for client in EVERYONE:
-            assert_same(personal(method, state, client), row(expected.clients["model"], client))
-
-
-def test_fedpers_first_body_is_fedavgs(backend, net, federation, fedavg):
-    state = trajectory(FedPer(), net, federation, COHORTS[:1], engine=backend)[-1]
-    assert_same(state.server, tree.without(fedavg[1].server, HEAD))
-
-
-def test_fedpers_head_is_weight_and_bias_and_stays_with_the_client(backend, net, federation):
-    method = FedPer()
-    states = trajectory(method, net, federation, engine=backend)
-    assert set(states[0].clients["head"]) == set(HEAD)
-    for t, cohort in enumerate(COHORTS):
-        for client in EVERYONE:
-            changed = differing(row(states[t].clients["head"], client), row(states[t + 1].clients["head"], client))
-            assert bool(changed) == (client in cohort and TRAIN[client] > 1)
-    assert not states[-1].server.keys() & set(HEAD)
 
 
 def test_a_fedper_head_never_depends_on_another_clients(net, federation, backend):
@@ -485,37 +395,6 @@ def test_a_fedper_head_never_depends_on_another_clients(net, federation, backend
         assert bool(differing(row(a.clients, k), row(b.clients, k))) == (client == 2)
 
 
-def test_fedper_of_an_unseen_client_has_the_initial_head_or_the_average(backend, net, federation):
-    initial, average = (
-        trajectory(FedPer(head_init=choice), net, federation, COHORTS[:2], engine=backend)[-1]
-        for choice in ("initial", "server_average")
-    )
-    assert_same(personal(FedPer(), initial, UNSEEN), {**initial.server, **{n: net.params[n] for n in HEAD}})
-    method = FedPer(head_init="server_average")
-    assert_same(personal(method, average, UNSEEN), average.server)
-    assert len(differing(average.server, net.params)) == len(net.params)
-    for client in (2, 6):
-        assert_same({n: personal(method, average, client)[n] for n in HEAD}, row(average.clients["head"], client))
-
-
-def test_fedper_averages_uploaded_heads_where_asked(backend, net, federation, fedavg):
-    state = trajectory(FedPer(head_init="server_average"), net, federation, COHORTS[:1], engine=backend)[-1]
-    assert_same(state.server, fedavg[1].server)
-
-
-def test_with_one_client_fedper_is_fedavg(backend, net):
-    single, cohorts = federate((40,), (10,)), [[0]] * 3
-    state, expected = (trajectory(m, net, single, cohorts, engine=backend)[-1] for m in (FedPer(), FedAvg()))
-    assert_same(personal(FedPer(), state, 0), expected.server)
-
-
-def test_fedper_refuses_nonsense():
-    with pytest.raises(ValueError, match="layers must be 0 or more, got -1"):
-        FedPer(layers=-1)
-    with pytest.raises(ValueError, match="head_init must be one of initial, server_average, got 'x'"):
-        FedPer(head_init="x")
-
-
 @pytest.mark.parametrize("method", [FedPer(layers=4), FedALA(layers=4), LGFedAvg(layers=4)])
 def test_more_layers_than_the_network_has_are_refused(method, net):
     with pytest.raises(FedpflError, match=r"^method\.layers must be at most 3, the network's layers, got 4$"):
@@ -523,25 +402,6 @@ def test_more_layers_than_the_network_has_are_refused(method, net):
 
 
 # Ditto
-
-
-@pytest.mark.parametrize(("epochs", "lam"), sampled(itertools.product([None, 0, 1, 4], [0.0, 0.5, 3.0]), 2))
-def test_dittos_global_model_is_fedavgs(lam, epochs, backend, net, federation, fedavg):
-    """Bit for bit. Where E_p < E splits the epochs into two phases, the batched backend trains other numbers of clients
-    side by side than FedAvg's one phase does, and matrix products of other widths round differently: 1e-7 there.
-    """
-    states = trajectory(Ditto(lam=lam, personal_epochs=epochs), net, federation, engine=backend)
-    got, expected = [state.server for state in states], [state.server for state in fedavg]
-    if backend == "batched" and epochs == 1:
-        assert_close(got, expected, atol=1e-7)
-    else:
-        assert_same(got, expected)
-
-
-@pytest.mark.parametrize("epochs", [None, LOCAL.epochs])
-def test_ditto_without_pull_is_local_only(epochs, backend, net, federation, local_only):
-    states = trajectory(Ditto(lam=0.0, personal_epochs=epochs), net, federation, engine=backend)
-    assert_same([s.clients["v"] for s in states], [s.clients["model"] for s in local_only])
 
 
 def test_ditto_without_pull_and_epochs_stays_at_the_initial_model(backend, net, federation):
@@ -576,35 +436,7 @@ def test_a_strong_pull_brings_ditto_to_the_received_model(net, federation):
     assert distance(near) < 0.3 * distance(far)
 
 
-def test_dittos_private_model_changes_only_in_its_clients_rounds(backend, net, federation):
-    states = trajectory(Ditto(), net, federation, engine=backend)
-    for t, cohort in enumerate(COHORTS):
-        for client in EVERYONE:
-            changed = differing(row(states[t].clients["v"], client), row(states[t + 1].clients["v"], client))
-            assert bool(changed) == (client in cohort and TRAIN[client] > 1)
-
-
-def test_ditto_of_an_unseen_client_is_the_initial_or_the_global_model(backend, net, federation):
-    for choice in ("initial", "global"):
-        method = Ditto(cold_start=choice)
-        state = trajectory(method, net, federation, COHORTS[:2], engine=backend)[-1]
-        assert_same(personal(method, state, UNSEEN), net.params if choice == "initial" else state.server)
-        assert_same(personal(method, state, 2), row(state.clients["v"], 2))
-
-
-def test_ditto_refuses_nonsense():
-    for values in ({"lam": -1.0}, {"personal_epochs": -1}, {"cold_start": "x"}):
-        with pytest.raises(ValueError, match=f"^{next(iter(values))} must be"):
-            Ditto(**values)
-
-
 # Local-Only
-
-
-def test_with_one_client_local_only_is_fedavg(backend, net):
-    single, cohorts = federate((65,), (10,)), [[0]] * 3
-    alone, shared = (trajectory(m, net, single, cohorts, engine=backend) for m in (LocalOnly(), FedAvg()))
-    assert_same([row(s.clients["model"], 0) for s in alone], [s.server for s in shared])
 
 
 def test_a_local_model_does_not_depend_on_other_clients_data(backend, net, federation, local_only):
@@ -616,19 +448,10 @@ def test_a_local_model_does_not_depend_on_other_clients_data(backend, net, feder
     assert differing(state.client(2), local_only[-1].client(2))
 
 
-def test_a_local_model_stays_while_its_client_is_not_sampled(local_only, net):
-    for t, cohort in enumerate(COHORTS):
-        for client in EVERYONE:
-            changed = differing(row(local_only[t].clients, client), row(local_only[t + 1].clients, client))
-            assert bool(changed) == (client in cohort and TRAIN[client] > 1)
-    assert_same(personal(LocalOnly(), local_only[2], UNSEEN), net.params)
-    assert local_only[-1].server == {}
-
-
 # Learning at all
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedOBP(q=0.9), FedPer(), Ditto(), LocalOnly()], ids=str)
+@pytest.mark.parametrize("method", sampled([FedOBP(q=0.9), FedAvg(), FedPer(), Ditto(), LocalOnly()], 5), ids=str)
 def test_everybody_learns_this_easy_task(method):
     federation, net = federate((60,) * 4, (40,) * 4), tiny()
     states = trajectory(method, net, federation, [[0, 1, 2, 3]] * 6, local=replace(LOCAL, lr=0.2))

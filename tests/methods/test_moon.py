@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch.func import grad
@@ -22,7 +21,6 @@ from tests.conftest import (
     federate,
     given,
     participate,
-    rounds,
     row,
     tiny,
     trajectory,
@@ -46,14 +44,6 @@ def apart(net, seed):
     """Parameters at a distance, of features that differ in direction."""
     g = torch.Generator().manual_seed(seed)
     return tree.map(lambda leaf: leaf + 0.3 * torch.randn(leaf.shape, generator=g), net.params)
-
-
-def test_mu_zero_is_fedavg(backend, federation):
-    for norm in (False, True):
-        own, fedavg = (trajectory(m, tiny(norm), federation, engine=backend) for m in (Moon(mu=0.0), FedAvg()))
-        for ours, theirs in zip(own, fedavg, strict=True):
-            assert_same(ours.server, theirs.server)
-            assert_same(ours.server_buffers, theirs.server_buffers)
 
 
 def test_who_trains_first_has_no_contrast(backend, net, federation):
@@ -145,12 +135,6 @@ def test_references_are_judged_by_their_own_statistics(backend, federation):
     assert differing(one.uploads, other.uploads)
 
 
-def test_a_model_travels_each_way(net, federation):
-    size = tree.size(net.params)
-    for outcome in rounds(Moon(), net, federation)[1]:
-        assert outcome.sent.values_down == outcome.sent.values_up == 5 * size
-
-
 def test_the_papers_projection_is_part_of_the_network():
     """1,269,962 scalars instead of 878,538; z is the classifier's input and may be negative."""
     net = models.build("cnn4", (3, 32, 32), 10, 0, projection=256)
@@ -160,11 +144,3 @@ def test_the_papers_projection_is_part_of_the_network():
     assert z.shape == (4, 256)
     assert (z < 0).any()
     assert_close(logits, F.linear(z, *(net.params[name] for name in HEAD)))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"), [({"mu": -1.0}, "mu must be 0 or more"), ({"tau": 0.0}, "tau must be a positive number")]
-)
-def test_out_of_range(values, message):
-    with pytest.raises(ValueError, match=message):
-        Moon(**values)

@@ -24,6 +24,7 @@ from tests.conftest import (
     participate,
     rounds,
     row,
+    sampled,
     tiny,
     trajectory,
 )
@@ -35,10 +36,6 @@ def played(net, federation):
     return cache(lambda method, backend="loop": trajectory(method, net, federation, engine=backend))
 
 
-def models_of(method, state, clients=range(10)):
-    return [method.personal(state.server, state.client(client)) for client in clients]
-
-
 def body(params):
     return {name: value for name, value in params.items() if name not in HEAD}
 
@@ -46,27 +43,11 @@ def body(params):
 # LG-FedAvg
 
 
-@pytest.mark.parametrize("variant", ["paper", "as_published"])
-def test_lg_fedavg_with_everything_shared_is_fedavg_and_with_nothing_local_only(variant, backend, played):
-    everything, nothing = LGFedAvg(layers=3, variant=variant), LGFedAvg(layers=0, variant=variant)
-    ours, theirs, kept, alone = (played(m, backend) for m in (everything, FedAvg(), nothing, LocalOnly()))
-    for all_shared, fedavg in zip(ours, theirs, strict=True):
-        assert_same(all_shared.server, fedavg.server)
-    for none_shared, local_only in zip(kept, alone, strict=True):
-        assert none_shared.server == {}
-        assert_same(models_of(nothing, none_shared), models_of(LocalOnly(), local_only))
-
-
 def test_lg_fedavg_shares_what_fedper_keeps(net, federation):
     lg, per = (begin(method, net, 10, CPU) for method in (LGFedAvg(), FedPer()))
     shared, personal = set(lg.server), set(per.clients["head"])
     assert shared == personal == set(HEAD)
     assert set(lg.clients["own"]) | shared == set(net.params)
-
-
-def test_lg_fedavgs_first_round_moves_the_shared_part_as_fedavg(backend, played):
-    lg, fedavg = (played(m, backend)[1] for m in (LGFedAvg(), FedAvg()))
-    assert_same(lg.server, {name: fedavg.server[name] for name in HEAD})
 
 
 def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
@@ -83,16 +64,6 @@ def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
     assert sent == {"top": 5_130, "conv1": 2_432, "fedrep": 873_408, "fedbabu": 873_408}
 
 
-@pytest.mark.parametrize("method", [LGFedAvg(), FedRep()])
-def test_own_entries_change_only_when_their_client_is_sampled(method, backend, played):
-    states = played(method, backend)
-    for t, cohort in enumerate(COHORTS):
-        for client in range(10):
-            changed = differing(row(states[t].clients["own"], client), row(states[t + 1].clients["own"], client))
-            if client not in cohort:
-                assert not changed
-
-
 @pytest.mark.parametrize("method", [LGFedAvg(), FedBN(), LocalOnly()], ids=lambda method: type(method).__name__)
 def test_statistics_of_batch_normalisation_stay_with_the_client(method, backend, federation):
     """After the first round they are those of the client's own training, which does not depend on who else plays."""
@@ -106,13 +77,6 @@ def test_statistics_of_batch_normalisation_stay_with_the_client(method, backend,
 
 
 # FedRep and FedBABU
-
-
-def test_fedrep_without_head_epochs_uploads_fedbabus_bodies(backend, net, federation):
-    rep, babu = FedRep(head_epochs=0, body_epochs=LOCAL.epochs), FedBABU()
-    for own, other in zip(*(trajectory(m, net, federation, engine=backend) for m in (rep, babu)), strict=True):
-        assert_same(own.server, other.server["body"])
-        assert_same(models_of(rep, own), models_of(babu, other))
 
 
 def test_fedrep_without_body_epochs_keeps_the_body(backend, net, federation):
@@ -193,11 +157,6 @@ def test_fedbn_goes_by_type_and_leaves_group_normalisation_shared():
 # FedProx
 
 
-def test_fedprox_without_pull_is_fedavg(backend, played):
-    own, fedavg = (played(m, backend) for m in (FedProx(mu=0.0), FedAvg()))
-    assert_same([state.server for state in own], [state.server for state in fedavg])
-
-
 def test_fedproxs_first_step_is_fedavgs_and_its_second_is_not(backend, net, federation):
     """The pull is zero at the model received; a reference to the live parameters would keep it zero."""
     one = Local(epochs=1, batch_size=512, lr=0.05)
@@ -233,23 +192,7 @@ def test_with_lr_times_mu_of_one_each_step_starts_from_the_model_received(net, f
     assert_close(tree.take(after_two, 0), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("make_it", "message"),
-    [
-        (lambda: FedProx(mu=-1.0), "mu must be 0 or more"),
-        (lambda: LGFedAvg(layers=-1), "layers must be 0 or more"),
-        (lambda: LGFedAvg(variant="x"), "variant must be one of paper, as_published"),
-        (lambda: FedRep(body_epochs=-1), "body_epochs must be 0 or more"),
-        (lambda: FedRep(head_epochs=-1), "head_epochs must be 0 or more, or null"),
-        (lambda: FedBABU(finetune="x"), "finetune must be one of all, head, body"),
-    ],
-)
-def test_out_of_range(make_it, message):
-    with pytest.raises(ValueError, match=message):
-        make_it()
-
-
-@pytest.mark.parametrize("method", [LGFedAvg(), FedRep(), FedBABU(), FedProx(mu=0.5)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", sampled([LGFedAvg(), FedRep(), FedBABU(), FedProx(mu=0.5)], 3), ids=repr)
 def test_they_learn(method, net, federation):
     """Each beats its own beginning on what clients have seen."""
     _, outcomes = rounds(method, net, federation, COHORTS[:1] * 6)

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from fedpfl.engine import Engine, Tuning, begin, make
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
-from fedpfl.ground.traffic import count
 from fedpfl.methods import Batch, FedAvg, PFedMe
 from tests.conftest import (
     COHORTS,
@@ -206,32 +205,6 @@ def test_statistics_follow_the_private_model_and_are_averaged(backend, federatio
     for name in ("norm.running_mean", "norm.running_var"):
         assert_close(state.server_buffers["main"][name], mean[name], atol=1e-6)
         assert differing(mean[name], net.buffers[name])
-
-
-def test_one_model_travels_each_way(net, federation):
-    state = begin(PFedMe(), net, 10, CPU)
-    part = participate(PFedMe(), net, federation, state, COHORTS[0])
-    assert part.down.values.tolist() == part.up.values.tolist() == [tree.size(net.params)] * 5
-    assert int(count(PFedMe().download(state.server, state.client(0))).values) == tree.size(net.params)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"lam": -1.0}, "lam must be 0 or more"),
-        ({"inner_steps": 0}, "inner_steps must be 1 or more"),
-        ({"inner_lr": 0.0}, "inner_lr must be a positive number"),
-        ({"outer_lr": 0.0}, "outer_lr must be a positive number"),
-        ({"lam": 30.0, "inner_lr": 0.09}, r"inner_lr must be below 2 / lam = 0.06667, or it diverges; lower it or lam"),
-        ({"lam": 30.0, "outer_lr": 0.07}, r"outer_lr must be below 2 / lam = 0.06667, or it diverges; lower it or lam"),
-        ({"beta": -1.0}, "beta must be 0 or more"),
-        ({"mu": -1.0}, "mu must be 0 or more"),
-        ({"average": "x"}, "average must be one of uniform, samples"),
-    ],
-)
-def test_out_of_range(values, message):
-    with pytest.raises(ValueError, match=message):
-        PFedMe(**values)
 
 
 def test_without_a_pull_no_step_is_too_long():

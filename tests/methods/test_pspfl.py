@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl.ground import tree
-from fedpfl.methods import PSPFL, FedAvg, FedOBP, FedSelect
+from fedpfl.methods import PSPFL, FedSelect
 from fedpfl.methods.shared import importance
 from fedpfl.models import Net
 from tests.conftest import (
@@ -22,7 +22,6 @@ from tests.conftest import (
     participate,
     rounds,
     row,
-    tiny,
     trajectory,
 )
 
@@ -53,21 +52,6 @@ class Straight(nn.Module):
         return self.fc(F.avg_pool2d(torch.tanh(self.conv(x)), 2).flatten(1))
 
 
-@UPLOADS
-def test_with_q_one_it_is_fedavg(upload, backend, played, net):
-    own, fedavg = (played(m, backend)[0] for m in (PSPFL(1.0, upload), FedAvg()))
-    for ours, theirs in zip(own, fedavg, strict=True):
-        assert_same(ours.server, theirs.server)
-    assert len(differing(own[-1].server, net.params)) == len(net.params)
-
-
-@UPLOADS
-def test_the_first_round_is_fedavgs(upload, backend, played):
-    own, fedavg = (played(m, backend)[0] for m in (PSPFL(0.0, upload), FedAvg()))
-    assert_same(own[1].server, fedavg[1].server)
-    assert differing(own[2].server, fedavg[2].server)
-
-
 def test_with_q_zero_all_but_the_least_moved_is_personal(played):
     """Nearly Local-Only: a client starts where it stopped, but for the entries that moved least."""
     method = PSPFL(0.0)
@@ -80,18 +64,6 @@ def test_with_q_zero_all_but_the_least_moved_is_personal(played):
         assert 1 <= int(tree.flat(shared).sum()) < 10
         assert_same(start, tree.where(shared, state.server, own["model"]))
         assert differing(own["model"], state.server)
-
-
-@pytest.mark.parametrize("q", [0.1, 0.9])
-def test_uploading_everything_it_is_fedobp_by_its_gradient_score(q, backend, played):
-    """By the code of another method."""
-    fedobp = FedOBP(q=q, score="gradient", norm="none", cold_start="global")
-    own, other = (played(m, backend) for m in (PSPFL(q, "all"), fedobp))
-    for ours, theirs in zip(own[0], other[0], strict=True):
-        assert_same(ours.server, theirs.server)
-    assert differing(own[0][-1].server, played(FedAvg(), backend)[0][-1].server)
-    for ours, theirs in zip(own[1], other[1], strict=True):
-        assert (ours.sent.values_down, ours.sent.bits_down) == (theirs.sent.values_down, theirs.sent.bits_down)
 
 
 def test_the_first_selection_is_fedselects_by_one_ranking():
@@ -181,22 +153,3 @@ def test_shared_entries_travel(upload, backend, net, federation):
     told = [sum(v for k, v in o.metrics.items() if k.startswith("personal/")) for o in outcomes]
     assert told == pytest.approx([0, size - shared, size - shared])
     assert outcomes[1].metrics["personal_share"] == pytest.approx((size - shared) / size)
-
-
-def test_statistics_of_batch_normalisation_stay_with_the_client(backend, federation):
-    net = tiny(norm=True)
-    states = trajectory(PSPFL(0.5), net, federation, COHORTS[:2], engine=backend)
-    assert states[-1].server_buffers == {}
-    mean = states[-1].client_buffers["main"]["norm.running_mean"]
-    assert torch.equal(mean[UNSEEN], net.buffers["norm.running_mean"])
-    assert not torch.equal(mean[1], mean[2])
-    assert torch.equal(mean[0], states[1].client_buffers["main"]["norm.running_mean"][0])
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [({"q": 1.1}, "q must be between 0 and 1"), ({"upload": "none"}, "upload must be one of shared, all")],
-)
-def test_out_of_range(values, message):
-    with pytest.raises(ValueError, match=message):
-        PSPFL(**values)

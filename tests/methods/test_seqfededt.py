@@ -11,7 +11,7 @@ import torch
 from fedpfl.engine import begin
 from fedpfl.engine.keys import generator
 from fedpfl.ground import tree
-from fedpfl.methods import FedAvg, LocalOnly, SeqFedEDT, Turn
+from fedpfl.methods import FedAvg, SeqFedEDT, Turn
 from fedpfl.methods.shared import importance
 from tests.conftest import (
     COHORTS,
@@ -19,10 +19,10 @@ from tests.conftest import (
     HEAD,
     assert_same,
     differing,
-    federate,
     participate,
     rounds,
     row,
+    sampled,
     tiny,
     trajectory,
 )
@@ -60,13 +60,12 @@ def last(state, client):
     return {name: {**own["scored"], **own["rest"]}[name] for name in state.server}
 
 
-def test_with_q_one_it_is_plain_sequential_learning(backend, federation):
+@pytest.mark.parametrize("values", sampled([{}, {"classifier_only": True}], 2), ids=str)
+def test_with_q_one_it_is_plain_sequential_learning(values, backend, federation):
     net = tiny(norm=True)
-    plain = trajectory(Passing(), net, federation, engine=backend)
-    for method in (SeqFedEDT(q=1.0), SeqFedEDT(q=1.0, classifier_only=True)):
-        own = trajectory(method, net, federation, engine=backend)
-        for ours, theirs in zip(own, plain, strict=True):
-            assert_same((ours.server, ours.client_buffers), (theirs.server, theirs.client_buffers))
+    own, plain = (trajectory(m, net, federation, engine=backend) for m in (SeqFedEDT(q=1.0, **values), Passing()))
+    for ours, theirs in zip(own, plain, strict=True):
+        assert_same((ours.server, ours.client_buffers), (theirs.server, theirs.client_buffers))
     together = trajectory(FedAvg(), net, federation, engine=backend)[-1]
     assert differing(plain[-1].server, together.server)
 
@@ -89,16 +88,6 @@ def test_with_q_zero_only_the_least_scores_are_taken_from_the_travelling_model(s
     assert 1 <= int(tree.flat(taken).sum()) < 10
     assert_same(start, tree.where(taken, state.server, own))
     assert differing(start, state.server)
-
-
-@pytest.mark.parametrize(("score", "q"), [("difference", 0.9), ("squared", 0.0), ("importance", 0.0)])
-def test_one_client_trains_locally(score, q, backend):
-    federation, net = federate((40,), (8,)), tiny(norm=True)
-    own, alone = (trajectory(m, net, federation, [[0]] * 3, engine=backend) for m in (SeqFedEDT(score, q), LocalOnly()))
-    for ours, theirs in zip(own, alone, strict=True):
-        assert_same(row(ours.clients["scored"], 0), row(theirs.clients["model"], 0))
-        assert_same(ours.server, row(theirs.clients["model"], 0))
-        assert_same(ours.client_buffers, theirs.client_buffers)
 
 
 def test_the_model_goes_round_in_a_drawn_order_and_the_last_clients_begins_the_next_round(backend, net, federation):
@@ -176,33 +165,3 @@ def test_who_is_judged_by_what(backend, played, net):
             assert_same(method.personal(state.server, state.client(3)), last(state, 3))
         assert_same(last(states[3], 3), last(states[1], 3))  # who trained in round 1 alone
         assert differing(last(states[3], 3), states[3].server)
-
-
-def test_a_hop_is_counted_once(backend, played, net):
-    _, outcomes = played(SeqFedEDT(q=0.5), backend)
-    size = tree.size(net.params)
-    for outcome in outcomes:
-        assert (outcome.sent.values_down, outcome.sent.bits_down) == (0, 0)
-        assert (outcome.sent.values_up, outcome.sent.bits_up) == (5 * size, 5 * 32 * size)
-
-
-def test_statistics_of_batch_normalisation_stay_with_the_client(backend, federation):
-    net = tiny(norm=True)
-    states = trajectory(SeqFedEDT(q=0.5), net, federation, COHORTS[:2], engine=backend)
-    assert states[-1].server_buffers == {}
-    mean = states[-1].client_buffers["main"]["norm.running_mean"]
-    assert torch.equal(mean[UNSEEN], net.buffers["norm.running_mean"])
-    assert torch.equal(mean[0], states[1].client_buffers["main"]["norm.running_mean"][0])
-    assert not torch.equal(mean[1], mean[2])
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"score": "fisher"}, "score must be one of difference, squared, importance"),
-        ({"q": -0.1}, "q must be between 0 and 1"),
-    ],
-)
-def test_out_of_range(values, message):
-    with pytest.raises(ValueError, match=message):
-        SeqFedEDT(**values)

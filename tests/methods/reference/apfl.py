@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, average
+from tests.methods.reference.plain import Result, Setting, Weights, average, load, minibatches
 
 
 @dataclass
@@ -19,8 +19,7 @@ class Mixtures(Result):
 
 
 def module(s: Setting, weights: Weights) -> nn.Module:
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
+    model = load(s, weights)
     return model.train()
 
 
@@ -77,27 +76,23 @@ def local(
     s: Setting, shared: Weights, own: Weights, alpha: float, t: int, i: int, mixing: str, lr: float, decay: float
 ) -> tuple[Weights, Weights, float]:
     """Epochs of both models; `lr` and `decay` are alpha's, None holds it still."""
-    w, v, client, first = module(s, shared), module(s, own), s.clients[i], True
+    w, v, first = module(s, shared), module(s, own), True
     optimizers = [
         torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
         for model in (w, v)
     ]
-    for epoch in range(s.epochs):
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) == 1:
-                continue
-            x, y = client.x[batch], client.y[batch]
-            new = alpha
-            if first and lr:
-                g = slope(s, w, v, alpha, mixing, x, y)
-                new = min(1.0, max(0.0, alpha - lr * (g + decay * alpha)))
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            private_step(s, w, v, alpha, mixing, x, y)
-            F.cross_entropy(w(x), y).backward()
-            for optimizer in optimizers:
-                optimizer.step()
-            alpha, first = new, False
+    for x, y in minibatches(s, t, i, range(s.epochs)):
+        new = alpha
+        if first and lr:
+            g = slope(s, w, v, alpha, mixing, x, y)
+            new = min(1.0, max(0.0, alpha - lr * (g + decay * alpha)))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        private_step(s, w, v, alpha, mixing, x, y)
+        F.cross_entropy(w(x), y).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        alpha, first = new, False
     return copy.deepcopy(w.state_dict()), copy.deepcopy(v.state_dict()), alpha
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from tests.methods.reference.plain import Result, Setting, Weights, hits
+from tests.methods.reference.plain import Result, Setting, Weights, hits, load, minibatches
 
 
 @dataclass
@@ -24,26 +24,21 @@ def combined(p: torch.Tensor, cores: list[Weights], parameters: list[str]) -> We
 
 def local(s: Setting, cores: list[Weights], buffers: Weights, p, p0, t: int, i: int, rate: float, penalty: float):
     """Simultaneous SGD with momentum on core i and p; `cores` of others hold still."""
-    client, first, names = s.clients[i], p.clone(), [k for k, _ in s.module.named_parameters()]
+    first, names = p.clone(), [k for k, _ in s.module.named_parameters()]
     cores = [copy.deepcopy(core) for core in cores]
     slow_w, slow_p = {k: torch.zeros_like(cores[i][k]) for k in names}, torch.zeros_like(p)
-    for epoch in range(s.epochs):
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) == 1:
-                continue
-            model = copy.deepcopy(s.module)
-            model.load_state_dict(combined(p, cores, names) | buffers)
-            model.train()
-            F.cross_entropy(model(client.x[batch]), client.y[batch]).backward()
-            g = {k: x.grad for k, x in model.named_parameters()}
-            buffers = {k: b.clone() for k, b in model.named_buffers()}
-            slope = torch.tensor([sum(float((g[k].double() * w[k].double()).sum()) for k in names) for w in cores])
-            slope = slope.double() + penalty * (p - p0)
-            for k in names:
-                slow_w[k] = s.momentum * slow_w[k] + float(p[i]) * g[k] + s.weight_decay * cores[i][k]
-                cores[i][k] = cores[i][k] - s.lr * slow_w[k]
-            slow_p = s.momentum * slow_p + rate * slope + s.weight_decay * (p - first)
-            p = p - s.lr * slow_p
+    for x, y in minibatches(s, t, i, range(s.epochs)):
+        model = load(s, combined(p, cores, names) | buffers).train()
+        F.cross_entropy(model(x), y).backward()
+        g = {k: x.grad for k, x in model.named_parameters()}
+        buffers = {k: b.clone() for k, b in model.named_buffers()}
+        slope = torch.tensor([sum(float((g[k].double() * w[k].double()).sum()) for k in names) for w in cores])
+        slope = slope.double() + penalty * (p - p0)
+        for k in names:
+            slow_w[k] = s.momentum * slow_w[k] + float(p[i]) * g[k] + s.weight_decay * cores[i][k]
+            cores[i][k] = cores[i][k] - s.lr * slow_w[k]
+        slow_p = s.momentum * slow_p + rate * slope + s.weight_decay * (p - first)
+        p = p - s.lr * slow_p
     return cores[i], buffers, p
 
 

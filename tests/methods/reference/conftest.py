@@ -2,6 +2,9 @@
 
 import copy
 import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor, nn
@@ -16,6 +19,20 @@ from tests.conftest import COHORTS, LOCAL, TRAIN, Tiny, tiny
 from tests.methods.reference import plain
 
 SEED = 3
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave `make test` the first case of each test for each method that its parameters name."""
+    first_cases: dict[Any, str] = {}
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if not call or Path(__file__).parent not in item.path.parents or item.path.stem == "test_reference":
+            continue
+        values = {name: value for name, value in call.params.items() if name != "backend"}
+        methods = tuple(value for value in values.values() if inspect.isclass(value))
+        case = str(values)
+        if first_cases.setdefault((item.function, methods), case) != case:
+            item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture(scope="module")
@@ -65,4 +82,5 @@ def randoms(t: int, client: int, epoch: int, count: int) -> Tensor:
 def judged(method: Method, net: Net, federation: Federation, state: State, client: int) -> plain.Weights:
     """The parameters and statistics by which the engine evaluates a client between rounds."""
     job = conftest.judged(method, net, federation, state, client)
-    return {**job.params, **job.buffers.get("main", {})}
+    role = "main" if "main" in method.buffers() else list(method.buffers())[-1]
+    return {**job.params, **job.buffers.get(role, {})}

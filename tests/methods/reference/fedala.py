@@ -1,12 +1,11 @@
 """FedALA's rounds as plain loops (arXiv:2212.01197)."""
 
-import copy
 import statistics
 
 import torch
 import torch.nn.functional as F
 
-from tests.methods.reference.plain import Result, Setting, Weights, average, hits, train
+from tests.methods.reference.plain import Result, Setting, Weights, average, hits, load, train
 
 
 def learn(s: Setting, shared: Weights, own: Weights, weights: Weights, first: bool, i: int, order, share, eta, top):
@@ -20,9 +19,7 @@ def learn(s: Setting, shared: Weights, own: Weights, weights: Weights, first: bo
         return weights, False
     while len(losses) < 100:
         for batch in batches:
-            model = copy.deepcopy(s.module)
-            model.load_state_dict({**shared, **{k: own[k] + (shared[k] - own[k]) * weights[k] for k in top}})
-            model.eval()
+            model = load(s, {**shared, **{k: own[k] + (shared[k] - own[k]) * weights[k] for k in top}}).eval()
             loss = F.cross_entropy(model(client.x[batch]), client.y[batch])
             loss.backward()
             for k, p in model.named_parameters():

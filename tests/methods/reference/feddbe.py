@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.methods.reference.moon import representation, still
-from tests.methods.reference.plain import Result, Setting, Weights, average
+from tests.methods.reference.plain import Result, Setting, Weights, average, load
 
 Order = Callable[[int, int, int, int], Tensor]
 
@@ -27,9 +27,7 @@ def local(
     t: int, i: int,
 ) -> tuple[Weights, Tensor, Tensor, int]:  # fmt: skip
     """The model, u, the running mean and the number of steps; without `mean` u and the regulariser are left out."""
-    model, client = copy.deepcopy(s.module), s.clients[i]
-    model.load_state_dict(shared)
-    model.train()
+    model, client = load(s, shared).train(), s.clients[i]
     u, running, steps = u.clone().requires_grad_(), torch.zeros_like(u), 0
     optimizers = [
         torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay),

@@ -1,19 +1,17 @@
 """FedDPA's rounds as plain loops (NeurIPS 2023, vol. 36, pages 72181-72192), Fisher values sample by sample."""
 
-import copy
 import dataclasses
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, average, hits, train
+from tests.methods.reference.plain import Result, Setting, Weights, average, hits, load, train
 
 
 def fisher(s: Setting, weights: Weights, i: int) -> Weights:
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    model.eval()
+    model = load(s, weights).eval()
     client, total = s.clients[i], {k: torch.zeros_like(v) for k, v in weights.items()}
     for x, y in zip(client.x, client.y, strict=True):
         grads = torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), list(model.parameters()))
@@ -40,26 +38,18 @@ def chosen(s: Setting, result: Result, scores: Weights | None, rule: str, thresh
 
 def masked(s: Setting, weights: Weights, shared: Weights, t: int, i: int, masks, penalty) -> Weights:
     """Epochs of SGD on the entries of `masks`; the others and their momentum are put back after every step."""
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    optimizer = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
-    client = s.clients[i]
-    for epoch in range(s.epochs):
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) == 1:
-                continue
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(client.x[batch]), client.y[batch])
-            distances = [
-                torch.linalg.vector_norm(p - shared[k]) for k, p in model.named_parameters() if (p != shared[k]).any()
-            ]
-            (loss + penalty(sum(distances, torch.zeros(())))).backward()
-            optimizer.step()
-            with torch.no_grad():
-                for k, p in model.named_parameters():
-                    p.copy_(torch.where(masks[k], p, weights[k]))
-                    optimizer.state[p]["momentum_buffer"] *= masks[k]
-    return copy.deepcopy(model.state_dict())
+
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        moved = [(p, shared[k]) for k, p in model.named_parameters() if (p != shared[k]).any()]
+        distances = [torch.linalg.vector_norm(p - other) for p, other in moved]
+        return F.cross_entropy(model(x), y) + penalty(sum(distances, torch.zeros(())))
+
+    def put_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for k, p in model.named_parameters():
+            p.copy_(torch.where(masks[k], p, weights[k]))
+            optimizer.state[p]["momentum_buffer"] *= masks[k]
+
+    return train(s, weights, t, i, loss=loss, after_step=put_back)
 
 
 def feddpa(s: Setting, rule: str, threshold: float, lams: tuple[float, float, float] | None, personal_order) -> Result:

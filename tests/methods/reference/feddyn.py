@@ -1,29 +1,19 @@
 """FedDyn's rounds as plain loops (arXiv:2111.04263, Algorithm 1), by clients' g_i = -alpha lam_i and the server's h."""
 
-import copy
-
 import torch
-import torch.nn.functional as F
+from torch import nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, hits
+from tests.methods.reference.plain import Result, Setting, Weights, hits, train
 
 
 def local(s: Setting, shared: Weights, g: Weights, alpha: float, t: int, i: int) -> Weights:
     """SGD on L(x) - <g, x> + alpha/2 |x - shared|^2, gradients by hand."""
-    model, client = copy.deepcopy(s.module), s.clients[i]
-    model.load_state_dict(shared)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
-    for epoch in range(s.epochs):
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) == 1:
-                continue
-            optimizer.zero_grad()
-            F.cross_entropy(model(client.x[batch]), client.y[batch]).backward()
-            for name, p in model.named_parameters():
-                p.grad += alpha * (p.detach() - shared[name]) - g[name]
-            optimizer.step()
-    return copy.deepcopy(model.state_dict())
+
+    def add_terms(model: nn.Module) -> None:
+        for name, p in model.named_parameters():
+            p.grad += alpha * (p.detach() - shared[name]) - g[name]
+
+    return train(s, shared, t, i, after_gradient=add_terms)
 
 
 def feddyn(s: Setting, alpha: float, judge: str = "cloud") -> tuple[Result, list[list[Weights]]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from tests.methods.reference.plain import Result, Setting, Weights, hits, train
+from tests.methods.reference.plain import Result, Setting, Weights, hits, load, train
 
 
 @dataclass
@@ -20,9 +20,7 @@ class Affinities(Result):
 
 def held(s: Setting, weights: Weights, i: int) -> float:
     """Mean loss on V_i."""
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    model.eval()
+    model = load(s, weights).eval()
     with torch.no_grad():
         return float(F.cross_entropy(model(s.clients[i].held_x).double(), s.clients[i].held_y))
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, average, hits
+from tests.methods.reference.plain import Result, Setting, Weights, average, hits, load
 
 
 @dataclass
@@ -81,9 +81,7 @@ def fedgen(
         return int((seen > 0).nonzero()[-1])
 
     def local(t: int, i: int) -> Weights:
-        model, client = copy.deepcopy(s.module), s.clients[i]
-        model.load_state_dict(shared)
-        model.train()
+        model, client = load(s, shared).train(), s.clients[i]
         optimizer = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
         generator.eval()
         for epoch in range(s.epochs):

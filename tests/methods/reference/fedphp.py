@@ -1,13 +1,11 @@
 """FedPHP's rounds as plain loops (ECML PKDD 2021; transfer and momentum as in the authors' code)."""
 
-import copy
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.methods.reference.moon import representation, still
-from tests.methods.reference.plain import Result, Setting, Weights, average, hits
+from tests.methods.reference.plain import Result, Setting, Weights, average, hits, train
 
 
 def mmd(f: Tensor, g: Tensor) -> Tensor:
@@ -22,21 +20,15 @@ def mmd(f: Tensor, g: Tensor) -> Tensor:
 
 
 def local(s: Setting, shared: Weights, teacher: Weights, transfer: str, lam: float, t: int, i: int) -> Weights:
-    model, wise, client = copy.deepcopy(s.module), still(s, teacher), s.clients[i]
-    model.load_state_dict(shared)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
-    for epoch in range(s.epochs):
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) == 1:
-                continue
-            logits, f = representation(model, client.x[batch])
-            wanted, g = representation(wise, client.x[batch])
-            extra = mmd(f, g) if transfer == "mmd" else F.cross_entropy(logits, F.softmax(wanted / 4, 1))
-            optimizer.zero_grad()
-            ((1 - lam) * F.cross_entropy(logits, client.y[batch]) + lam * extra).backward()
-            optimizer.step()
-    return copy.deepcopy(model.state_dict())
+    wise = still(s, teacher)
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        logits, f = representation(model, x)
+        wanted, g = representation(wise, x)
+        extra = mmd(f, g) if transfer == "mmd" else F.cross_entropy(logits, F.softmax(wanted / 4, 1))
+        return (1 - lam) * F.cross_entropy(logits, y) + lam * extra
+
+    return train(s, shared, t, i, loss=loss)
 
 
 def fedphp(s: Setting, transfer: str, lam: float, highest: float, planned: int) -> Result:

@@ -1,13 +1,11 @@
 """FedPURIN's and FedCAC's rounds as plain loops (arXiv:2510.16065, arXiv:2309.11103)."""
 
-import copy
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, hits
+from tests.methods.reference.plain import Result, Setting, Weights, hits, train
 
 
 @dataclass
@@ -18,21 +16,14 @@ class Critical(Result):
     partners: list[int] = field(default_factory=list)
 
 
-def train(s: Setting, weights: Weights, t: int, i: int) -> tuple[Weights, Weights]:
+def train_and_keep_gradient(s: Setting, weights: Weights, t: int, i: int) -> tuple[Weights, Weights]:
     """LocalTrain; also the gradient of the last minibatch, before its step."""
-    model, client = copy.deepcopy(s.module), s.clients[i]
-    model.load_state_dict(weights)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
-    last = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    for epoch in range(s.epochs):
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) > 1:
-                optimizer.zero_grad()
-                F.cross_entropy(model(client.x[batch]), client.y[batch]).backward()
-                last = {name: p.grad.clone() for name, p in model.named_parameters()}
-                optimizer.step()
-    return copy.deepcopy(model.state_dict()), last
+    last = {name: torch.zeros_like(p) for name, p in s.module.named_parameters()}
+
+    def keep_gradient(model: nn.Module) -> None:
+        last.update({name: p.grad.clone() for name, p in model.named_parameters()})
+
+    return train(s, weights, t, i, after_gradient=keep_gradient), last
 
 
 def chosen(score: Tensor, tau: float, eps: float, margins: list[float]) -> Tensor:
@@ -77,7 +68,7 @@ def purin(
         result.before.append([hits(s, starts[i], i) for i in cohort])
         sent = {}
         for i in cohort:
-            model[i], last = train(s, starts[i], t, i)
+            model[i], last = train_and_keep_gradient(s, starts[i], t, i)
             for k in names:
                 g = last[k] if score == "gradient" else model[i][k] - starts[i][k]
                 product = g * model[i][k]

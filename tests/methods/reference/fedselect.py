@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tests.methods.reference.plain import Result, Setting, Weights, hits, train
+from tests.methods.reference.plain import Result, Setting, Weights, hits, load, train
 
 Masks = dict[str, np.ndarray]
 
@@ -18,9 +18,7 @@ def names(s: Setting) -> list[str]:
 
 def alternate(s: Setting, weights: Weights, masks: Masks, t: int, i: int, personal_order, lr_v, lr_u) -> Weights:
     """LocalAlt: two optimizers, of which each is made to leave the other's entries and their momentum alone."""
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    model.train()
+    model = load(s, weights).train()
     client = s.clients[i]
     passes = [
         (personal_order, {k: torch.from_numpy(masks[k]) for k in names(s)}, lr_v),

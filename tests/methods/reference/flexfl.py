@@ -1,13 +1,14 @@
 """Rounds of FlexFL (arXiv:2407.12729) as plain loops, with dense small networks."""
 
-import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, hits
+from tests.methods.reference.plain import Result, Setting, Weights, hits, train
 from tests.methods.reference.submodels import Sets, cut, grown, merged, narrow, statistics
 
 
@@ -39,27 +40,18 @@ def levels(s: Setting, apoz: tuple[float, float], targets: tuple[float, ...], to
 def trained(
     s: Setting, nested: list[Sets], level: int, weights: Weights, t: int, i: int, gamma: float, temperature: float
 ) -> Weights:
-    model = narrow(s.module, nested[level])
-    model.load_state_dict(weights)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
-    client = s.clients[i]
-    for epoch in range(s.epochs):
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) == 1:
-                continue
-            optimizer.zero_grad()
-            logits = model(client.x[batch])
-            loss = F.cross_entropy(logits, client.y[batch])
-            for lower in range(level):
-                teacher = narrow(s.module, nested[lower])
-                teacher.load_state_dict(cut(model.state_dict(), nested[lower]))
-                soft = (teacher.train()(client.x[batch]).detach() / temperature).softmax(1)
-                hard = (logits / temperature).log_softmax(1)
-                loss = loss + gamma / level * temperature**2 * (soft * (soft.log() - hard)).mean()
-            loss.backward()
-            optimizer.step()
-    return copy.deepcopy(model.state_dict())
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        logits = model(x)
+        total = F.cross_entropy(logits, y)
+        for lower in range(level):
+            teacher = narrow(s.module, nested[lower])
+            teacher.load_state_dict(cut(model.state_dict(), nested[lower]))
+            soft = (teacher.train()(x).detach() / temperature).softmax(1)
+            hard = (logits / temperature).log_softmax(1)
+            total = total + gamma / level * temperature**2 * (soft * (soft.log() - hard)).mean()
+        return total
+
+    return train(replace(s, module=narrow(s.module, nested[level])), weights, t, i, loss=loss)
 
 
 def play(
@@ -86,7 +78,7 @@ def play(
             module = narrow(s.module, own)
             begin = cut({**shared, **local[i]}, own)
             end = trained(s, nested, level, begin, t, i, gamma, temperature)
-            small = Setting(**{**vars(s), "module": module})
+            small = replace(s, module=module)
             before.append(hits(small, begin, i))
             after.append(hits(small, end, i))
             personal[i] = grown(end, own, {**zeros, **local[i]})

@@ -10,15 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.methods.reference.plain import Result, Setting, Weights, average, train
+from tests.methods.reference.plain import Result, Setting, Weights, average, load, minibatches, train
 
 HEAD = ("classifier.weight", "classifier.bias")
-
-
-def load(s: Setting, weights: Weights):
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    return model
 
 
 def features(model, x: Tensor) -> Tensor:
@@ -29,14 +23,6 @@ def features(model, x: Tensor) -> Tensor:
 def sgd(s: Setting, parameters, lr: float | None = None):
     lr = s.lr if lr is None else lr
     return torch.optim.SGD(parameters, lr=lr, momentum=s.momentum, weight_decay=s.weight_decay)
-
-
-def minibatches(s: Setting, t: int, i: int, epochs: range):
-    client = s.clients[i]
-    for epoch in epochs:
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) > 1:
-                yield client.x[batch], client.y[batch]
 
 
 def own_head(weights: Weights) -> Weights:
@@ -120,7 +106,7 @@ def flute(s: Setting, l1: float, l2: float, l3: float, server_lr: float, rep_epo
         trained = []
         for i in cohort:
             model = load(s, {**shared, **heads[i]})
-            optimizer = sgd(s, model.parameters())
+            optimizer = sgd(s, model.parameters())  # one for both phases: the head's momentum goes on
             for last, epochs in ((False, range(s.epochs - rep_epochs)), (True, range(s.epochs - rep_epochs, s.epochs))):
                 model.train(last)
                 for k, p in model.named_parameters():
@@ -197,21 +183,17 @@ def fedpac(s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: 
             at = copy.copy(s)
             at.lr = head_lr
             weights = train(at, {**shared, **heads[i]}, t, i, head_epochs, moving=lambda k: k in HEAD, still=True)
-            model = load(s, weights)
-            model.train()
-            for k, p in model.named_parameters():
-                p.requires_grad_(k not in HEAD)
-            optimizer = sgd(s, [p for p in model.parameters() if p.requires_grad])
-            for x, label in minibatches(s, t, i, range(head_epochs, head_epochs + body_epochs)):
+
+            def aligned(model, x, label, means=means, known=prototypes):
                 z = features(model, x)
                 loss = F.cross_entropy(model.classifier(z), label)
-                if prototypes:
-                    target = torch.stack([prototypes.get(int(c), means[int(c)]) for c in label])
-                    loss = loss + lam * F.mse_loss(z, target)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            trained.append(copy.deepcopy(model.state_dict()))
+                if not known:
+                    return loss
+                target = torch.stack([known.get(int(c), means[int(c)]) for c in label])
+                return loss + lam * F.mse_loss(z, target)
+
+            body = {"moving": lambda k: k not in HEAD, "first": head_epochs, "loss": aligned}
+            trained.append(train(s, weights, t, i, body_epochs, **body))
             new.append(class_means(trained[-1], i)[0])
         result.after.append([hits(w, i) for i, w in zip(cohort, trained, strict=True)])
         sizes = [{c: int((s.clients[i].y == c).sum()) for c in own} for i, own in zip(cohort, new, strict=True)]

@@ -3,14 +3,14 @@
 Sources: arXiv:2010.01264 (HeteroFL: scaler, masked cross-entropy, batch statistics in training), arXiv:2212.01548.
 """
 
-import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import Result, Setting, Weights
+from tests.methods.reference.plain import Result, Setting, Weights, train
 from tests.methods.reference.submodels import Sets, cut, grid, grown, index, narrow, statistics
 
 
@@ -41,20 +41,15 @@ def seen(s: Setting, i: int, masked: bool) -> Tensor:
 def trained(
     s: Setting, sets: Sets, weights: Weights, t: int, i: int, rate: float | None, masked: bool, clip: float
 ) -> Weights:
-    model, client = small(s, sets, weights).train(), s.clients[i]
-    optimizer = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
-    for epoch in range(s.epochs):
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) == 1:
-                continue
-            optimizer.zero_grad()
-            logits = scaled(model, client.x[batch], rate) if rate else model(client.x[batch])
-            logits = logits.masked_fill(~seen(s, i, masked), 0)
-            F.cross_entropy(logits, client.y[batch]).backward()
-            if clip:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
-    return copy.deepcopy(model.state_dict())
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        logits = scaled(model, x, rate) if rate else model(x)
+        return F.cross_entropy(logits.masked_fill(~seen(s, i, masked), 0), y)
+
+    def clip_gradient(model: nn.Module) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+
+    narrowed = replace(s, module=narrow(s.module, sets))
+    return train(narrowed, weights, t, i, loss=loss, after_gradient=clip_gradient if clip else None)
 
 
 def judged(s: Setting, sets: Sets, weights: Weights, i: int, masked: bool) -> tuple[int, float]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from tests.methods.reference.plain import Result, Setting, Weights, average, hits, train
+from tests.methods.reference.plain import Result, Setting, Weights, average, hits, load, train
 
 
 @dataclass
@@ -21,9 +21,7 @@ def nearest(s: Setting, models: list[Weights], i: int, margins: list[float]) -> 
     """The first model of least training loss."""
     losses = []
     for weights in models:
-        model = copy.deepcopy(s.module)
-        model.load_state_dict(weights)
-        model.eval()
+        model = load(s, weights).eval()
         with torch.no_grad():
             losses.append(float(F.cross_entropy(model(s.clients[i].x).double(), s.clients[i].y)))
     margins += [b - a for a, b in zip(sorted(losses)[:1], sorted(losses)[1:2], strict=True)]

@@ -1,12 +1,10 @@
 """MOON's rounds as plain loops (arXiv:2103.16257, Algorithm 1; no term before a client has a previous model)."""
 
-import copy
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, average, hits
+from tests.methods.reference.plain import Result, Setting, Weights, average, hits, load, train
 
 
 def representation(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -19,34 +17,20 @@ def representation(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def still(s: Setting, weights: Weights) -> nn.Module:
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    return model.eval().requires_grad_(False)
+    return load(s, weights).eval().requires_grad_(False)
 
 
 def local(s: Setting, shared: Weights, previous: Weights | None, mu: float, tau: float, t: int, i: int) -> Weights:
-    model, client = copy.deepcopy(s.module), s.clients[i]
-    model.load_state_dict(shared)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
-    for epoch in range(s.epochs):
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) == 1:
-                continue
-            x, y = client.x[batch], client.y[batch]
-            logits, z = representation(model, x)
-            loss = F.cross_entropy(logits, y)
-            if previous is not None:
-                positive = (z * representation(still(s, shared), x)[1]).sum(1)
-                positive = positive / z.norm(dim=1) / representation(still(s, shared), x)[1].norm(dim=1)
-                negative = (z * representation(still(s, previous), x)[1]).sum(1)
-                negative = negative / z.norm(dim=1) / representation(still(s, previous), x)[1].norm(dim=1)
-                pair = torch.stack([positive, negative], 1) / tau
-                loss = loss + mu * F.cross_entropy(pair, torch.zeros(len(y), dtype=torch.long))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return copy.deepcopy(model.state_dict())
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        logits, z = representation(model, x)
+        if previous is None:
+            return F.cross_entropy(logits, y)
+        others = [representation(still(s, weights), x)[1] for weights in (shared, previous)]
+        cosines = [(z * other).sum(1) / z.norm(dim=1) / other.norm(dim=1) for other in others]
+        pair = torch.stack(cosines, 1) / tau
+        return F.cross_entropy(logits, y) + mu * F.cross_entropy(pair, torch.zeros(len(y), dtype=torch.long))
+
+    return train(s, shared, t, i, loss=loss)
 
 
 def moon(s: Setting, mu: float, tau: float) -> Result:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import Client, Result, Setting, Weights, average, hits
+from tests.methods.reference.plain import Client, Result, Setting, Weights, average, hits, load
 
 
 def gradient(model: nn.Module, weights: Weights, client: Client, batch: Tensor) -> Weights:
@@ -30,9 +30,7 @@ def unmoved(model: nn.Module, weights: Weights, client: Client, batch: Tensor) -
 
 
 def local(s: Setting, shared: Weights, t: int, i: int, hf: bool, alpha: float, beta: float, delta: float) -> Weights:
-    model, client = copy.deepcopy(s.module), s.clients[i]
-    model.load_state_dict(shared)
-    model.train()
+    model, client = load(s, shared).train(), s.clients[i]
     need = 3 if hf else 2
     for epoch in range(s.epochs):
         minibatches = [b for b in s.order(t, i, epoch, len(client.y)).split(s.batch_size) if len(b) > 1]
@@ -53,9 +51,7 @@ def local(s: Setting, shared: Weights, t: int, i: int, hf: bool, alpha: float, b
 
 def adapted(s: Setting, shared: Weights, t: int, i: int, alpha: float, steps: int) -> Weights:
     """Plain steps on the first minibatches of `s.order` (round t), with the statistics of `shared`."""
-    model, client = copy.deepcopy(s.module), s.clients[i]
-    model.load_state_dict(shared)
-    model.train()
+    model, client = load(s, shared).train(), s.clients[i]
     weights = {k: p.detach().clone() for k, p in model.named_parameters()}
     epoch, minibatches = 0, []
     for _ in range(steps if len(client.y) > 1 else 0):

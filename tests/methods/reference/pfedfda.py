@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from scipy.optimize import minimize
 from torch import Tensor
 
-from tests.methods.reference.plain import Setting, Weights
+from tests.methods.reference.plain import Setting, Weights, minibatches
 
 EPS = 1e-4
 
@@ -117,16 +117,13 @@ def pfedfda(s: Setting, mu_g: Tensor, classes: int) -> tuple[list[dict[str, Tens
             body = [p for k, p in model.module.named_parameters() if not k.startswith("classifier")]
             optimizer = torch.optim.SGD(body, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
             zs, ys = [], []
-            for epoch in range(s.epochs):
-                for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-                    if len(batch) == 1:
-                        continue
-                    z = model.features(client.x[batch])
-                    zs.append(z.detach().double())
-                    ys.append(client.y[batch])
-                    optimizer.zero_grad()
-                    F.cross_entropy(model.module.classifier(z), client.y[batch]).backward()
-                    optimizer.step()
+            for x, y in minibatches(s, t, i, range(s.epochs)):
+                z = model.features(x)
+                zs.append(z.detach().double())
+                ys.append(y)
+                optimizer.zero_grad()
+                F.cross_entropy(model.module.classifier(z), y).backward()
+                optimizer.step()
             bodies.append({k: v.clone() for k, v in model.module.state_dict().items()})
             mu, cov = mu_g, cov_g
             if zs:

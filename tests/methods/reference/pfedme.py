@@ -5,30 +5,25 @@ import copy
 import torch
 import torch.nn.functional as F
 
-from tests.methods.reference.plain import Result, Setting, Weights, average, hits
+from tests.methods.reference.plain import Result, Setting, Weights, average, hits, load, minibatches
 
 
 def local(
     s: Setting, shared: Weights, t: int, i: int, lam: float, inner_steps: int, delta: float, eta: float, mu: float
 ) -> tuple[Weights, Weights]:
     """The client's copy of w (with the statistics of th's passes) and th."""
-    model, client = copy.deepcopy(s.module), s.clients[i]
-    model.load_state_dict(shared)
-    model.train()
+    model = load(s, shared).train()
     w = {k: p.detach().clone() for k, p in model.named_parameters()}
-    for epoch in range(s.epochs):
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) == 1:
-                continue
-            for _ in range(inner_steps):
-                model.zero_grad()
-                F.cross_entropy(model(client.x[batch]), client.y[batch]).backward()
-                with torch.no_grad():
-                    for k, p in model.named_parameters():
-                        p -= delta * (p.grad + lam * (p - w[k]) + mu * p)
+    for x, y in minibatches(s, t, i, range(s.epochs)):
+        for _ in range(inner_steps):
+            model.zero_grad()
+            F.cross_entropy(model(x), y).backward()
             with torch.no_grad():
                 for k, p in model.named_parameters():
-                    w[k] = w[k] - eta * lam * (w[k] - p)
+                    p -= delta * (p.grad + lam * (p - w[k]) + mu * p)
+        with torch.no_grad():
+            for k, p in model.named_parameters():
+                w[k] = w[k] - eta * lam * (w[k] - p)
     th = copy.deepcopy(model.state_dict())
     return {**th, **w}, th
 

@@ -1,36 +1,26 @@
 """pFedSD's rounds as plain loops (IEEE TPDS 34(2), 2023)."""
 
-import copy
-
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, average, hits
+from tests.methods.reference.plain import Result, Setting, Weights, average, hits, load, train
 
 
 def taught(s: Setting, weights: Weights, teacher: Weights | None, lam: float, tau: float, still: bool, t: int, i: int):
     """LocalTrain beside a teacher, if there is one."""
-    model, wise, client = copy.deepcopy(s.module), copy.deepcopy(s.module), s.clients[i]
-    model.load_state_dict(weights)
-    model.train()
-    if teacher is not None:
-        wise.load_state_dict(teacher)
-        wise.train(not still)
-    optimizer = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
-    for epoch in range(s.epochs):
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) == 1:
-                continue
-            optimizer.zero_grad()
-            logits = model(client.x[batch])
-            loss = F.cross_entropy(logits, client.y[batch])
-            if teacher is not None:
-                with torch.no_grad():
-                    target = F.softmax(wise(client.x[batch]) / tau, 1)
-                loss = loss + lam * tau**2 * F.kl_div(F.log_softmax(logits / tau, 1), target, reduction="batchmean")
-            loss.backward()
-            optimizer.step()
-    return copy.deepcopy(model.state_dict())
+    if teacher is None:
+        return train(s, weights, t, i)
+    wise = load(s, teacher).train(not still)
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        logits = model(x)
+        with torch.no_grad():
+            target = F.softmax(wise(x) / tau, 1)
+        apart = F.kl_div(F.log_softmax(logits / tau, 1), target, reduction="batchmean")
+        return F.cross_entropy(logits, y) + lam * tau**2 * apart
+
+    return train(s, weights, t, i, loss=loss)
 
 
 def pfedsd(s: Setting, lam: float, tau: float, still: bool = True) -> Result:

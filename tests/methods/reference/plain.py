@@ -8,7 +8,7 @@ arXiv:1910.06378 (SCAFFOLD).
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,6 +66,25 @@ class Result:
     """Per round and cohort member: its q."""
 
 
+def load(s: Setting, weights: Weights) -> nn.Module:
+    model = copy.deepcopy(s.module)
+    model.load_state_dict(weights)
+    return model
+
+
+def minibatches(s: Setting, t: int, i: int, epochs: Iterable[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images and labels in the round's order; a lone sample is left out."""
+    client = s.clients[i]
+    for epoch in epochs:
+        for rows in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
+            if len(rows) > 1:
+                yield client.x[rows], client.y[rows]
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
 def train(
     s: Setting,
     weights: Weights,
@@ -73,18 +92,20 @@ def train(
     i: int,
     epochs: int | None = None,
     near: Weights | None = None,
-    lam=0.0,
+    lam: float = 0.0,
     moving: Callable[[str], bool] = lambda name: True,
     first: int = 0,
     still: bool = False,
-):
-    """LocalTrain; with `near` the gradient of lam/2 |v - near|^2 is added. Only `moving` parameters are optimised.
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = cross_entropy,
+    after_gradient: Callable[[nn.Module], None] | None = None,
+    after_step: Callable[[nn.Module, torch.optim.Optimizer], None] | None = None,
+) -> Weights:
+    """LocalTrain: epochs of SGD on `loss(model, x, y)`.
 
-    first: the number of the first epoch's order. still: with the model in evaluation mode.
+    near: the gradient of lam/2 |v - near|^2 is added. moving: which parameters are optimised. first: the number of the
+    first epoch's order. still: with the model in evaluation mode.
     """
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    model.train(not still)
+    model = load(s, weights).train(not still)
     for name, p in model.named_parameters():
         p.requires_grad_(moving(name))
     optimizer = torch.optim.SGD(
@@ -93,26 +114,23 @@ def train(
         momentum=s.momentum,
         weight_decay=s.weight_decay,
     )
-    client = s.clients[i]
-    for epoch in range(first, first + (s.epochs if epochs is None else epochs)):
-        order = s.order(t, i, epoch, len(client.y))
-        for first in range(0, len(order), s.batch_size):
-            batch = order[first : first + s.batch_size]
-            if len(batch) == 1:
-                continue
-            optimizer.zero_grad()
-            F.cross_entropy(model(client.x[batch]), client.y[batch]).backward()
-            if near is not None:
-                for name, p in model.named_parameters():
-                    p.grad += lam * (p.detach() - near[name])
-            optimizer.step()
+    for x, y in minibatches(s, t, i, range(first, first + (s.epochs if epochs is None else epochs))):
+        optimizer.zero_grad()
+        loss(model, x, y).backward()
+        if near is not None:
+            for name, p in model.named_parameters():
+                p.grad += lam * (p.detach() - near[name])
+        if after_gradient:
+            after_gradient(model)
+        optimizer.step()
+        if after_step:
+            with torch.no_grad():
+                after_step(model, optimizer)
     return copy.deepcopy(model.state_dict())
 
 
 def hits(s: Setting, weights: Weights, i: int) -> int:
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    model.eval()
+    model = load(s, weights).eval()
     with torch.no_grad():
         return int((model(s.clients[i].test_x).argmax(1) == s.clients[i].test_y).sum())
 

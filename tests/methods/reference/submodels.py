@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, hits, train
+from tests.methods.reference.plain import Result, Setting, Weights, hits, load, train
 
 Sets = tuple[list[int], list[int]]  # active channels, active hidden units
 
@@ -164,32 +164,25 @@ def fedspu(
 
 def frozen_training(s: Setting, weights: Weights, t: int, i: int, own: Sets) -> tuple[Weights, float]:
     """LocalTrain on the entries of `own`, the others put back after each step; mean loss over all samples seen."""
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
-    client, total, seen = s.clients[i], 0.0, 0
-    for epoch in range(s.epochs):
-        for batch in s.order(t, i, epoch, len(client.y)).split(s.batch_size):
-            if len(batch) == 1:
-                continue
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(client.x[batch]), client.y[batch])
-            loss.backward()
-            optimizer.step()
-            with torch.no_grad():
-                for name, p in model.named_parameters():
-                    free = torch.zeros_like(p, dtype=torch.bool)
-                    free[grid(name, own)] = True
-                    p.copy_(torch.where(free, p, weights[name]))
-            total, seen = total + float(loss.detach()) * len(batch), seen + len(batch)
-    return copy.deepcopy(model.state_dict()), total / max(1, seen)
+    losses: list[tuple[float, int]] = []
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        value = F.cross_entropy(model(x), y)
+        losses.append((float(value.detach()) * len(y), len(y)))
+        return value
+
+    def put_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for name, p in model.named_parameters():
+            free = torch.zeros_like(p, dtype=torch.bool)
+            free[grid(name, own)] = True
+            p.copy_(torch.where(free, p, weights[name]))
+
+    end = train(s, weights, t, i, loss=loss, after_step=put_back)
+    return end, sum(total for total, _ in losses) / max(1, sum(count for _, count in losses))
 
 
 def held_out_loss(s: Setting, weights: Weights, i: int) -> float:
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    model.eval()
+    model = load(s, weights).eval()
     if not len(s.clients[i].test_y):
         return 0.0
     with torch.no_grad():
@@ -198,9 +191,7 @@ def held_out_loss(s: Setting, weights: Weights, i: int) -> float:
 
 def ranked(s: Setting, i: int, weights: Weights, score: str, lr: float, order: Tensor, k: tuple[int, int]) -> Sets:
     """The neurons that a client keeps after one epoch of plain SGD on a copy, from the order of that epoch."""
-    model = copy.deepcopy(s.module)
-    model.load_state_dict(weights)
-    model.train()
+    model = load(s, weights).train()
     sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for batch in order.split(s.batch_size):
         if len(batch) > 1:

@@ -1,4 +1,4 @@
-"""FedPURIN's, FedCAC's and pFedSD's rounds against plain loops: ragged clients, momentum, half the clients a round.
+"""FedPURIN's and FedCAC's rounds against plain loops: ragged clients, momentum, half the clients a round.
 
 Scores and overlaps are clear of their thresholds, so that no mask differs. Tolerance 1e-6 absolute, of parameters of
 order 0.1.
@@ -10,11 +10,10 @@ from functools import cache
 import pytest
 import torch
 
-from fedpfl.methods import FedCAC, FedPURIN, PFedSD
+from fedpfl.methods import FedCAC, FedPURIN
 from tests.conftest import COHORTS, assert_close, rounds, row
 from tests.methods.reference.conftest import SEED
 from tests.methods.reference.fedpurin import purin
-from tests.methods.reference.pfedsd import pfedsd
 
 LONGER = [*COHORTS, [0, 2, 4, 8, 9]]
 CAC = {"score": "delta", "dense_upload": True, "dense_judge": True}
@@ -34,8 +33,6 @@ CASES = {
     "fedcac": (FedCAC(beta=6), lambda s: purin(s, 0.5, 6, **CAC)),
     "fedcac-alone": (FedCAC(tau=0.1, beta=2), lambda s: purin(s, 0.1, 2, **CAC)),
     "fedcac-cutoff": (FedCAC(tau=0.9, cutoff=2e-4), lambda s: purin(s, 0.9, eps=2e-4, **CAC)),
-    "pfedsd": (PFedSD(), lambda s: pfedsd(s, 0.5, 3.0)),
-    "pfedsd-train": (PFedSD(lam=1.0, tau=1.0, teacher="train"), lambda s: pfedsd(s, 1.0, 1.0, still=False)),
 }
 
 
@@ -52,8 +49,6 @@ def expected_with_norm(normed):
 
 def clear(name, want):
     """Nothing lies so near a threshold that rounding could move it, and there is something to tell apart."""
-    if name.startswith("pfedsd"):
-        return
     assert min(want.margins) > 1e-5, "choose another seed: rounding could change a mask"
     assert min(want.overlaps) > 1e-9, "choose another seed: rounding could change who collaborates"
     assert max(want.partners) > 0
@@ -79,8 +74,6 @@ def test_four_rounds_equal_the_plain_loops(name, backend, expected, net, federat
     clear(name, want)
     states, outcomes = rounds(method, net, federation, LONGER, engine=backend, seed=SEED)
     agree(method, states, outcomes, want, net.params, 1e-6)
-    if name.startswith("pfedsd"):
-        return
     for t, cohort in enumerate(LONGER):
         own = slice(sum(map(len, LONGER[:t])), sum(map(len, LONGER[: t + 1])))
         assert states[t + 1].clients["partners"][cohort].tolist() == want.partners[own]
@@ -88,7 +81,7 @@ def test_four_rounds_equal_the_plain_loops(name, backend, expected, net, federat
         assert counts.tolist() == want.counts[own]
 
 
-@pytest.mark.parametrize("name", ["fedpurin-delta", "fedpurin-alone", "fedcac", "pfedsd", "pfedsd-train"])
+@pytest.mark.parametrize("name", ["fedpurin-delta", "fedpurin-alone", "fedcac"])
 def test_with_batch_normalisation_whose_statistics_are_the_clients(
     name, backend, expected_with_norm, normed, federation
 ):

@@ -1,0 +1,806 @@
+"""What every method promises besides its formula, a row a method: what travels, limits, statistics, evaluation, ranges.
+
+tests/methods/test_expectations.py and tests/engine/test_contract.py ask each row. Numbers are counted by hand: scalars
+of the network Tiny, on the federation of fedpfl/engine/toy.py, whose two rounds are played by clients 0, 2, 3, 5 and
+then by 0, 1, 4, 5. Client 5 has one sample, and makes no step.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from fedpfl.methods import (
+    Ditto,
+    FedAvg,
+    FedBABU,
+    FedBN,
+    FedOBP,
+    FedPer,
+    FedRep,
+    LocalOnly,
+    Method,
+)
+
+COHORT, CLIENTS, RETURNING = 4, 6, 2  # clients 0 and 5 play both rounds
+CLASSES, FEATURES = 5, 12
+HEAD = CLASSES * FEATURES + CLASSES
+BODY = 484
+SIZE = BODY + HEAD
+NEURONS = 4 + 12
+LORA_A, LORA_B = 2 * (9 + 36), 2 * (4 + 12)  # of rank 2, in conv and fc
+PROTOTYPES = CLASSES * FEATURES
+GENERATOR = (4 + CLASSES + 1) * 8 + 4 * 8 + (8 + 1) * FEATURES  # of 4 numbers of noise and 8 hidden neurons
+POLICY = 2 * FEATURES * FEATURES + 6 * FEATURES
+VALVE = 2 * (FEATURES * FEATURES + 3 * FEATURES)
+WEIGHTS = 36 + 432 + 60  # what FedSelect chooses among
+
+
+def small_network(channels: int, units: int) -> int:
+    """Count the scalars between so many of Tiny's 4 channels and 12 units."""
+    return 10 * channels + (9 * channels + 1) * units + CLASSES * units + CLASSES
+
+
+FIFTH, TWO_FIFTHS, THREE_FIFTHS = small_network(1, 2), small_network(1, 4), small_network(2, 7)
+FOUR_FIFTHS, HALF, QUARTER = small_network(3, 9), small_network(2, 6), small_network(1, 3)
+EIGHTH, SIXTEENTH = small_network(1, 2), small_network(1, 1)
+FIVE_WIDTHS = (
+    FIFTH + TWO_FIFTHS + THREE_FIFTHS + SIZE,  # clients 0, 2, 3, 5
+    FIFTH + FIFTH + FOUR_FIFTHS + SIZE,  # clients 0, 1, 4, 5
+)
+THREE_WIDTHS = (QUARTER + 2 * THREE_FIFTHS + SIZE, 2 * QUARTER + 2 * SIZE)
+FALLING_WIDTHS = (SIZE + HALF + QUARTER + SIXTEENTH, 2 * SIZE + EIGHTH + SIXTEENTH)
+PRUNED_DOWN = (COHORT * SIZE, FIFTH + 3 * SIZE)  # whoever comes for the first time receives everything
+
+Rounds = int | tuple[int, int]
+"""Scalars (or bits) in each of the two rounds over the whole cohort; one number is that of each client."""
+
+ModelPlace = Callable[[Any], Any]
+
+
+def whole_server(server: Any) -> Any:
+    return server
+
+
+def server_model(server: Any) -> Any:
+    return server["model"]
+
+
+def server_body(server: Any) -> Any:
+    return server["body"]
+
+
+def body_and_head(server: Any) -> Any:
+    return {**server["body"], **server["head"]}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Hyperparameters at which a method is another one, bit for bit.
+
+    model: where the server has the other's model; None: it has none.
+    evaluated: who is also evaluated as by the other: `everyone` between rounds, or the `cohort` in its round alone.
+    first_round_only: whether it holds in the first round alone.
+    clients: `ragged`, `equal` in size, or a `single` one.
+    atol: above 0 where rounding differs, on both backends; `batched_atol`: on the batched one.
+    """
+
+    values: Mapping[str, Any]
+    other: Method
+    model: ModelPlace | None = whole_server
+    evaluated: Literal["everyone", "cohort", "nobody"] = "everyone"
+    first_round_only: bool = False
+    clients: Literal["ragged", "equal", "single"] = "ragged"
+    atol: float = 0.0
+    batched_atol: float = 0.0
+
+
+FEDAVG, LOCAL_STATISTICS = FedAvg(), FedAvg(statistics="local")
+
+
+def fedavg_at(model: ModelPlace | None = whole_server, **values: Any) -> Limit:
+    return Limit(values, FEDAVG, model)
+
+
+def local_only_at(**values: Any) -> Limit:
+    return Limit(values, LocalOnly(), None)
+
+
+def first_round_of(other: Method, model: ModelPlace | None = whole_server, **values: Any) -> Limit:
+    return Limit(values, other, model, evaluated="nobody", first_round_only=True)
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Hold what is expected of a method.
+
+    down, up: scalars that travel; None where a draw decides (the method's own test counts them).
+    down_bits, up_bits: bits beside those of the scalars.
+    statistics: where each network's BatchNorm statistics stay, by role or of all.
+    judged: whether the cohort is evaluated by what it `trained`, by what it would now start from (`latest`), by
+        what it `kept` (which is both), or by what evaluation finds `anew`.
+    first_time: by what a client that never trained is evaluated, with the hyperparameters at which it is so.
+    private: entries of the client's state that change whenever it trains, and never else.
+    ranges: hyperparameters out of range, and how the refusal begins.
+    """
+
+    down: Rounds | None = SIZE
+    up: Rounds | None = SIZE
+    down_bits: Rounds = 0
+    up_bits: Rounds = 0
+    limits: tuple[Limit, ...] = ()
+    statistics: str | Mapping[str, str] = "server"
+    judged: Literal["trained", "latest", "kept", "anew"] = "latest"
+    first_time: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    private: tuple[str, ...] = ()
+    ranges: tuple[tuple[Mapping[str, Any], str], ...] = ()
+
+    def judged_by(self, method: Method) -> str:
+        return "trained" if getattr(method, "judge", None) == "stored" else self.judged
+
+
+GLOBAL: Mapping[str, Mapping[str, Any]] = {"global": {}}
+INITIAL: Mapping[str, Mapping[str, Any]] = {"initial": {}}
+INITIAL_HEAD: Mapping[str, Mapping[str, Any]] = {"initial head": {}}
+
+WIDTH_RANGES = (
+    ({"widths": ()}, "widths must be at least one share"),
+    ({"widths": (0.0,)}, "widths must be above 0 and at most 1"),
+    ({"widths": (0.5, 1.5)}, "widths must be above 0 and at most 1"),
+)
+RANKING_RANGES = (
+    ({"ranking_lr": 0.0}, "ranking_lr must be a positive number"),
+    ({"ranking_epochs": -1}, "ranking_epochs must be"),
+)
+SERVER_OPTIMISER_RANGES = (
+    ({"lr": 0.0}, "lr must be a positive number"),
+    ({"tau": 0.0}, "tau must be a positive number"),
+    ({"beta2": 1.0}, "beta2 must be at least 0 and below 1"),
+)
+FULL_WIDTH = Limit({"widths": (1.0,)}, LOCAL_STATISTICS, server_model, "cohort")
+UNSCALED = {"widths": (1.0,), "scaler": False, "masked": False}
+PRUNING = Expect(
+    down=PRUNED_DOWN,
+    up=FIVE_WIDTHS,
+    up_bits=(COHORT * NEURONS, 2 * NEURONS),
+    limits=(Limit({"widths": (1.0,), "first": "current"}, LOCAL_STATISTICS, server_model, "cohort"),),
+    statistics="client",
+    judged="trained",
+    first_time=INITIAL,
+    ranges=(*WIDTH_RANGES, *RANKING_RANGES),
+)
+
+EXPECTED: dict[str, Expect] = {
+    "apfl": Expect(
+        limits=(
+            Limit({}, FEDAVG, evaluated="nobody"),
+            Limit({"alpha": 0.9, "mixing": "param", "alpha_lr": 3.0}, FEDAVG, evaluated="nobody"),
+            *(
+                Limit({"alpha": 1.0, "adaptive": False, "mixing": mixing}, LocalOnly(), None)
+                for mixing in ("output", "param")
+            ),
+        ),
+        statistics={"w": "server", "v": "client"},
+        private=("v", "alpha"),
+        ranges=(
+            ({"alpha": 1.1}, "alpha must be between 0 and 1"),
+            ({"alpha": float("nan")}, "alpha must be between 0 and 1"),
+            ({"alpha_lr": -1.0}, "alpha_lr must be 0 or more"),
+            ({"alpha_decay": -1.0}, "alpha_decay must be 0 or more"),
+        ),
+    ),
+    "apple": Expect(
+        down=SIZE * (CLIENTS - 1),
+        up=(COHORT * (SIZE + 1) + CLIENTS, COHORT * (SIZE + 1)),  # all tell once how many samples they have
+        statistics="client",
+    ),
+    "cfl": Expect(
+        limits=(fedavg_at(None, eps1=0.0, statistics="aggregate"), Limit({"eps1": 0.0}, LOCAL_STATISTICS, None)),
+        statistics="client",
+    ),
+    "ditto": Expect(
+        limits=(
+            Limit({"lam": 0.5}, FEDAVG, evaluated="nobody"),
+            Limit({"lam": 3.0, "personal_epochs": 1}, FEDAVG, evaluated="nobody", batched_atol=1e-6),
+            Limit({"personal_epochs": 4}, FEDAVG, evaluated="nobody"),
+            local_only_at(lam=0.0),
+        ),
+        statistics={"w": "server", "v": "client"},
+        first_time={"initial": {}, "global": {"cold_start": "global"}},
+        private=("v",),
+        ranges=(
+            ({"lam": -1.0}, "lam must be"),
+            ({"personal_epochs": -1}, "personal_epochs must be"),
+        ),
+    ),
+    "fedadam": Expect(first_time=GLOBAL, ranges=SERVER_OPTIMISER_RANGES),
+    "fedala": Expect(
+        limits=(
+            fedavg_at(eta=0.0),
+            fedavg_at(eta=0.0, layers=3),
+            first_round_of(FEDAVG),
+            first_round_of(FEDAVG, layers=3),
+        ),
+        judged="anew",
+        first_time=GLOBAL,
+        ranges=(
+            ({"layers": -1}, "layers must be 0 or more"),
+            ({"share": 0.0}, "share must be above 0"),
+            ({"eta": -1.0}, "eta must be 0 or more"),
+            ({"window": 0}, "window must be 1 or more"),
+            ({"max_epochs": 0}, "max_epochs must be 1 or more"),
+        ),
+    ),
+    "fedalt": Expect(
+        down=(0, COHORT * (LORA_A + LORA_B)),  # what others trained, once there is any
+        up=LORA_A + LORA_B,
+        statistics="client",
+        private=("model",),
+    ),
+    "fedamp": Expect(
+        down=(0, RETURNING * SIZE),
+        limits=(
+            local_only_at(pull=0.0),
+            local_only_at(variant="heurfedamp", pull=0.0),
+            first_round_of(LocalOnly(), None, pull=1.0),
+        ),
+        statistics="client",
+        judged="trained",
+        first_time=INITIAL,
+        private=("model",),
+    ),
+    "fedas": Expect(
+        down=BODY,
+        up=BODY + 1,
+        limits=(Limit({"align_epochs": 0, "weights": "samples", "judge": "received"}, FedPer(statistics="local")),),
+        statistics="client",
+        first_time={"initial": {}, "initial head": {"judge": "received"}},
+    ),
+    "fedavg": Expect(first_time=GLOBAL),
+    "fedavgm": Expect(
+        limits=(Limit({"momentum": 0.0}, FEDAVG, server_model, atol=1e-5),),
+        first_time=GLOBAL,
+        ranges=(
+            ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
+            ({"lr": 0.0}, "lr must be a positive number"),
+        ),
+    ),
+    "fedbabu": Expect(down=BODY, up=BODY, first_time=INITIAL_HEAD),
+    "fedbn": Expect(statistics="client", first_time=GLOBAL),
+    "fedcac": Expect(
+        up_bits=SIZE,
+        limits=(
+            Limit({"tau": 1.0, "cutoff": -1.0}, LOCAL_STATISTICS, server_model, "nobody", clients="equal"),
+            Limit({"tau": 0.0}, LOCAL_STATISTICS, server_model, "nobody"),
+        ),
+        statistics="client",
+        judged="trained",
+        first_time=INITIAL,
+        ranges=(
+            ({"tau": -0.1}, "tau must be between 0 and 1"),
+            ({"beta": 0}, "beta must be 1 or more"),
+            ({"cutoff": -0.5}, "cutoff must be 0 or more, or -1"),
+        ),
+    ),
+    "fedcp": Expect(down=SIZE + POLICY, up=SIZE + POLICY, private=("head",)),
+    "feddbe": Expect(
+        # Before the first round all receive the initial model, and answer with a mean and a number of samples.
+        down=(CLIENTS * SIZE + COHORT * (SIZE + FEATURES), COHORT * SIZE + RETURNING * FEATURES),
+        up=(CLIENTS * (FEATURES + 1) + COHORT * SIZE, COHORT * SIZE),
+        limits=(fedavg_at(server_model, kappa=0.0, bias_lr=0.0),),
+        private=("u",),
+        ranges=(
+            ({"kappa": -1.0}, "kappa must be"),
+            ({"rho": 1.5}, "rho must be"),
+            ({"bias_lr": -1.0}, "bias_lr must be"),
+        ),
+    ),
+    "feddpa": Expect(
+        limits=(
+            fedavg_at(threshold=1.0, rule="quantile", train="joint"),
+            fedavg_at(threshold=1.0, rule="value", train="joint"),
+            fedavg_at(threshold=1.0, lam2=0.0),
+            first_round_of(FEDAVG, threshold=0.0, rule="value", train="joint"),
+            first_round_of(FEDAVG, threshold=0.0, rule="quantile", train="joint"),
+            Limit(
+                {"threshold": 0.4, "rule": "quantile", "train": "joint"},
+                FedOBP(q=0.4, score="fisher", scope="tensor", cold_start="global"),
+            ),
+        ),
+        first_time=GLOBAL,
+        ranges=(
+            ({"threshold": 1.5}, "threshold must be between 0 and 1"),
+            ({"lam1": -0.1}, "lam1 must be 0 or more"),
+        ),
+    ),
+    "feddyn": Expect(
+        first_time=GLOBAL,
+        private=("dual",),
+        ranges=(({"alpha": -1.0}, "alpha must be 0 or more"),),
+    ),
+    "fedfomo": Expect(
+        down=(0, RETURNING * 3 * SIZE),  # the three others that trained in the last round
+        up=SIZE + 5,  # and a weight for the own model and each of four candidates
+        limits=(
+            local_only_at(candidates=0, fallback="keep"),
+            first_round_of(LocalOnly(), None),
+        ),
+        statistics="client",
+        judged="trained",
+        first_time=INITIAL,
+    ),
+    "fedgen": Expect(
+        down=SIZE + GENERATOR + CLASSES,
+        up=SIZE + CLASSES,
+        limits=(
+            fedavg_at(body_and_head, alpha=0.0, beta=0.0),
+            Limit({"alpha": 100.0}, FEDAVG, body_and_head, "nobody", first_round_only=True, batched_atol=1e-6),
+        ),
+        first_time=GLOBAL,
+    ),
+    "fedmp": PRUNING,
+    "fedobp": Expect(
+        down=(COHORT * SIZE, COHORT * (SIZE - 55)),  # the entries above the 0.9-quantile stay with the client
+        down_bits=(0, COHORT * SIZE),
+        limits=(
+            *(
+                fedavg_at(q=1.0, score=score, norm=norm)
+                for score, norm in [
+                    ("obp", "none"),
+                    ("obp", "layer"),
+                    ("obp_as_published", "global"),
+                    ("gradient", "layer"),
+                    ("fisher", "global"),
+                    ("fisher_batch", "none"),
+                ]
+            ),
+            fedavg_at(q=1.0, scope="tensor"),
+            fedavg_at(q=1.0, classifier_only=True),
+            fedavg_at(q=1.0, ema=0.5),
+            first_round_of(FEDAVG, q=0.0),
+            first_round_of(FEDAVG, q=0.37, score="fisher", norm="layer"),
+            *(Limit({"q": q}, FEDAVG, clients="single") for q in (0.0, 0.5)),
+        ),
+        first_time={"global": {"cold_start": "global"}},
+        ranges=(
+            ({"q": 1.1}, "q must be"),
+            ({"q": -0.1}, "q must be"),
+            ({"q": float("nan")}, "q must be"),
+            ({"q": 0.5, "ema": 1.0}, "ema must be"),
+        ),
+    ),
+    "fedobp_adaptive": Expect(
+        down=(COHORT * SIZE, COHORT * (SIZE - 6)),  # of the 0.99-quantile, the largest on the list
+        down_bits=(0, COHORT * 6 * 32),  # in their place
+        up_bits=2,
+    ),
+    "fedpac": Expect(
+        down=(COHORT * SIZE, COHORT * (SIZE + PROTOTYPES)),
+        up=SIZE + 2 * PROTOTYPES + CLASSES + 1,
+        limits=(
+            Limit(
+                {"lam": 0.0, "combine": False, "head_lr": None, "body_epochs": 1},
+                FedRep(head_epochs=1, body_epochs=1),
+                server_body,
+            ),
+        ),
+        first_time=INITIAL_HEAD,
+        private=("head",),
+        ranges=(
+            ({"lam": -1.0}, "lam must be 0 or more"),
+            ({"head_lr": 0.0}, "head_lr must be a positive number or null"),
+        ),
+    ),
+    "fedper": Expect(
+        down=BODY,
+        up=BODY,
+        limits=(
+            fedavg_at(layers=0),
+            fedavg_at(layers=0, head_init="server_average"),
+            Limit({"layers": 3, "statistics": "local"}, LocalOnly(), None),
+            first_round_of(FEDAVG, head_init="server_average"),
+            Limit({}, FEDAVG, None, clients="single"),
+        ),
+        first_time={"initial head": {}, "global": {"head_init": "server_average"}},
+        private=("head",),
+        ranges=(({"layers": -1}, "layers must be 0 or more, got -1"),),
+    ),
+    "fedphp": Expect(
+        limits=(Limit({"lam": 0.0}, FEDAVG, server_model, evaluated="nobody"),),
+        statistics={"w": "server", "q": "client"},
+        first_time=GLOBAL,
+        ranges=(
+            ({"lam": 1.1}, "lam must be"),
+            ({"momentum": -0.1}, "momentum must be"),
+            ({"participation": 2.0}, "participation must be"),
+        ),
+    ),
+    "fedproto": Expect(
+        down=None,  # the prototypes that there are
+        up=None,
+        limits=(
+            local_only_at(lam=0.0, judge="head"),
+            local_only_at(lam=0.0, judge="head", prototypes="final"),
+            first_round_of(LocalOnly(), None, lam=9.0, judge="head"),
+        ),
+        statistics="client",
+        first_time=INITIAL,
+        private=("model",),
+    ),
+    "fedprox": Expect(
+        limits=(fedavg_at(mu=0.0),),
+        first_time=GLOBAL,
+        ranges=(({"mu": -1.0}, "mu must be 0 or more"),),
+    ),
+    "fedpurin": Expect(
+        down=None,  # what is not zero
+        up=None,
+        limits=(
+            Limit(
+                {"tau": 1.0, "cutoff": -1.0, "beta": 1},
+                FedBN(),
+                server_model,
+                evaluated="nobody",
+                clients="equal",
+                batched_atol=1e-6,
+            ),
+            Limit(
+                {"tau": 1.0, "cutoff": -1.0, "include_norm": True},
+                LOCAL_STATISTICS,
+                server_model,
+                evaluated="nobody",
+                clients="equal",
+                batched_atol=1e-6,
+            ),
+        ),
+        statistics="client",
+        judged="trained",
+        first_time=INITIAL,
+        ranges=(
+            ({"tau": 1.5}, "tau must be above 0 and at most 1"),
+            ({"tau": 0.0}, "tau must be above 0"),
+        ),
+    ),
+    "fedrep": Expect(
+        down=BODY,
+        up=BODY,
+        limits=(Limit({"head_epochs": 0, "body_epochs": 2}, FedBABU()),),
+        first_time=INITIAL_HEAD,
+        private=("own",),
+        ranges=(
+            ({"body_epochs": -1}, "body_epochs must be 0 or more"),
+            ({"head_epochs": -1}, "head_epochs must be 0 or more, or null"),
+        ),
+    ),
+    "fedrod": Expect(
+        limits=(Limit({"gamma": 0.0}, FEDAVG, evaluated="nobody"),),
+        private=("q",),
+        ranges=(({"gamma": -1.0}, "gamma must be 0 or more"),),
+    ),
+    "fedrolex": Expect(
+        down=THREE_WIDTHS,
+        up=THREE_WIDTHS,
+        up_bits=CLASSES,
+        limits=(Limit(UNSCALED, LOCAL_STATISTICS, server_model, "cohort"),),
+        statistics="client",
+        judged="trained",
+        ranges=WIDTH_RANGES,
+    ),
+    "fedsa_lora": Expect(
+        down=LORA_A,
+        up=LORA_A,
+        limits=(
+            Limit({}, FEDAVG, None, clients="single"),
+            Limit({"head": "averaged"}, FEDAVG, None, clients="single"),
+        ),
+        private=("own",),
+    ),
+    "fedselect": Expect(
+        down=(COHORT * SIZE, COHORT * SIZE - RETURNING * WEIGHTS // 2),
+        up=(COHORT * SIZE, COHORT * SIZE - RETURNING * WEIGHTS // 2),
+        up_bits=(COHORT * WEIGHTS, 2 * WEIGHTS),  # a mask goes up when it is another: at 1/2 it no longer grows
+        limits=(
+            Limit({"alpha": 0.0}, LOCAL_STATISTICS, clients="equal", evaluated="nobody"),
+            Limit(
+                {"alpha": 0.0, "delta": "window", "every": 1},
+                LOCAL_STATISTICS,
+                clients="equal",
+                evaluated="nobody",
+            ),
+        ),
+        statistics="client",
+        judged="trained",
+        first_time=INITIAL,
+        ranges=(
+            ({"p": 1.5}, "p must be between 0 and 1"),
+            ({"alpha": -0.1}, "alpha must be between 0 and 1"),
+            ({"every": 0}, "every must be 1 or more"),
+            ({"lr_v": 0.0}, "lr_v must be a positive number or null"),
+            ({"lr_u": -1.0}, "lr_u must be a positive number or null"),
+        ),
+    ),
+    "fedspu": Expect(
+        down=THREE_WIDTHS,
+        up=THREE_WIDTHS,
+        down_bits=NEURONS,
+        limits=(FULL_WIDTH,),
+        statistics="client",
+        judged="trained",
+        first_time=INITIAL,
+        ranges=WIDTH_RANGES,
+    ),
+    "fedyogi": Expect(first_time=GLOBAL, ranges=SERVER_OPTIMISER_RANGES),
+    "ffa_lora": Expect(down=LORA_B + HEAD, up=LORA_B + HEAD),
+    "fjord": Expect(
+        down=FIVE_WIDTHS,
+        up=FIVE_WIDTHS,
+        limits=(FULL_WIDTH, Limit({"widths": (1.0,), "ordered": True}, LOCAL_STATISTICS, server_model, "cohort")),
+        statistics="client",
+        judged="trained",
+        ranges=(
+            *WIDTH_RANGES,
+            ({"distill": 0.5}, "distill must be 0 unless ordered"),
+            ({"distill": -1.0, "ordered": True}, "distill must be between 0 and 1"),
+        ),
+    ),
+    "flexfl": Expect(
+        down=None,  # levels are drawn
+        up=None,
+        limits=(Limit({"levels": (1.0,), "devices": (1,)}, LOCAL_STATISTICS, server_model, "cohort"),),
+        statistics="client",
+        judged="trained",
+        ranges=(
+            ({"levels": (), "devices": ()}, "levels must be one or more, ascending"),
+            ({"levels": (0.5, 0.25, 1.0)}, "levels must be one or more, ascending"),
+            ({"levels": (0.5, 0.7, 1.5)}, "levels must be above 0 and at most 1"),
+            ({"apoz": (1.5,)}, "apoz must be between 0 and 1"),
+            ({"tolerance": -0.1}, "tolerance must be at least 0 and below 1"),
+            ({"devices": (1, 1)}, "devices must be as many numbers as levels"),
+            ({"devices": (0, 0, 0)}, "devices must be 0 or more, and not all 0"),
+            ({"devices": (-1, 1, 1)}, "devices must be 0 or more, got"),
+            ({"gamma": -1.0}, "gamma must be 0 or more"),
+            ({"temperature": 0.0}, "temperature must be a positive number"),
+        ),
+    ),
+    "floco": Expect(
+        down=SIZE + 9 * PROTOTYPES,  # ten endpoints of the head's weight
+        up=SIZE + 9 * PROTOTYPES,
+        limits=(fedavg_at(None, endpoints=1, tau=1),),
+        ranges=(
+            ({"endpoints": 0}, "endpoints must be 1 or more"),
+            ({"tau": -1}, "tau must be 0 or more"),
+            ({"rho": -0.1}, "rho must be 0 or more"),
+        ),
+    ),
+    "floco_plus": Expect(
+        # After the first round all train once more, from which each is given a place among three endpoints.
+        down=(
+            COHORT * (SIZE + 2 * PROTOTYPES),
+            CLIENTS * (SIZE + 2 * PROTOTYPES) + COHORT * (SIZE + 2 * PROTOTYPES + 3),
+        ),
+        up=(COHORT * (SIZE + 2 * PROTOTYPES), (CLIENTS + COHORT) * (SIZE + 2 * PROTOTYPES)),
+        limits=(Limit({"endpoints": 1, "pers_epochs": 2, "lam": 0.7}, Ditto(lam=0.7), None, atol=1e-4),),
+        statistics={"main": "server", "v": "client"},
+        private=("v",),
+        ranges=(
+            ({"pers_epochs": 0}, "pers_epochs must be 1 or more, or null"),
+            ({"lam": -1.0}, "lam must be 0 or more"),
+        ),
+    ),
+    "flute": Expect(
+        down=BODY + PROTOTYPES,  # the server changes the head's weight
+        up=SIZE,
+        up_bits=CLASSES,
+        limits=(Limit({"l1": 0.0, "l2": 0.0, "l3": 0.0, "server_lr": 0.0, "rep_epochs": 2}, FedPer()),),
+        first_time=INITIAL_HEAD,
+        ranges=(
+            ({"l1": -1.0}, "l1 must be 0 or more"),
+            ({"rep_epochs": -1}, "rep_epochs must be 0 or more"),
+        ),
+    ),
+    "gpfl": Expect(
+        down=BODY + PROTOTYPES + VALVE,
+        up=BODY + PROTOTYPES + VALVE,
+        first_time=INITIAL_HEAD,
+        private=("head",),
+    ),
+    "hermes": PRUNING,
+    "heterofl": Expect(
+        down=FALLING_WIDTHS,
+        up=FALLING_WIDTHS,
+        up_bits=CLASSES,
+        limits=(
+            Limit({**UNSCALED, "weighting": "samples"}, LOCAL_STATISTICS, server_model, "cohort"),
+            Limit(UNSCALED, LOCAL_STATISTICS, server_model, "cohort", clients="equal"),
+            Limit(
+                {**UNSCALED, "scaler": True},
+                LOCAL_STATISTICS,
+                server_model,
+                "cohort",
+                clients="equal",
+            ),
+        ),
+        statistics="client",
+        judged="trained",
+        first_time={"initial": {"scaler": True}},  # client 1 holds everything
+        ranges=WIDTH_RANGES,
+    ),
+    "ifca": Expect(
+        down=2 * SIZE,
+        up_bits=2,
+        limits=(fedavg_at(None, clusters=1),),
+        statistics="client",
+    ),
+    "knn_per": Expect(
+        limits=(
+            Limit({}, FEDAVG, evaluated="nobody"),
+            Limit({"k": 1, "lam": 1.0, "capacity": 3}, FEDAVG, evaluated="nobody"),
+            Limit({"lam": None}, FEDAVG, evaluated="nobody"),
+            fedavg_at(lam=0.0),
+            fedavg_at(lam=1.0, capacity=0),
+            fedavg_at(lam=0.0, mix="logits"),
+        ),
+        first_time=GLOBAL,
+    ),
+    "lg_fedavg": Expect(
+        down=HEAD,
+        up=HEAD,
+        limits=(
+            Limit({"layers": 3}, LOCAL_STATISTICS),
+            Limit({"layers": 3, "variant": "as_published"}, LOCAL_STATISTICS),
+            local_only_at(layers=0),
+            local_only_at(layers=0, variant="as_published"),
+        ),
+        statistics="client",
+        private=("own",),
+        ranges=(({"layers": -1}, "layers must be 0 or more"),),
+    ),
+    "local_only": Expect(
+        down=0,
+        up=0,
+        limits=(Limit({}, FEDAVG, None, clients="single"),),
+        statistics="client",
+        judged="kept",
+        first_time=INITIAL,
+        private=("model",),
+    ),
+    "moon": Expect(
+        limits=(fedavg_at(mu=0.0), Limit({"mu": 5.0}, FEDAVG, first_round_only=True, batched_atol=1e-5)),
+        statistics={"main": "server", "last": "client"},
+        first_time=GLOBAL,
+        ranges=(
+            ({"mu": -1.0}, "mu must be 0 or more"),
+            ({"tau": 0.0}, "tau must be a positive number"),
+        ),
+    ),
+    "per_fedavg": Expect(
+        first_time=GLOBAL,
+        ranges=(
+            ({"inner_lr": -0.1}, "inner_lr must be 0 or more"),
+            ({"outer_lr": -0.1}, "outer_lr must be 0 or more"),
+            ({"delta": 0.0}, "delta must be a positive number"),
+            ({"adapt_steps": -1}, "adapt_steps must be 0 or more"),
+        ),
+    ),
+    "pfedfda": Expect(
+        down=BODY + PROTOTYPES + FEATURES * (FEATURES + 1) // 2,
+        up=BODY + PROTOTYPES + FEATURES * (FEATURES + 1) // 2,
+        limits=(Limit({"variant": "as_published"}, FEDAVG, body_and_head, evaluated="nobody"),),
+        judged="anew",
+        ranges=(
+            ({"eps": 0.0}, "eps must be above 0"),
+            ({"folds": 1}, "folds must be 2 or more"),
+            ({"cov_reg": -1.0}, "cov_reg must be 0 or more"),
+        ),
+    ),
+    "pfedhn": Expect(statistics="client"),
+    "pfedme": Expect(
+        judged="anew",
+        first_time=GLOBAL,
+        ranges=(
+            ({"lam": -1.0}, "lam must be 0 or more"),
+            ({"inner_steps": 0}, "inner_steps must be 1 or more"),
+            ({"inner_lr": 0.0}, "inner_lr must be a positive number"),
+            ({"outer_lr": 0.0}, "outer_lr must be a positive number"),
+            ({"lam": 30.0, "inner_lr": 0.09}, r"inner_lr must be below 2 / lam = 0.06667, or it diverges"),
+            ({"lam": 30.0, "outer_lr": 0.07}, r"outer_lr must be below 2 / lam = 0.06667, or it diverges"),
+            ({"beta": -1.0}, "beta must be 0 or more"),
+            ({"mu": -1.0}, "mu must be 0 or more"),
+        ),
+    ),
+    "pfedsd": Expect(
+        limits=(
+            Limit({"lam": 0.0}, LOCAL_STATISTICS, evaluated="nobody"),
+            first_round_of(LOCAL_STATISTICS),
+            Limit({"lam": 0.0}, LocalOnly(), None, clients="single"),
+        ),
+        statistics="client",
+        judged="trained",
+        first_time=INITIAL,
+        ranges=(
+            ({"lam": -1.0}, "lam must be 0 or more"),
+            ({"tau": 0.0}, "tau must be a positive number"),
+        ),
+    ),
+    "prunefl": replace(PRUNING, ranges=(*PRUNING.ranges, ({"ranking_epochs": 0}, "ranking_epochs must be 1 or more"))),
+    "pspfl": Expect(
+        down=(COHORT * SIZE, COHORT * SIZE - 274),  # of clients 0 and 5 the latter, without a step, shares everything
+        up=(COHORT * SIZE, COHORT * SIZE - 274),
+        down_bits=(0, SIZE),
+        limits=(
+            Limit({"q": 1.0}, LOCAL_STATISTICS, evaluated="nobody"),
+            Limit({"q": 1.0, "upload": "all"}, LOCAL_STATISTICS, evaluated="nobody"),
+            first_round_of(LOCAL_STATISTICS, q=0.0),
+            first_round_of(LOCAL_STATISTICS, q=0.0, upload="all"),
+            Limit(
+                {"q": 0.9, "upload": "all"},
+                FedOBP(q=0.9, score="gradient", norm="none", cold_start="global", statistics="local"),
+                evaluated="nobody",
+            ),
+        ),
+        statistics="client",
+        judged="trained",
+        first_time=GLOBAL,
+        private=("score",),
+        ranges=(({"q": 1.1}, "q must be between 0 and 1"),),
+    ),
+    "random_dropout": Expect(
+        down=THREE_WIDTHS,
+        up=THREE_WIDTHS,
+        down_bits=NEURONS,
+        limits=(Limit({"widths": (1.0,)}, FEDAVG, server_model),),
+        judged="anew",
+        first_time=GLOBAL,
+        ranges=WIDTH_RANGES,
+    ),
+    "scaffold": Expect(
+        down=2 * SIZE,
+        up=2 * SIZE,
+        first_time=GLOBAL,
+        private=("control",),
+        ranges=(({"server_lr": 0.0}, "server_lr must be a positive"),),
+    ),
+    "sdflora": Expect(
+        down=(LORA_A + LORA_B) // 2,
+        up=(LORA_A + LORA_B) // 2,
+        limits=(
+            Limit({"share": 1.0, "merge": "averaged", "head": "averaged"}, FEDAVG, None),
+            Limit({"share": 0.0, "statistics": "local"}, LocalOnly(), None),
+            Limit({"share": 0.5, "merge": "averaged"}, FEDAVG, None, clients="single"),
+        ),
+        private=("own",),
+    ),
+    "seqfededt": Expect(
+        down=0,  # a hop is counted once
+        limits=(
+            Limit({"score": "difference", "q": 0.9}, LocalOnly(), None, clients="single"),
+            Limit({"score": "importance", "q": 0.0}, LocalOnly(), None, clients="single"),
+        ),
+        statistics="client",
+        judged="trained",
+        first_time=GLOBAL,
+        ranges=(({"q": -0.1}, "q must be between 0 and 1"),),
+    ),
+    "subflot": Expect(
+        down=None,  # rates are drawn
+        up=None,
+        limits=(
+            Limit({"rates": (0.0,), "alpha": 1.0, "mode": "one"}, LOCAL_STATISTICS, server_model, "cohort"),
+            Limit({"rates": (0.0,), "alpha": 1.0, "mode": "balanced"}, LOCAL_STATISTICS, server_model, "cohort"),
+        ),
+        statistics="client",
+        judged="trained",
+        first_time=INITIAL,
+        ranges=tuple(
+            ({name: value}, name)
+            for name, value in [
+                ("rates", ()),
+                ("rates", (1.0,)),
+                ("rates", (-0.1, 0.5)),
+                ("alpha", -0.1),
+                ("alpha", 1.1),
+                ("lam", -1.0),
+                ("lam", float("inf")),
+            ]
+        ),
+    ),
+}

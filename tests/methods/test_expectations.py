@@ -1,0 +1,212 @@
+"""What each method promises besides its formula, asked of the rows of expectations.py."""
+
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+
+from fedpfl.engine import Outcome, State, make
+from fedpfl.engine.backend import Counts
+from fedpfl.engine.toy import COHORTS, EVERYONE, TRAIN, Trial, as_engine, small
+from fedpfl.ground import tree
+from fedpfl.methods import METHODS, Method
+from fedpfl.models import Net
+from tests.conftest import (
+    CPU,
+    HEAD,
+    SETTINGS,
+    assert_close,
+    assert_same,
+    differing,
+    federate,
+    judged,
+    rounds,
+    row,
+    tiny,
+)
+from tests.methods.expectations import COHORT, EXPECTED, Limit, Rounds
+
+NEVER_TRAINED = 1  # of the clients, after the first round
+FEDERATIONS = {
+    "ragged": (small(), COHORTS),
+    "equal": (federate((40,) * 3, (8,) * 3), [[0, 1, 2]] * 2),
+    "single": (federate((65,), (10,)), [[0]] * 2),
+}
+
+
+def build_method(name: str, **values: Any) -> Method:
+    """Build the method in its first setting, but for these values."""
+    return METHODS[name](**{**SETTINGS.get(name, [{}])[0], **values})
+
+
+@cache
+def trial_of(name: str) -> Trial:
+    return Trial(build_method(name))
+
+
+def case_id(name: str, values: Any) -> str:
+    return "-".join([name, *(f"{key}={value}" for key, value in values.items())])
+
+
+# What travels
+
+
+def over_the_cohort(expected: Rounds) -> list[int]:
+    return [COHORT * expected] * 2 if isinstance(expected, int) else list(expected)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_traffic_is_what_is_counted_by_hand(name):
+    expect, outcomes = EXPECTED[name], trial_of(name).played("loop")[1]
+    for way, scalars, bits in (("down", expect.down, expect.down_bits), ("up", expect.up, expect.up_bits)):
+        if scalars is None:
+            continue
+        values = [getattr(outcome.sent, f"values_{way}") for outcome in outcomes]
+        all_bits = [getattr(outcome.sent, f"bits_{way}") for outcome in outcomes]
+        assert values == over_the_cohort(scalars), way
+        assert [total - 32 * value for total, value in zip(all_bits, values, strict=True)] == over_the_cohort(bits), way
+
+
+# Limits
+
+
+@cache
+def play_rounds(method: Method, pairs: int, clients: str, engine: str) -> tuple[list[State], list[Outcome]]:
+    """Return states and outcomes of two rounds with BatchNorm, which nobody changes."""
+    federation, cohorts = FEDERATIONS[clients]
+    return rounds(method, tiny(norm=True, pairs=pairs), federation, cohorts, engine=engine)
+
+
+@cache
+def evaluate_all(method: Method, pairs: int, clients: str, engine: str, played: int) -> Counts:
+    """Evaluate every client after so many of these rounds."""
+    federation, _ = FEDERATIONS[clients]
+    state = play_rounds(method, pairs, clients, engine)[0][played]
+    runner = make(as_engine(engine), tiny(norm=True, pairs=pairs), CPU)
+    return runner.evaluate(method, federation, state, list(range(federation.clients)))
+
+
+def main_statistics(method: Method, state: State) -> Any:
+    """Return BatchNorm statistics of the model that is shared, at the server or with the clients."""
+    role = next(iter(method.buffers()))
+    return state.server_buffers.get(role) or state.client_buffers[role]
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        pytest.param(name, limit, id=case_id(name, {**limit.values, "clients": limit.clients}))
+        for name, expect in EXPECTED.items()
+        for limit in expect.limits
+    ],
+)
+def test_at_its_limit_a_method_is_another(name: str, limit: Limit, backend: str) -> None:
+    method, other = build_method(name, **limit.values), limit.other
+    states, outcomes = play_rounds(method, method.pairs, limit.clients, backend)
+    others, other_outcomes = play_rounds(other, method.pairs, limit.clients, backend)
+    assert differing(states[0], states[-1])
+    atol = limit.batched_atol if backend == "batched" and not limit.atol else limit.atol
+    require_equal = partial(assert_close, atol=atol, rtol=0.0) if atol else assert_same
+
+    played_rounds = 1 if limit.first_round_only else len(outcomes)
+    for played in range(1, played_rounds + 1):
+        state, other_state = states[played], others[played]
+        if limit.model:
+            require_equal(limit.model(state.server), other_state.server.get("body", other_state.server))
+            if method.buffers() == other.buffers():
+                require_equal(main_statistics(method, state), main_statistics(other, other_state))
+        if limit.evaluated == "everyone":
+            counts, other_counts = (
+                evaluate_all(each, method.pairs, limit.clients, backend, played) for each in (method, other)
+            )
+            require_equal((counts.correct, counts.loss), (other_counts.correct, other_counts.loss))
+        if limit.evaluated != "nobody":
+            outcome, other_outcome = outcomes[played - 1], other_outcomes[played - 1]
+            require_equal((outcome.before, outcome.after), (other_outcome.before, other_outcome.after))
+        if limit.evaluated == "cohort":
+            require_equal(outcome.loss, other_outcome.loss)
+
+
+# BatchNorm statistics
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_statistics_stay_at_the_server_or_with_the_client(name):
+    """At a client they are those of its own training alone; at the server they move with every round."""
+    expected, roles = EXPECTED[name].statistics, trial_of(name).method.buffers()
+    place_of = dict.fromkeys(roles, expected) if isinstance(expected, str) else expected
+    states = trial_of(name).played("loop", norm=True)[0]
+    assert set(states[1].server_buffers) == {role for role, place in place_of.items() if place == "server"}
+    assert set(states[1].client_buffers) == {role for role, place in place_of.items() if place == "client"}
+    initial = trial_of(name).net(norm=True).buffers
+    for statistics in states[1].server_buffers.values():
+        assert differing(statistics, initial)
+    for role in states[1].client_buffers:
+        first, last = (state.client_buffers[role] for state in states[1:])
+        assert_same(row(first, NEVER_TRAINED), initial)
+        assert differing(row(first, 0), row(first, 2))
+        assert_same(row(first, 2), row(last, 2))  # who did not train in the second round
+        assert differing(row(first, 0), row(last, 0))
+
+
+# By what clients are evaluated
+
+
+def name_in(net: Net, path: str) -> str | None:
+    """Return which parameter of the network stands at a path of a tree."""
+    return next((name for name in net.params if path == name or path.endswith(f".{name}")), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "values"),
+    [
+        pytest.param(name, source, values, id=case_id(name, {"by": source, **values}))
+        for name, expect in EXPECTED.items()
+        for source, values in expect.first_time.items()
+    ],
+)
+def test_who_never_trained_is_evaluated_by(name, source, values):
+    """By the global model as it is now, the initial one, or the global body under the initial head."""
+    method = build_method(name, **values)
+    net = Trial(method).net()
+    state = rounds(method, net, small(), COHORTS[:1])[0][-1]
+    at_server = [(name_in(net, path), leaf) for path, leaf in tree.items(state.server)]
+    for path, leaf in tree.items(judged(method, net, small(), state, NEVER_TRAINED).params):
+        parameter = name_in(net, path)
+        if parameter is None:
+            continue
+        is_initial = source == "initial" or (source == "initial head" and parameter in HEAD)
+        if is_initial:
+            assert torch.equal(leaf, net.params[parameter]), path
+        else:
+            assert any(found == parameter and torch.equal(leaf, value) for found, value in at_server), path
+            assert not torch.equal(leaf, net.params[parameter]), path
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"), [(name, entry) for name, expect in EXPECTED.items() for entry in expect.private]
+)
+def test_a_private_entry_changes_whenever_its_client_trains_and_never_else(name, entry):
+    states = trial_of(name).played("loop")[0]
+    for played, cohort in enumerate(COHORTS):
+        for client in EVERYONE:
+            before, after = (state.client(client)[entry] for state in states[played : played + 2])
+            has_trained = client in cohort and TRAIN[client] > 1
+            assert bool(differing(before, after)) == has_trained, (played, client)
+
+
+# Ranges
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        pytest.param(name, values, message, id=case_id(name, values))
+        for name, expect in EXPECTED.items()
+        for values, message in expect.ranges
+    ],
+)
+def test_a_hyperparameter_out_of_range_is_refused(name, values, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        build_method(name, **values)
