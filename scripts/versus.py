@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from fedpfl import __version__, engine
+from fedpfl.config import overrides
 from fedpfl.data import datasets, partition
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import environment
@@ -137,10 +138,12 @@ def directory(task: Task, name: str) -> Path:
 def fedpfl(task: Task, method: str, precision: str = "fp32") -> Program:
     """One command; what it measures stands in its rounds.csv."""
     out = task.folder / f"fedpfl-{method}-{precision}"
-    told = [f"method={method.lower()}", "dataset=fmnist", f"data_dir={task.data}", "partition=file"]
-    told += [f"partition.path={task.folder / 'split.json'}", f"rounds={task.rounds}", f"eval.every={task.rounds}"]
+    told = [f"method={method.lower()}", "dataset=fmnist", "partition=file"]
+    paths = {"data_dir": task.data, "partition.path": task.folder / "split.json", "hydra.run.dir": out}
+    told += [word for key, path in paths.items() for word in overrides.words(key, str(path))]
+    told += [f"rounds={task.rounds}", f"eval.every={task.rounds}"]
     told += [f"local.epochs={task.epochs}", f"local.lr={task.lr}", f"device={task.device}", "restart=true"]
-    told += [f"engine.precision={precision}", f"hydra.run.dir={out}"]
+    told += [f"engine.precision={precision}"]
 
     def read(lines: Lines) -> tuple[float, float, float]:
         with (out / "rounds.csv").open(newline="") as file:

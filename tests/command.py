@@ -21,6 +21,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from fedpfl import train
+from fedpfl.config import overrides
 from fedpfl.config.plan import register
 from fedpfl.ground import interrupts
 from fedpfl.record import digests
@@ -47,6 +48,15 @@ class Result:
     @property
     def complaints(self) -> list[str]:
         return [line for line in self.err.splitlines() if line.startswith("fedpfl:")]
+
+
+def format_override(key: str, value: Any) -> str:
+    """Return `key=value` as the command line reads it.
+
+    A path needs this: where the tree or its temporary files lie, a name may hold what overrides have a meaning for.
+    """
+    (word,) = overrides.words(key, value)
+    return word
 
 
 def _environment() -> dict[str, str]:

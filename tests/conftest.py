@@ -6,6 +6,7 @@ import gc
 import io
 import itertools
 import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -59,6 +60,12 @@ COHORTS = [
     [0, 1, 5, 7, 9],
 ]  # client 7 is unseen for two rounds, 2 trains twice in a row
 PLAIN = Local(epochs=1, batch_size=512, lr=0.05)  # one full-batch step without momentum
+
+# Whoever clones the project chooses the folder: temporary files lie where a name has a space and a letter that is not
+# ASCII, so that a test which does not quote a path fails here.
+TEMPORARY = Path(tempfile.gettempdir()) / "fedpfl tests, für alle"
+TEMPORARY.mkdir(exist_ok=True)
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(TEMPORARY))
 
 torch.set_num_threads(1)  # as the loop backend does; workers of the test run share the cores
 

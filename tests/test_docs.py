@@ -27,7 +27,7 @@ from fedpfl.report.__main__ import main as report
 from fedpfl.report.grouping import groups
 from fedpfl.report.load import runs
 from fedpfl.train import CONF
-from tests.command import call, summary
+from tests.command import call, format_override, summary
 from tests.conftest import ROOT, assert_close, assert_same, differing, sampled, trajectory
 from tests.papers.test_experiments import assert_fits, swept
 from tests.report.test_report import write_run
@@ -116,7 +116,7 @@ def test_commands_run(command: str, seeds: str, checkout):
         pytest.skip("104 runs: scripts/try_docs.py makes them")
     before = set((checkout / "outputs").rglob("summary.json"))
     line = try_docs.runnable(command).text.replace("seed=1,2,3", seeds)
-    result = call(*shlex.split(line)[3:], f"data_dir={checkout / 'made_up'}", cwd=checkout)
+    result = call(*shlex.split(line)[3:], format_override("data_dir", checkout / "made_up"), cwd=checkout)
     assert result.code == 0, result.err
     made = set((checkout / "outputs").rglob("summary.json")) - before
     assert made

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -66,7 +67,8 @@ def test_completion_is_silent_where_it_knows_nothing(line, ask):
 def test_completion_in_bash(tmp_path):
     """The script that `eval` gets, in the shell itself."""
     program = tmp_path / "fedpfl"
-    program.write_text(f"#!{sys.executable}\nfrom fedpfl.__main__ import main\nmain()\n")
+    command = shlex.join([sys.executable, "-c", "from fedpfl.__main__ import main; main()"])
+    program.write_text(f'#!/bin/bash\nexec {command} "$@"\n')  # a line #! takes no path with a space
     program.chmod(0o755)
     line = "fedpfl train method=fedobp_"
     script = f"""

@@ -14,6 +14,7 @@ from fedpfl.config.foreign import read_command
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.runner import tuning
+from tests.command import format_override
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -35,7 +36,7 @@ SUITE = {
 
 
 def call(folder: Path, *words: str) -> int:
-    argv = ["fedpfl.board", *words, "suite=tiny", f"hydra.sweep.dir={folder / 'out'}"]
+    argv = ["fedpfl.board", *words, "suite=tiny", format_override("hydra.sweep.dir", folder / "out")]
     with mock.patch.object(sys, "argv", argv), mock.patch.object(board, "SUITES", folder):
         return board.main()
 

@@ -30,7 +30,7 @@ from fedpfl.record.columns import columns
 from fedpfl.report import __main__ as report
 from fedpfl.runner import loop
 from fedpfl.runner.faults import mended
-from tests.command import FILES, TINY, call, snapshot, start, state, summary, table, wait
+from tests.command import FILES, TINY, call, format_override, snapshot, start, state, summary, table, wait
 from tests.conftest import sampled
 
 NOT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -605,7 +605,7 @@ def test_a_run_without_test_samples_has_empty_cells_and_is_recognised(tmp_path: 
 
 
 def test_hydra_run_dir_puts_the_run_anywhere(tmp_path: Path) -> None:
-    assert call(*TINY, f"hydra.run.dir={tmp_path}/some/where", cwd=tmp_path).code == 0
+    assert call(*TINY, format_override("hydra.run.dir", tmp_path / "some/where"), cwd=tmp_path).code == 0
     assert set(snapshot(tmp_path)) == {"some", "some/where", *(f"some/where/{name}" for name in (*FILES, "masks.json"))}
 
 

@@ -27,7 +27,7 @@ from fedpfl.ground.identity import identity, present
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS, FedOBP
 from fedpfl.models import MODELS
-from tests.command import TINY
+from tests.command import TINY, format_override
 from tests.conftest import assert_same, sampled
 
 CONF = Path(train.CONF)
@@ -509,7 +509,7 @@ def test_a_share_is_held_out_for_validation() -> None:
 def test_own_arrays_with_groups_and_a_test_part(tmp_path: Path) -> None:
     x = np.zeros((60, 9, 128), np.float32)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3, groups=np.repeat(["a", "b", "c"], 20), test_from=30)
-    own = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "model=har_cnn"]
+    own = ["dataset=npz", format_override("dataset.path", tmp_path / "own.npz"), "model=har_cnn"]
     run = build(check(compose(*own, "partition=groups", "clients=6")))
     assert run.federation.shape == (9, 128)
     assert run.federation.train_sizes.tolist() == [8] * 6

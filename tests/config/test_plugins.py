@@ -14,7 +14,7 @@ from fedpfl.config import plan, plugins
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
-from tests.command import TINY, call, composed, summary
+from tests.command import TINY, call, composed, format_override, summary
 from tests.conftest import ROOT
 
 MINE = (ROOT / "docs/mine.py").read_text()
@@ -71,7 +71,10 @@ def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder: Path, capsys: 
     (folder / "here").mkdir()
     (folder / "here/mine.py").write_text(MINE)
     assert fedpfl.load(folder / "run", plugins=[folder / "here/mine.py"]).personal(0)
-    assert export.main([str(folder / "run"), str(folder / "out"), f"plugins=[{folder / 'here/mine.py'}]"]) == 0
+    assert (
+        export.main([str(folder / "run"), str(folder / "out"), format_override("plugins", [folder / "here/mine.py"])])
+        == 0
+    )
 
 
 CARELESS = """
@@ -293,7 +296,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_added(text: str | None, messag
         plugins.load([str(file)])
     assert str(error.value).startswith(message.format(file)), error.value
     assert [dict(kind.registry) for kind in plugins.KINDS.values()] == before
-    result = call(f"plugins=[{file}]", *SMALL, cwd=tmp_path)
+    result = call(format_override("plugins", [file]), *SMALL, cwd=tmp_path)
     assert (result.code, len(result.complaints)) == (2, 1)
     assert not (tmp_path / "run").exists()
 

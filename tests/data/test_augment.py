@@ -17,6 +17,7 @@ from fedpfl.engine.sgd import steps
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import Ditto, FedAvg, FedRep, Phase
+from tests.command import format_override
 from tests.config.test_config import TINY, compose
 from tests.conftest import (
     COHORTS,
@@ -238,6 +239,12 @@ def test_settings_out_of_range_are_named(override, message):
 def test_what_are_no_images_cannot_be_augmented(tmp_path):
     x = np.zeros((60, 9, 128), np.float32)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3)
-    own = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", "model=har_cnn", "partition=iid", "clients=2"]
+    own = [
+        "dataset=npz",
+        format_override("dataset.path", tmp_path / "own.npz"),
+        "model=har_cnn",
+        "partition=iid",
+        "clients=2",
+    ]
     with pytest.raises(FedpflError, match="augment is for images, but data set npz has none; set augment=none"):
         build(check(compose(*own, "augment=crop_flip")))

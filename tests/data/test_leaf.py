@@ -10,7 +10,7 @@ import torch
 
 from fedpfl.config.plan import Run, build, check
 from fedpfl.data.datasets import femnist, load, shakespeare
-from tests.command import composed
+from tests.command import composed, format_override
 from tests.conftest import BACKENDS, assert_close, rounds
 from tests.data.promises import assert_promises
 from tests.data.test_formats import cinic, one_line, write  # noqa: F401
@@ -204,7 +204,7 @@ def test_two_rounds(tmp_path, name, method):
     """Of natural clients, each tested on its own part."""
     write(tmp_path, written(name)[0])
     model = ("model=mlp", "model.hidden=[8]") if name == "femnist" else ("model=lstm", "model.width=8")
-    run = built(f"dataset={name}", f"data_dir={tmp_path}", "partition=natural", *method, *model)
+    run = built(f"dataset={name}", format_override("data_dir", tmp_path), "partition=natural", *method, *model)
     assert run.federation.train_sizes.tolist() == [5, 6, 4]
     assert run.federation.test_sizes.tolist() == [2, 3, 1]
     play_on_both(run)
@@ -213,13 +213,13 @@ def test_two_rounds(tmp_path, name, method):
 @METHODS
 def test_two_rounds_of_cinic10(tmp_path, cinic, method):  # noqa: F811
     write(tmp_path / "CINIC-10", cinic)
-    own = ("dataset=cinic10", f"data_dir={tmp_path}", "partition=iid", "model=mlp", "model.hidden=[8]")
+    own = ("dataset=cinic10", format_override("data_dir", tmp_path), "partition=iid", "model=mlp", "model.hidden=[8]")
     play_on_both(built(*own, *method))
 
 
 def test_fewer_clients_than_users_and_more(tmp_path):
     write(tmp_path, written("femnist")[0])
-    own = ("dataset=femnist", f"data_dir={tmp_path}", "partition=natural", "model=mlp")
+    own = ("dataset=femnist", format_override("data_dir", tmp_path), "partition=natural", "model=mlp")
     run = built(*own, "clients=2")
     assert set(run.federation.train_sizes.tolist()) < {5, 6, 4}
     run = built(*own, "clients=2", "partition.min_samples=7")

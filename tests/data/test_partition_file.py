@@ -12,7 +12,7 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build as federation_of
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
-from tests.command import TINY, call, composed, table
+from tests.command import TINY, call, composed, format_override, table
 
 Y = np.arange(40) % 4
 TRAIN, TEST, HELD = ([3, 9, 1], [0, 5], [22]), ([2], [], [30, 31]), ([8], [4], [])
@@ -106,7 +106,7 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
     first = call(*TINY, "method=fedavg", "model=mlp", "validation=0.2", "hydra.run.dir=first", cwd=tmp_path)
     assert first.code == 0, first.err
     keys = [key for key in TINY if not key.startswith("partition.")]
-    path = f"partition.path={tmp_path / 'first' / 'partition.npz'}"
+    path = format_override("partition.path", tmp_path / "first/partition.npz")
     again = call(*keys, "method=fedavg", "model=mlp", "partition=file", path, "hydra.run.dir=again", cwd=tmp_path)
     assert again.code == 0, again.err
     assert table(tmp_path / "first" / "rounds.csv") == table(tmp_path / "again" / "rounds.csv")

@@ -82,6 +82,9 @@ class Seen:
         self.peak = self.now
 
 
+PACKAGE = f"{Path(importlib.util.find_spec('fedpfl').origin).parent}/"
+"""Where the project's code lies; a clone may have the same name."""
+
 seen = Seen()
 seen.reset()
 
@@ -90,8 +93,8 @@ def place() -> str:
     """The innermost function of the project on the way here, `engine/round.py play`."""
     frame: Any = sys._getframe()
     while frame := frame.f_back:
-        _, inside, file = frame.f_code.co_filename.rpartition("/fedpfl/")
-        if inside and file != "ground/tree.py":
+        file = frame.f_code.co_filename.removeprefix(PACKAGE)
+        if file != frame.f_code.co_filename and file != "ground/tree.py":
             return f"{file} {frame.f_code.co_qualname.partition('.<locals>')[0]}"
     return "elsewhere"
 

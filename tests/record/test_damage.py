@@ -30,6 +30,7 @@ from tests.command import (
     TINY,
     call,
     composed,
+    format_override,
     older,
     play,
     rewrite_summary,
@@ -410,7 +411,7 @@ def test_a_second_writer_that_a_lost_lock_let_in_is_not_disturbed(
         real(self, values)
         if values["round"] == 2 and not results:
             (run / "run.lock").unlink()
-            results.append(wait(start(*RUN, f"hydra.run.dir={run}", cwd=tmp_path)))
+            results.append(wait(start(*RUN, format_override("hydra.run.dir", run), cwd=tmp_path)))
 
     with monkeypatch.context() as patch:
         patch.setattr(rundir.RunDirectory, "row", lost)
@@ -488,7 +489,7 @@ OTHER = ("a pixel", "two labels", "another order", "fewer samples", "groups", "a
 @pytest.mark.parametrize("what", OTHER)
 def test_an_interrupted_run_of_other_data_is_refused(what: str, tmp_path: Path) -> None:
     path = samples(tmp_path / "own.npz")
-    own = (*RUN, "dataset=npz", f"dataset.path={path}")
+    own = (*RUN, "dataset=npz", format_override("dataset.path", path))
     run = tmp_path / "run"
     interrupt(run, *own)
     before = snapshot(run)
@@ -507,7 +508,7 @@ def test_an_interrupted_run_of_other_data_is_refused(what: str, tmp_path: Path) 
 @pytest.mark.parametrize("what", OTHER[:4])
 def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, tmp_path: Path) -> None:
     path = samples(tmp_path / "own.npz")
-    own = (*RUN, "dataset=npz", f"dataset.path={path}")
+    own = (*RUN, "dataset=npz", format_override("dataset.path", path))
     run = tmp_path / "run"
     play(run, *own)
     samples(path)  # written again, the same
@@ -524,7 +525,7 @@ def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, tmp_path:
 def test_a_state_of_other_data_is_refused(tmp_path: Path) -> None:
     """Of the same settings: an interrupted run would go on from the other's models."""
     path = samples(tmp_path / "own.npz")
-    own = (*RUN, "dataset=npz", f"dataset.path={path}")
+    own = (*RUN, "dataset=npz", format_override("dataset.path", path))
     interrupt(tmp_path / "other", *own)
     overwritten(path)["two labels"]()
     interrupt(tmp_path / "run", *own)
@@ -550,13 +551,13 @@ def test_a_finished_run_has_no_older_state(runs: dict[str, Path], whole: Path, t
     with pytest.raises(FedpflError, match=line):
         fedpfl.load(run).personal(0)
     assert line in refusal(run, *RUN)
-    assert line in refusal(tmp_path / "longer", *RUN, "rounds=4", f"extend={run}")
-    assert line in refusal(tmp_path / "from", *RUN, f"model.weights={run}")
+    assert line in refusal(tmp_path / "longer", *RUN, "rounds=4", format_override("extend", run))
+    assert line in refusal(tmp_path / "from", *RUN, format_override("model.weights", run))
     assert export.main([str(run), str(tmp_path / "models")]) == 2
 
 
 def test_other_initial_weights_are_other_data(tmp_path: Path) -> None:
-    own = (*RUN, "model.weights=first.pt", f"data_dir={tmp_path}")
+    own = (*RUN, "model.weights=first.pt", format_override("data_dir", tmp_path))
     net = build(check(composed(*RUN))).net
     torch.save(net.params, tmp_path / "first.pt")
     play(tmp_path / "run", *own)

@@ -23,7 +23,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.record.loggers import mirrors, opened
 from fedpfl.record.picture import partition_picture
 from fedpfl.record.rundir import RunDirectory
-from tests.command import TINY, call, rewrite_summary
+from tests.command import TINY, call, format_override, rewrite_summary
 from tests.record import test_wandb
 from tests.record.test_wandb import done, finished_records, history, info, items, row, summary_of, without_login
 
@@ -373,7 +373,7 @@ def logged(tmp_path_factory):
 def test_wandb_gets_afterwards_what_the_run_would_have_sent(logged, tmp_path, monkeypatch, capsys):
     without_login(monkeypatch, tmp_path)
     own = finished_records(logged)
-    words = ["logger=wandb", "logger.mode=offline", f"logger.dir={tmp_path}"]
+    words = ["logger=wandb", "logger.mode=offline", format_override("logger.dir", tmp_path)]
     assert export.main([str(logged), *words]) == 0
     assert capsys.readouterr().out == f"logged 3 rounds of {logged}\n"
     late = finished_records(tmp_path)

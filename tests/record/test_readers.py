@@ -28,7 +28,7 @@ from fedpfl import export
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import digests, rundir
 from fedpfl.report.__main__ import main
-from tests.command import TINY, play
+from tests.command import TINY, format_override, play
 from tests.conftest import sampled
 from tests.record.test_damage import interrupt, overwritten, samples
 
@@ -54,7 +54,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     """A run as it was after its last row, before that was saved, and when it had finished."""
     place = tmp_path_factory.mktemp("readers")
     path = samples(place / "own.npz")
-    own, row = (*RUN, f"dataset.path={path}"), rundir.RunDirectory.row
+    own, row = (*RUN, format_override("dataset.path", path)), rundir.RunDirectory.row
 
     def copied(self: rundir.RunDirectory, values: dict[str, int]) -> None:
         row(self, values)

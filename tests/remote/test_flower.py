@@ -12,7 +12,7 @@ import pytest
 
 from fedpfl import export
 from fedpfl.remote import app, local, wire
-from tests.command import call
+from tests.command import call, format_override
 
 WORDS = ["dataset=digits", "clients=4", "participation=1.0", "rounds=2", "eval.every=2", "local.epochs=1"]
 STATES = {"fedobp": ["federate.share_states=true"]}
@@ -107,7 +107,7 @@ def test_processes_that_are_killed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["method=ditto", *WORDS[:3], "rounds=4", "eval.every=4", "local.epochs=1"]
     run = directory(words).absolute()
-    local.write(tmp_path / "app", [*words, "federate.timeout=60", f"hydra.run.dir={run}"])
+    local.write(tmp_path / "app", [*words, "federate.timeout=60", format_override("hydra.run.dir", run)])
     link, *ports = local.free(3)
     more = {"env": local.around(tmp_path, link), "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 

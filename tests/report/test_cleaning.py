@@ -17,7 +17,7 @@ import pytest
 from fedpfl.record import digests, rundir
 from fedpfl.report import cleaning, load
 from fedpfl.report.__main__ import main
-from tests.command import TINY, snapshot, start
+from tests.command import TINY, format_override, snapshot, start
 from tests.report.test_listing import HOUR, age, hold
 from tests.report.test_report import amend, write_run
 
@@ -342,7 +342,7 @@ def test_what_the_file_system_refuses_is_named(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.slow
 def test_a_living_run_is_left_and_a_killed_one_is_interrupted(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "live"
-    process = start("rounds=100000", *TINY[1:], f"hydra.run.dir={path}", cwd=tmp_path)
+    process = start("rounds=100000", *TINY[1:], format_override("hydra.run.dir", path), cwd=tmp_path)
     try:
         until = time.monotonic() + 100
         while not (path / "rounds.csv").exists() or not (found := load.look(path)).words.startswith("running "):

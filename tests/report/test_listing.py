@@ -337,7 +337,7 @@ def test_a_pipe_gets_one_whole_line_for_each(several: Path, capsys: pytest.Captu
 @pytest.mark.parametrize("width", [60, 80, 110, 130])
 def test_a_window_is_not_exceeded(several: Path, width: int) -> None:
     text = render(listing.table(look(several)), "terminal", width)
-    lines = [line for line in text.splitlines() if str(several) not in line]
+    lines = [line for line in text.splitlines() if several.name not in line]  # a path may be longer
     assert max(map(len, lines)) <= width
     for name in ("avg0", "avg1", "obp", "layer", "mnist", "broken"):
         assert f"    {several / name}" in text.splitlines()

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -529,7 +530,9 @@ def test_what_cannot_be_printed_is_one_line(root: Path) -> None:
 
 
 def test_who_has_read_enough_is_told_nothing(root: Path) -> None:
-    command = f"{sys.executable} -m fedpfl.report tables {root} | true; exit ${{PIPESTATUS[0]}}"
+    command = (
+        f"{shlex.join([sys.executable, '-m', 'fedpfl.report', 'tables', str(root)])} | true; exit ${{PIPESTATUS[0]}}"
+    )
     shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (shown.returncode, shown.stderr) == (0, "")
 

@@ -7,10 +7,16 @@ import pytest
 import fedpfl
 from fedpfl.config import plugins
 from fedpfl.ground.errors import FedpflError
-from tests.command import TINY, state, table
+from tests.command import TINY, format_override, state, table
 from tests.conftest import ROOT, assert_same
 
-WORDS = (*TINY, f"plugins=['{ROOT}/tests/networks.py']", "rounds=3", "participation=1.0", "method=fedavg")
+WORDS = (
+    *TINY,
+    format_override("plugins", [ROOT / "tests/networks.py"]),
+    "rounds=3",
+    "participation=1.0",
+    "method=fedavg",
+)
 STATEFUL = ("dropped", "dropout_always", "noisy_by_numpy", "counter_assigned", "tied", "frozen_average", "checkpointed")
 
 

@@ -19,7 +19,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.report.tables import chosen_round
 from fedpfl.runner import spaces, trials, tuning
-from tests.command import TINY, composed, start, wait
+from tests.command import TINY, composed, format_override, start, wait
 from tests.command import call as command
 from tests.conftest import ROOT, sampled
 
@@ -255,15 +255,21 @@ def worlds(tmp_path_factory):
 
 
 def tuned(root, name, *words):
-    argv = ["dataset=npz", f"dataset.path={root / name / 'mine.npz'}", *words]
-    argv += ["partition=file", f"partition.path={root / 'split.json'}", "model=mlp", "model.hidden=[8]", "clients=6"]
+    argv = ["dataset=npz", format_override("dataset.path", root / name / "mine.npz"), *words]
+    argv += [
+        "partition=file",
+        format_override("partition.path", root / "split.json"),
+        "model=mlp",
+        "model.hidden=[8]",
+        "clients=6",
+    ]
     argv += ["rounds=3", "participation=1", "local.epochs=4", "local.batch_size=4", "eval.every=1"]
     return run(root / name / "tuned", *argv)
 
 
 def run(folder, *words):
     out = io.StringIO()
-    argv = ["fedpfl.tune", *words, f"hydra.sweep.dir={folder}"]
+    argv = ["fedpfl.tune", *words, format_override("hydra.sweep.dir", folder)]
     with mock.patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
             tune.main()
@@ -361,7 +367,7 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
 
 def test_words_are_read_as_hydra_reads_them():
     asked = tune.order(
-        ["method=halfway", f"plugins=[{ROOT / 'docs' / 'mine.py'}]", "hydra.sweep.dir='a b/${dataset.name}'"]
+        ["method=halfway", format_override("plugins", [ROOT / "docs/mine.py"]), "hydra.sweep.dir='a b/${dataset.name}'"]
     )
     assert (asked.methods, asked.folder) == (["halfway"], Path("a b/digits"))
     assert spaces.space("fedavg", ["local.lr=0.1"]) == ["local.lr=choice(0.1)"]
@@ -401,7 +407,7 @@ def test_searches_may_begin_at_once_in_one_folder(tmp_path):
 )
 def test_bad_input_is_one_line(words, message, tmp_path):
     out = io.StringIO()
-    argv = ["fedpfl.tune", *words, f"hydra.sweep.dir={tmp_path}/tuned"]
+    argv = ["fedpfl.tune", *words, format_override("hydra.sweep.dir", tmp_path / "tuned")]
     with mock.patch.object(sys, "argv", argv), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as end:
         tune.main()
     assert end.value.code == 2
