@@ -34,7 +34,7 @@ from fedpfl.config import help_page, overrides, plugins, tidy
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import one_line
 from fedpfl.config.overrides import CONF
-from fedpfl.config.plan import register
+from fedpfl.config.plan import register, require_place
 from fedpfl.engine import ranks
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import tell
@@ -61,6 +61,7 @@ def job(cfg: DictConfig) -> str | None:
             _one_run_of_several(hydra_cfg, dropped)
         more = {} if alone else trials.of_search(hydra_cfg.sweeper, hydra_cfg.job.num)
         with mended(cfg, path, whole=bool(_full)):
+            require_place(cfg, path)
             session.play(cfg, path, experiment=hydra_cfg.runtime.choices.get("experiment"), **more)
     except GivenUp:
         return trials.PRUNED

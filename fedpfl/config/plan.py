@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -62,7 +63,7 @@ class Run(Plan):
     unseen: the clients that never take part, None without any. read: a digest of all that was read from files, the same
     for all seeds. fingerprint: also of who holds which samples, and of what of the network is frozen. clock: of
     simulated time, None without it. account: of privacy, None without it. origin: where the network's values are from.
-    secret: of a private run, once it has its directory.
+    secret: of a private run, once it has its directory. notes: lines for the user about how the data were dealt.
     """
 
     federation: Federation
@@ -74,6 +75,7 @@ class Run(Plan):
     account: Account | None
     origin: Origin
     secret: Secret | None = None
+    notes: tuple[str, ...] = ()
 
     def draw_cohorts(self) -> Iterator[list[int]]:
         """Draw the clients of one round after the other; of a private run in secret."""
@@ -189,6 +191,7 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
         split = partition.deal(scheme, samples, settings.clients, seed, **dealing)
     away = data.newcomers(len(split.train), settings.newcomers, seed)
     classes = plan.eval.classes == "own"
+    notes = (*split.notes, *_unused_groups(samples, config["partition"]["name"]))
     whole = data.build(samples, split, settings.validation, seed, plan.augment, away, classes).to(device)
     federation, unseen = whole.apart(away)
     weights = origin.find_weights(Path(settings.data_dir), given.pop("weights", None))
@@ -226,7 +229,20 @@ def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alon
         fingerprint=data.fingerprint(read, splits, given.get("weights"), *fixed, *own),
         account=account,
         origin=where,
+        notes=notes,
     )
+
+
+def _unused_groups(samples: datasets.Samples, scheme: str) -> list[str]:
+    """Return a line where the samples' groups, such as writers or sites, are not what clients are made of."""
+    takes_groups = "groups" in inspect.signature(partition.SCHEMES[scheme]).parameters
+    if samples.groups is None or takes_groups or scheme == "file":
+        return []
+    count = len(samples.group_names) or int(samples.groups.max()) + 1
+    return [
+        f"partition: the samples are from {count:,} groups (persons, sites or domains), and partition={scheme} mixes "
+        "them; partition=groups makes clients of them"
+    ]
 
 
 def _clock(plan: Plan, federation: Federation) -> Clock | None:
@@ -363,6 +379,20 @@ def _without_value(key: str) -> FedpflError:
     return FedpflError(f"{key} has no value; set it with {key}=...")
 
 
+INVALID = "invalid"
+"""Where a run would lie whose configuration is refused."""
+
+
+def require_place(cfg: DictConfig, path: Path) -> None:
+    """Raise FedpflError where a run has no place: it is refused, or a key takes its value from Hydra's own."""
+    if path.name == INVALID:
+        check(cfg)
+        raise FedpflError(
+            "where the run belongs follows from its keys, and one of them asks Hydra (${hydra:...}) for what is not "
+            "known then; give it a plain value, or set hydra.run.dir"
+        )
+
+
 def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | None = None) -> str:
     """Return where a run belongs below outputs/: `<place>/<method>/<key>/seed<k>`.
 
@@ -375,13 +405,19 @@ def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | N
 
 def register() -> None:
     """Teach OmegaConf the resolver that conf/train.yaml names. Safe to repeat."""
+    inside: list[bool] = []  # a value that asks where the run belongs is part of what says so
 
     def subdir(*, _root_: DictConfig) -> str:
+        if inside or OmegaConf.select(_root_, "hydra") is None:
+            raise FedpflError("${fedpfl.run_subdir:} follows from all keys of the run, so none of them may ask for it")
         choices = OmegaConf.select(_root_, "hydra.runtime.choices") or {}
+        inside.append(True)
         try:
             config = check(_root_).config
         except Exception:
-            return "invalid"  # the run itself tells what is wrong, and nothing is written before that
+            return INVALID  # the run itself tells what is wrong, and nothing is written before that
+        finally:
+            inside.pop()
         own = run_subdir(config, choices.get("experiment"), choices.get("debug"))
         # A trial lies apart: no run of the user's is taken for one, and no trial of another search stands in the way.
         study = OmegaConf.select(_root_, "hydra.sweeper.study")

@@ -35,6 +35,8 @@ _FOLDERS = {
 """Folders of loggers, and how the names in them begin."""
 COLUMNS = (Column("status"), Column("holds"), Column("size", "size"), Column("age", "age"), Column("path", "long"))
 
+MENDABLE = "its own command goes on from its checkpoint; remove it with --status interrupted,broken"
+
 
 class Kept(Exception):
     """A directory that stays; the message says why."""
@@ -124,6 +126,9 @@ def _removable(
     looked, chosen = survey(*roots, where=where, trials=trials), []
     for seen in looked:
         if seen.status in statuses:
+            if "interrupted" not in statuses and _can_be_mended(seen):
+                to_stderr(f"left {seen.path}, {seen.words}: {MENDABLE}")
+                continue
             try:
                 chosen.append((seen, sum(map(_size, contents(seen)))))
             except (Kept, OSError) as reason:
@@ -133,6 +138,15 @@ def _removable(
         runs = "1 run" if resumable == 1 else f"{resumable} runs"
         to_stderr(f"left {runs}, interrupted: to be resumed, or removed with --status interrupted")
     return chosen
+
+
+def _can_be_mended(seen: Directory) -> bool:
+    """Return whether a broken run has a checkpoint, from which the run's own command goes on."""
+    if seen.status != "broken" or not (seen.path / "state.pt").is_file():
+        return False
+    with contextlib.suppress(FedpflError):
+        return summary(seen.path).get("status") in ("running", "interrupted")
+    return False
 
 
 def _left(seen: Directory, reason: Exception) -> None:

@@ -203,7 +203,12 @@ def rehearse(plan: Plan, path: Path, cache: Cache) -> Rehearsed:
     counts = Everyone(run).counts
     lines = header(run, path, run.cohort, counts, backend.name, held, needs, time=rehearsed.time)
     place = tidy.nearest(path)
-    notes = [foreseen(run, needs.clients), *engine.slow(run.engine, run.device), *tight(run, place, needs, held)]
+    notes = [
+        *run.notes,
+        foreseen(run, needs.clients),
+        *engine.slow(run.engine, run.device),
+        *tight(run, place, needs, held),
+    ]
     splits = f"split       {_describe_split(run)}; data_dir={run.settings.data_dir}"
     rehearsed.lines.extend([*lines, splits, f"status      {found}", *filter(None, notes)])
     return rehearsed

@@ -144,7 +144,14 @@ def introduced(
     pace = engine.pace(run.engine, run.device, run.net, run.federation, run.local.batch_size)
     slow = [f"slow: {pace}; use engine.precision=fp32"] if pace and not pace.pays else []
     few = filter(None, [foreseen(run, needs.clients)])
-    notes = (*directory.notes, *few, *engine.slow(run.engine, run.device), *slow, *tight(run, path, needs, held))
+    notes = (
+        *directory.notes,
+        *run.notes,
+        *few,
+        *engine.slow(run.engine, run.device),
+        *slow,
+        *tight(run, path, needs, held),
+    )
     remaining = Schedule.of(run.settings.rounds, run.config).remaining(state.round)
     time = console.expected(remaining, forecast) if forecast else ""
     lines = header(run, path, directory.summary["cohort"], counts, backend.name, held, needs, pace, time)

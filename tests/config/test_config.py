@@ -27,7 +27,7 @@ from fedpfl.ground.identity import identity, present
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS, FedOBP
 from fedpfl.models import MODELS
-from tests.command import TINY, format_override
+from tests.command import TINY, call, format_override
 from tests.conftest import assert_same, sampled
 
 CONF = Path(train.CONF)
@@ -538,3 +538,29 @@ def test_the_seed_decides_partition_and_model() -> None:
     first, again, other = (run.net.params["fc1.weight"] for run in runs)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_groups_that_no_client_is_made_of_are_told(tmp_path):
+    words = ("dataset=npz", format_override("dataset.path", tmp_path / "own.npz"), "model=mlp", "clients=4")
+    x = np.zeros((80, 4), np.float32)
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(80) % 2, groups=np.arange(80) // 20)
+    (note,) = build(check(compose(*words, "partition=iid"))).notes
+    assert "the samples are from 4 groups" in note
+    assert "partition=groups" in note
+    assert build(check(compose(*words, "partition=groups"))).notes == ()
+
+
+@pytest.mark.parametrize("word", ["name='${fedpfl.run_subdir:}'", "checkpoint.seconds='${fedpfl.run_subdir:}'"])
+def test_no_key_of_a_run_asks_where_the_run_belongs(word, tmp_path):
+    """Which follows from all of its keys: it would ask itself without end."""
+    result = call(*TINY, word, cwd=tmp_path)
+    assert result.code == 2
+    assert result.complaints == [
+        "fedpfl: ${fedpfl.run_subdir:} follows from all keys of the run, so none of them may ask for it"
+    ]
+
+
+def test_a_key_that_asks_hydra_leads_to_no_run_in_a_place_of_no_run(tmp_path):
+    result = call(*TINY, "name='${hydra:run.dir}'", cwd=tmp_path)
+    assert (result.code, len(result.complaints)) == (2, 1)
+    assert "one of them asks Hydra" in result.complaints[0]

@@ -423,3 +423,14 @@ def test_clients_of_a_scheme_of_ones_own_may_share_and_lack_test_samples(monkeyp
     shared = Partition((ONE, ONE + 1), (ONE + 5, np.array([])))
     monkeypatch.setitem(SCHEMES, "own", lambda y, clients, seed: shared)
     assert deal(SCHEMES["own"], small_images(), 2, 0) is shared
+
+
+def test_a_split_that_was_mostly_filled_up_says_so():
+    """Dir(0.1) over many clients leaves half of them below min_samples; a split that hardly was repaired is silent."""
+    y = np.random.default_rng(0).integers(0, 10, 60_000)
+    dirichlet = partition.SCHEMES["dirichlet"]
+    (note,) = dirichlet(y, 3000, 1, alpha=0.1, min_samples=10).notes
+    filled = int(note.split(" of 3,000 clients")[0].split()[-1].replace(",", ""))
+    assert filled > 1000
+    assert "% of all samples" in note
+    assert dirichlet(y, 20, 1, alpha=1.0, min_samples=10).notes == ()

@@ -368,3 +368,18 @@ def test_a_living_run_is_left_and_a_killed_one_is_interrupted(tmp_path: Path, ca
     assert path.exists()
     assert clean(tmp_path, "--yes", *ALL) == 0
     assert there(tmp_path) == []
+
+
+def test_a_damaged_interrupted_run_that_its_command_would_mend_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """It is broken to readers, and has a checkpoint; named with both words it goes."""
+    path = run(tmp_path / "outputs/seed1", status="running")
+    with (path / "rounds.csv").open("ab") as file:
+        file.write(b"\x00\xff half a row")
+    age(path, HOUR)
+    assert clean(tmp_path / "outputs", "--yes") == 0
+    assert (path / "state.pt").exists()
+    assert "its own command goes on from its checkpoint" in capsys.readouterr().err
+    assert clean(tmp_path / "outputs", "--yes", "--status", "interrupted,broken") == 0
+    assert not path.exists()

@@ -23,13 +23,14 @@ Fraction = Annotated[float, AtLeast(0), Below(1)]
 class Partition:
     """Sample indices per client, int64; `attempts` counts the draws that the published scheme needed.
 
-    validation: where a file holds samples out; else empty.
+    validation: where a file holds samples out; else empty. notes: lines for the user about what was dealt.
     """
 
     train: tuple[Index, ...]
     test: tuple[Index, ...]
     attempts: int = 1
     validation: tuple[Index, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def by_class(y: np.ndarray) -> list[Index]:

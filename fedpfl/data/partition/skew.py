@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from fedpfl.data.partition.common import (
@@ -49,8 +51,24 @@ def dirichlet(
         owned = _cut(by_class(y), clients, alpha, rng)
         for index in owned:
             rng.shuffle(index)  # so that the tail is a random choice
+        sizes = [len(index) for index in owned]
         owned = _repair(owned, min_samples)
+        notes = _describe_repair(sizes, [len(index) for index in owned], min_samples, alpha)
+        return replace(split(owned, test_fraction, rng), notes=notes)
     return split(owned, test_fraction, rng)
+
+
+def _describe_repair(before: list[int], after: list[int], min_samples: int, alpha: float) -> tuple[str, ...]:
+    """Return a line on how much of a Dirichlet split was filled up, where that is a tenth of the clients or more."""
+    filled = sum(size < min_samples for size in before)
+    if filled * 10 < len(before):
+        return ()
+    moved = sum(max(0, new - old) for old, new in zip(before, after, strict=True)) / sum(before)
+    return (
+        f"partition: {filled:,} of {len(before):,} clients had fewer than min_samples={min_samples} by Dir({alpha:g}) "
+        f"and were filled up from the largest ones with {moved:.0%} of all samples: these clients are less skewed; "
+        "lower clients or partition.min_samples",
+    )
 
 
 def published(
