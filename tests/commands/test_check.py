@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -295,6 +296,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from fedpfl.data.datasets import Raw
+from fedpfl.data.datasets.shared.source import kept
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
 
@@ -385,6 +387,14 @@ DATA_FAULTS = {
         READER,
         "FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; x, y = made(); "
         "return Raw(x, y[[int(file.name) for file in FOLDER.glob('*')]])",
+        {"ignores_surroundings"},
+        "with folders listed in another order: y differs in",
+    ),
+    "caches what it lists": (
+        READER,
+        "file = source.folder / 'raw'; file.exists() or file.touch(); x, y = made(); "
+        "FOLDER.mkdir(exist_ok=True); [(FOLDER / str(n)).touch() for n in range(300)]; "
+        "return kept(source, {}, [file], lambda: Raw(x, y[[int(name) for name in os.listdir(FOLDER)]]))",
         {"ignores_surroundings"},
         "with folders listed in another order: y differs in",
     ),
@@ -701,6 +711,22 @@ def test_what_differs_between_processes_is_told(tmp_path: Path, told):
     assert len([line for line in lines if line.startswith("  WRONG")]) == 2, lines
 
 
+@pytest.mark.parametrize("seed", ["0", "1", "random", ""])
+def test_another_process_hashes_otherwise(seed: str, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", seed)
+    environments = []
+
+    def run(command: list[str], env: dict[str, str], **more) -> SimpleNamespace:
+        environments.append(env)
+        return SimpleNamespace(stdout="Hello\n" + json.dumps({"dataset=mine": "abc"}))
+
+    monkeypatch.setattr(check.subprocess, "run", run)
+    elsewhere = check.OtherProcess(["mine.py"])
+    assert elsewhere.digest(check.Choice("dataset", "mine")) == "abc"
+    assert elsewhere.digest(check.Choice("dataset", "other")) == ""
+    assert [int(own["PYTHONHASHSEED"]) for own in environments] == [2 if seed == "1" else 1]
+
+
 def test_a_choice_is_tried_by_its_name(tmp_path: Path, told, monkeypatch):
     assert told("iid", "--quick")[1][0] == "partition=iid"
     assert told("digits", "--quick", "only=[1,2]")[1][0] == "dataset=digits"
@@ -760,8 +786,9 @@ def test_a_partition_deals_the_data_set_that_is_named_with_it(tmp_path: Path, to
     body = "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation({300: 300}[len(y)]), clients)))"
     reader = "x, y = made(); return Raw(x, y)"
     file = write_plugin(tmp_path / "mine.py", DATASETS=(READER, reader), PARTITIONS=(DEAL, body))
-    lines = told(file, "--quick", "partition=mine")[1]
-    assert any("with 10 clients it raised KeyError: 10000 (" in line for line in lines)
+    for words_given in (["partition=mine"], []):
+        lines = told(file, "--quick", *words_given)[1]
+        assert any("with 10 clients it raised KeyError: 10000 (" in line for line in lines)
     lines = told(file, "--quick", "partition=mine", "dataset=mine")[1]
     assert unkept(lines) == words("refuses_in_one_line", kind="partition")
 
