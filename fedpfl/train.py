@@ -85,7 +85,9 @@ def _one_run_of_several(hydra_cfg: DictConfig, dropped: Sequence[str]) -> None:
     source = f"experiment={name}" if name else "the configuration"
     if "hydra.mode=RUN" not in sys.argv:  # Hydra's own record of the command always has it
         each = " ".join(f"{key}=..." for key in dropped)
-        raise FedpflError(f"{source} sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}")
+        raise FedpflError(
+            f"{source} sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
+        )
     _tell(f"{source} sweeps over {keys}, which this one run (hydra.mode=RUN) has as they are without it")
 
 

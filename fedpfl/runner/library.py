@@ -38,6 +38,7 @@ from fedpfl.runner.loop import Round
 from fedpfl.runner.models import Models
 from fedpfl.runner.session import session
 
+
 def run(
     *settings: str | Mapping[str, Any],
     directory: str | os.PathLike[str] | None = None,

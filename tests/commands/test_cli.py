@@ -226,7 +226,10 @@ BAD = [
     ("method=flexfl method.apoz=[0.1]", "method.apoz has 1 numbers for 3 groups of neurons"),
     ("model=mlp model.hidden=[100000000000]", "model=mlp: its parameters, held twice, would take"),
     # impossible together
-    ("method=scaffold method.clients=600", "method.clients is not a key here; known keys of method=scaffold: server_lr, statistics"),
+    (
+        "method=scaffold method.clients=600",
+        "method.clients is not a key here; known keys of method=scaffold: server_lr, statistics",
+    ),
     ("clients=1798", "clients must be at most the number of samples, 1797, got 1798"),
     (
         "clients=500 partition.samples_per_client=null",
