@@ -94,7 +94,7 @@ class OptunaSweeper(Sweeper):
     def _search(self, arguments: list[str]) -> tuple[Any, list[str]]:
         """Return the search that the overrides ask for, and those of them that all its jobs have."""
         from fedpfl.config import overrides
-        from fedpfl.config.plan import check, load_data
+        from fedpfl.config.plan import check, prepare_sweep
         from fedpfl.runner import trials
 
         assert self.hydra_context is not None
@@ -121,7 +121,7 @@ class OptunaSweeper(Sweeper):
         if not settings.validation and plan.config["partition"]["name"] != "file":
             raise ValueError("a search needs held-out samples to judge by; set validation=0.1")
         if not self._is_remote():
-            load_data([proposed])
+            prepare_sweep([proposed])
         folder = Path(str(self.config.hydra.sweep.dir)).resolve()
         name = trials.named(plan.identity, settings.seed, [str(word.input_line) for word in swept.values()])
         asked = self._trials, self._batch, self._startup, settings.rounds // 3, settings.seed

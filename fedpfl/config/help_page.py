@@ -37,8 +37,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
 LINE = re.compile(r"( *)([\w.]+):(?: ([^#]*?))? *(?:# (.*))?$")
 HEAD = """python -m fedpfl.train [KEY=VALUE ...]
 
-With -m, values separated by commas make a sweep. --cfg job prints the configuration as YAML, --hydra-help Hydra's own
-options.
+With -m, values separated by commas make a sweep. --cfg job prints the YAML, --hydra-help Hydra's own options.
 With words such as method=fedper before --help this page has their keys and values."""
 
 
