@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -79,7 +80,7 @@ def job(cfg: DictConfig) -> str | None:
     return None
 
 
-def _one_run_of_several(hydra_cfg: DictConfig, dropped: Sequence[str]) -> None:
+def _one_run_of_several(hydra_cfg: HydraConf, dropped: Sequence[str]) -> None:
     """Say which keys an experiment sets for a sweep's jobs alone. Raises FedpflError unless one run is asked for."""
     name, keys = hydra_cfg.runtime.choices.get("experiment"), ", ".join(dropped)
     source = f"experiment={name}" if name else "the configuration"

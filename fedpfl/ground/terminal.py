@@ -29,7 +29,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
         self._repeats = repeats
 
-    def parse_intermixed_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_intermixed_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
         """Read words that stand in any order, each of them as it stands."""
         words = list(sys.argv[1:] if args is None else args)
         try:
@@ -51,7 +53,7 @@ class Parser(argparse.ArgumentParser):
 class _Stream(io.FileIO):
     """A standard stream whose reader may leave: what is written from then on is lost, as `| head` wants it."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         """Write, to nowhere once nobody reads."""
         try:
             return super().write(data)

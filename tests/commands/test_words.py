@@ -73,6 +73,7 @@ REFUSED = [
     ("train --config-dir", "expected one argument"),
     ("report tables --format", "expected one argument"),
     ("train --cfg job --cfg hydra", "--cfg is given twice"),
+    ("train -c job --cfg=hydra", "--cfg is given twice"),
     ("report tables --format csv --format markdown", "--format is given twice"),
     # behind --
     ("train seed=1 -- -m", "-m stands behind --"),
@@ -146,8 +147,8 @@ def test_what_is_not_understood_is_refused_in_one_line(tmp_path, capsys, monkeyp
 
 def test_options_that_there_are_may_stand_anywhere_and_twice():
     words = ["seed=1", "-m", "--caption", "x", "-1", "--", "b=2"]
-    assert check_words(words, {"-m": False, "--caption": True}) == ["seed=1", "-m", "--caption", "x", "-1", "b=2"]
-    assert check_words(["-m", "-m"], {"-m": False}) == ["-m", "-m"]
+    assert check_words(words, {"-m": "", "--caption": "caption"}) == ["seed=1", "-m", "--caption", "x", "-1", "b=2"]
+    assert check_words(["-m", "-m"], {"-m": ""}) == ["-m", "-m"]
     for dash in DASHES:
         with pytest.raises(fedpfl.FedpflError, match="not the keyboard's; write a=1"):
             check_words([f"{dash}a=1"], {})
