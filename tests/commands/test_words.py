@@ -112,7 +112,10 @@ REFUSED = [
     ("train seed=choice(1,2)", "seed=choice(1,2) is a sweep, which needs -m"),
     ("train dataset=csv", "dataset must be one of ag_news"),
     # values
-    ("train metrics=[accuracy]", "metrics must be a list of values, each one of f1, balanced, auroc, ece, got"),
+    (
+        "train metrics=[accuracy]",
+        "metrics must be a list of values, each one of f1, balanced, auroc, ece, got ['accuracy']\n",
+    ),
     ("train local.epochs=0.5", "count minibatches: local.epochs=null local.steps=..."),
     ("train -m seed=1,2 hydra/launcher=submitit_cluster", "needs a package that is not installed; pip install"),
     ("train -m seed=1,2 hydra/launcher=rays", "pip install 'fedpfl[ray]'"),
@@ -155,8 +158,24 @@ def test_options_that_there_are_may_stand_anywhere_and_twice():
 
 
 def test_keys_that_are_given_twice_are_told():
-    words = ["rounds=2", "-m", "a=1", "rounds=2", "a=1", "+a=2", "~b", "b=1", "rounds=3", "method=x", "method.x=y"]
-    assert replaced_words(words) == "given twice, and the last one counts: a=1, then +a=2; rounds=2, then rounds=3"
+    words = [
+        "rounds=2",
+        "-m",
+        "a=1",
+        "rounds=2",
+        "a=1",
+        "+a=2",
+        "~b",
+        "b=1",
+        "rounds=3",
+        "method=x",
+        "method.x=y",
+        "rounds=4",
+    ]
+    assert (
+        replaced_words(words)
+        == "given twice, and the last one counts: a=1, then +a=2; rounds=2, then rounds=3; rounds=3, then rounds=4"
+    )
     assert replaced_words(["rounds=2", "rounds=2"]) == ""
 
 
