@@ -89,7 +89,8 @@ def _one_run_of_several(hydra_cfg: HydraConf, dropped: Sequence[str]) -> None:
         raise FedpflError(
             f"{source} sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
         )
-    _tell(f"{source} sweeps over {keys}, which this one run (hydra.mode=RUN) has as they are without it")
+    if ranks.leads():
+        tell(f"{source} sweeps over {keys}, which this one run (hydra.mode=RUN) has as they are without it")
 
 
 def _give_up(error: Exception) -> NoReturn:
@@ -149,6 +150,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if note := replaced_words(sys.argv[1:]):
-        _tell(note)
+    if (note := replaced_words(sys.argv[1:])) and os.environ.get("RANK", "0") == "0":
+        tell(note)
     main()
