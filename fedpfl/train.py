@@ -21,9 +21,10 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -81,7 +82,7 @@ def job(cfg: DictConfig) -> str | None:
     return None
 
 
-def _one_run_of_several(hydra_cfg: Any, dropped: Sequence[str]) -> None:
+def _one_run_of_several(hydra_cfg: HydraConf, dropped: Sequence[str]) -> None:
     """Say which keys an experiment sets for a sweep's jobs alone. Raises FedpflError unless one run is asked for."""
     name, keys = hydra_cfg.runtime.choices.get("experiment"), ", ".join(dropped)
     source = f"experiment={name}" if name else "the configuration"
@@ -90,7 +91,8 @@ def _one_run_of_several(hydra_cfg: Any, dropped: Sequence[str]) -> None:
         raise FedpflError(
             f"{source} sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
         )
-    _tell(f"{source} sweeps over {keys}, which this one run (hydra.mode=RUN) has as they are without it")
+    if ranks.leads():
+        tell(f"{source} sweeps over {keys}, which this one run (hydra.mode=RUN) has as they are without it")
 
 
 def _give_up(error: Exception) -> NoReturn:
@@ -163,6 +165,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if note := replaced_words(sys.argv[1:]):
-        _tell(note)
+    if (note := replaced_words(sys.argv[1:])) and os.environ.get("RANK", "0") == "0":
+        tell(note)
     main()

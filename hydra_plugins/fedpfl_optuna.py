@@ -103,7 +103,7 @@ class OptunaSweeper(Sweeper):
         `origin(words)` is what the run of a trial's words must come from.
         """
         from fedpfl.config import overrides
-        from fedpfl.config.plan import check, load_data
+        from fedpfl.config.plan import check, prepare_sweep
         from fedpfl.runner import trials
 
         assert self.hydra_context is not None
@@ -130,7 +130,7 @@ class OptunaSweeper(Sweeper):
         if not settings.validation and plan.config["partition"]["name"] != "file":
             raise ValueError("a search needs held-out samples to judge by; set validation=0.1")
         if not self._is_remote():
-            load_data([proposed])
+            prepare_sweep([proposed])
         folder = Path(str(self.config.hydra.sweep.dir)).resolve()
         origins: dict[tuple[str, ...], Any] = {}
 

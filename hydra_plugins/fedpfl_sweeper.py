@@ -70,7 +70,7 @@ class Sweeper(BasicSweeper):
             raise ValueError(f"hydra.sweeper.max_batch_size must be 1 or more, or null, got {self.max_batch_size}")
         assert self.hydra_context is not None
         assert self.launcher is not None
-        from fedpfl.config.plan import load_data  # imports torch, as above
+        from fedpfl.config.plan import prepare_sweep  # imports torch, as above
 
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
@@ -79,7 +79,7 @@ class Sweeper(BasicSweeper):
         composed = [self._check(words) for words in jobs]
         if not self._is_remote():
             try:
-                load_data(composed)
+                prepare_sweep(composed)
             except FedpflError as error:
                 tell(error)
                 raise

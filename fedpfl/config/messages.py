@@ -59,7 +59,7 @@ def one_line(error: Exception) -> str:
             return f"{group} must be {one_of(known, name)}"
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override), text)
-    if swept := re.match(r"Ambiguous value for argument '(.*?)'\n", text, re.DOTALL):
+    if swept := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'(?:\n| requires)", text, re.DOTALL):
         return needs_multirun(swept[1])
     if unknown := re.search(r"Could not override '(.*?)'", text):
         return _no_key(unknown[1], cause)

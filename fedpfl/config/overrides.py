@@ -16,6 +16,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
+from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString
@@ -34,7 +35,7 @@ from fedpfl.ground.words import check_words, parser_options
 CONF = str((Path(__file__).parents[1] / "conf").resolve())
 """The folder with train.yaml: in a checkout a link to the one at the top."""
 LISTED = "`python -m fedpfl.train --hydra-help` lists options"
-MULTIRUN = {"-m": False, "--multirun": False}
+MULTIRUN = {"-m": "", "--multirun": ""}
 """The options of commands that sweep by themselves, where they change nothing."""
 SEARCHPATH, FILE = "hydra.searchpath", "file://"
 REFUSED = HydraException, OmegaConfBaseException
@@ -263,7 +264,7 @@ def values(word: str) -> list[str]:
     return [] if override.is_interval_sweep() else [str(value) for value in override.sweep_string_iterator()]
 
 
-def dropped_sweeps(hydra_cfg: Any) -> list[str]:
+def dropped_sweeps(hydra_cfg: HydraConf) -> list[str]:
     """Return the keys that the configuration sets for the jobs of a sweep, and the words of one run do not."""
     words: Any = OmegaConf.to_container(hydra_cfg.overrides.task)  # as they are, whatever they interpolate
     given = {override.key_or_group for override in filter(None, map(_parsed, words))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -165,6 +165,23 @@ def load_data(configs: Iterable[DictConfig]) -> None:
         if name not in read:
             datasets.load(data_dir=Path(config["data_dir"]), **source)
         read.add(name)
+
+
+def prepare_sweep(configs: Sequence[DictConfig]) -> None:
+    """Raise FedpflError for data that a run of a sweep lacks, and for what is wrong with all of them."""
+    load_data(configs)
+    if (fault := _fault(configs[0])) and fault == _fault(configs[-1]):
+        raise FedpflError(fault)
+
+
+def _fault(cfg: DictConfig) -> str:
+    try:
+        build(check(cfg))
+    except FedpflError as error:
+        return str(error)
+    except Exception:  # the run itself tells of it, with its log
+        return ""
+    return ""
 
 
 def build(plan: Plan, share: Callable[[Hashable, Callable[[], Any]], Any] = alone) -> Run:

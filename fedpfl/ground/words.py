@@ -14,40 +14,43 @@ NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 KEY = re.compile(r"[A-Za-z_][\w./]*", re.ASCII)
 
 
-def parser_options(parser: argparse.ArgumentParser) -> dict[str, bool]:
-    """Return a parser's options, and whether each takes a value."""
-    return {name: action.nargs != 0 for name, action in parser._option_string_actions.items()}
+def parser_options(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Return a parser's options, each with its value's name, "" where it takes none."""
+    actions = parser._option_string_actions.items()
+    return {name: "" if action.nargs == 0 else action.dest for name, action in actions}
 
 
-def check_words(words: Sequence[str], options: Mapping[str, bool], advice: str = "") -> list[str]:
+def check_words(words: Sequence[str], options: Mapping[str, str], advice: str = "") -> list[str]:
     """Return a command's words without `--`, behind which nothing is an option.
 
     Args:
         words: as the shell gave them.
-        options: their names, and whether each takes a value.
+        options: their names, each with its value's name, "" where it takes none.
         advice: what tells all options, for an error.
 
     Raises:
         FedpflError: for an empty word, a word that looks like an option and is none, an option given twice.
     """
-    values: dict[str, str] = {}
+    values = set()
     for word in words:
         if not word.strip():
             raise FedpflError("the command has an empty word; leave it out, or give its key a value")
         if word[0] in DASHES:
-            raise FedpflError(f"{word} begins with a dash that is not the keyboard's; write {_typed(word, options)}")
+            right = _typed(word, options)
+            raise FedpflError(f"{word} begins with a dash that is not the keyboard's; write {right}")
     end = words.index("--") if "--" in words else len(words)
     for word in words[:end]:
         if not word.startswith("-") or word == "-" or NEGATIVE.fullmatch(word):
             continue
         name, equals, _ = word.partition("=")
         if name not in options:
-            raise FedpflError("; ".join(filter(None, (f"{word} is no option", advice, _meant_option(word, options)))))
+            parts = (f"{word} is no option", advice, _meant_option(word, options))
+            raise FedpflError("; ".join(filter(None, parts)))
         if equals and not options[name]:
             raise FedpflError(f"{word}: {name} takes no value; write {name}")
-        if options[name] and name in values:
+        if options[name] in values:
             raise FedpflError(f"{name} is given twice; leave one of them out")
-        values[name] = word
+        values |= {options[name]} - {""}
     behind = list(words[end + 1 :])
     if option := next((word for word in behind if word.startswith("-")), None):
         raise FedpflError(f"{option} stands behind --, where nothing is an option; put it before")
@@ -68,7 +71,7 @@ def replaced_words(words: Iterable[str]) -> str:
     return f"given twice, and the last one counts: {'; '.join(pairs)}" if pairs else ""
 
 
-def _meant_option(word: str, options: Mapping[str, bool]) -> str:
+def _meant_option(word: str, options: Mapping[str, str]) -> str:
     """Return what a word that is no option was probably meant to be, "" where nothing is near."""
     name, equals, value = word.partition("=")
     bare = _bare(name)
@@ -85,7 +88,7 @@ def _meant_option(word: str, options: Mapping[str, bool]) -> str:
     return near(bare, [_bare(option) for option in options if option.startswith("--")], "did you mean --{}?")
 
 
-def _typed(word: str, options: Mapping[str, bool]) -> str:
+def _typed(word: str, options: Mapping[str, str]) -> str:
     """Return a word that begins with another dash as the keyboard has it."""
     bare = _bare(word)
     name, equals, _ = bare.partition("=")

@@ -22,7 +22,7 @@ from fedpfl import engine
 from fedpfl.config import overrides, plugins, tidy
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import one_line
-from fedpfl.config.plan import Run, build, check, literal, load_data, register, resolve
+from fedpfl.config.plan import Run, build, check, literal, prepare_sweep, register, resolve
 from fedpfl.data.fingerprint import COVERED
 from fedpfl.engine import ranks
 from fedpfl.engine.select import device as find_device
@@ -148,7 +148,7 @@ def _jobs(
         if path in found:
             raise FedpflError(f"{_named(swept)} is a run already; sweep over what decides a result, each value once")
         found[path] = cfg, experiment, swept
-    load_data(cfg for cfg, _, _ in found.values())
+    prepare_sweep([cfg for cfg, _, _ in found.values()])
     return found
 
 

@@ -220,16 +220,30 @@ def test_every_row_of_the_docs_can_be_verified():
         assert read_command(command).seeds
 
 
+def test_a_setting_whose_data_are_absent_is_left_out_and_told_once(tmp_path, capsys):
+    absent = {"gone": ["dataset=cifar10", "dataset.download=false"], "lost": ["dataset=npz", "dataset.path=lost.npz"]}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**SUITE, "settings": absent}))
+    assert call(tmp_path, "method=fedavg,fedper,ditto") == 2
+    gone, lost, last = capsys.readouterr().err.splitlines()
+    assert gone.startswith("fedpfl: gone: left out: data set cifar10 is not in data_dir=")
+    assert lost.startswith("fedpfl: lost: left out: dataset.path=lost.npz is not a file")
+    assert "no method came to its end: gone: left out" in last
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (("verify", "zzz"), "no rows begin with 'zzz'"),
         (("verify",), "no rows begin"),
-        (("trials=0",), "trials must be a whole number from 1 on"),
+        (("trials=0",), "fedpfl: trials must be a whole number"),
+        (("roundz=3",), "fedpfl: roundz is not a key here"),
+        (("data_dir=a", "data_dir=b", "trials=0"), "given twice, and the last one counts: data_dir=a, then data_dir=b"),
+        (("verify", "zzz", "rounds=3"), "fedpfl: rounds=3: verify runs the words of the row itself"),
     ],
 )
 def test_mistakes_are_one_line(made, capsys, words, told):
-    assert call(made[0], *words, *(["method=fedavg"] if len(words) == 1 else [])) == 2
+    assert call(made[0], *words, *([] if "zzz" in words else ["method=fedavg"])) == 2
     assert told in capsys.readouterr().err
     assert call(made[0], "method=fedavg,fedpre") == 2
     assert "got 'fedpre'" in capsys.readouterr().err

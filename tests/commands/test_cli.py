@@ -473,7 +473,7 @@ def test_what_was_too_large_is_told(file: str, says: str, tmp_path: Path) -> Non
 def test_options_may_stand_anywhere(tmp_path: Path) -> None:
     result = call("method=fedper", "-c", "job", "seed=3", cwd=tmp_path)
     assert (result.code, "name: fedper" in result.out, "seed: 3" in result.out) == (0, True, True), result
-    result = call("seed=1,2", "-m", "rounds=0", cwd=tmp_path)
+    result = call("seed=-1,-2", "-m", cwd=tmp_path)
     assert "2 of 2 jobs failed" in result.err
 
 
@@ -785,11 +785,11 @@ def test_which_run_of_a_sweep_begins() -> None:
 
 
 def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> None:
-    words = ("experiment=demo", "rounds=0", "method=fedavg,ditto")
+    words = ("experiment=demo", "+method.foo=0", "method=fedavg,ditto")
     alone, swept = call(*words, cwd=tmp_path), call("-m", *words, cwd=tmp_path)
     assert alone.complaints == swept.complaints
     assert "fedpfl: 2 of 2 jobs failed" in alone.err
-    wrong = "failed: rounds must be 1 or more, got 0\n"
+    wrong = "failed: method.foo is not a key here; known keys: "  # which differ, else it were told once for both
     assert f"sweep: 1/2 done  method=fedavg: {wrong}" in alone.err
     assert re.search(rf"sweep: 2/2 done in 0:00:\d\d  method=ditto: {wrong}", alone.err)
 

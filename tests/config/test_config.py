@@ -291,6 +291,8 @@ class Schema(Checked):
     tries: Annotated[int, AtLeast(1)] | None = None
     levels: Annotated[float, AtLeast(0), Below(1)] | tuple[Annotated[float, AtLeast(0), Below(1)], ...] = ()
     ends: tuple[Annotated[float, Above(0)], float] = (1.0, 2.0)
+    kinds: tuple[Literal["a", "bb"], ...] = ()
+    switches: tuple[bool, ...] = ()
 
 
 @pytest.mark.parametrize(
@@ -325,6 +327,26 @@ def test_a_value_that_fits_is_taken(key: str, value: Any, becomes: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        ("count", 10.0, "10"),
+        ("count", 0.5, ""),
+        ("count", 1e300, ""),
+        ("values", 0.5, "[0.5]"),
+        ("values", "abc", ""),
+        ("ends", 0.5, ""),  # a list of two
+        ("kinds", "bb", "[bb]"),
+        ("kinds", "b", ""),
+        ("kinds", ["bbb"], "bb"),
+    ],
+)
+def test_what_was_meant_is_sensible_or_absent(key: str, value: Any, meant: str) -> None:
+    with pytest.raises(FedpflError) as caught:
+        typed(Schema, {key: value}, "")
+    assert str(caught.value).partition("; ")[2] == (f"did you mean {meant}?" if meant else "")
+
+
+@pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
         ("count", True, "a whole number"),
@@ -340,6 +362,8 @@ def test_a_value_that_fits_is_taken(key: str, value: Any, becomes: Any) -> None:
         ("limit", 0.5, "a whole number or null"),
         ("values", [0.5, "abc"], "a list of numbers"),
         ("values", 0.5, "a list of numbers"),
+        ("kinds", ["c"], "a list of values, each one of a, bb"),
+        ("switches", 0, "a list of values, each true or false"),
         ("pair", [1, 0.5], "a list of whole numbers"),
         ("where", 3, "a path or null"),
         ("part", -0.1, "between 0 and 1"),

@@ -469,7 +469,7 @@ def test_archive_comes_before_the_original_files(tmp_path, idx_files):
         ({"x": images(6, 1, 8, 8), "y": labels(6) * 2}, "no sample has label 1 and the largest is 4"),
         (
             {"x": np.array([None] * 6), "y": labels(6)},
-            "cannot be read as an .npz archive of plain arrays (Object arrays cannot be loaded when",
+            "cannot be read as an .npz archive of plain arrays (an array has Python objects in it",
         ),
     ],
 )
@@ -485,6 +485,15 @@ def test_not_an_archive(tmp_path, content):
     (tmp_path / "cifar10.npz").write_bytes(content)
     message = one_line(lambda: load("cifar10", tmp_path))
     assert "cifar10.npz cannot be read as an .npz archive of plain arrays" in message
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.txt", "x.pkl", "x"])
+def test_a_file_of_another_kind_is_told_what_to_do(tmp_path, name):
+    """Of what numpy would take for a pickle, its advice to load that is none of ours."""
+    (tmp_path / name).write_bytes(pickle.dumps({"x": 1}) if name.endswith("pkl") else b"a,b\n1,2\n")
+    message = one_line(lambda: load("npz", tmp_path, path=tmp_path / name))
+    assert f"{name} cannot be read as an .npz archive of plain arrays (it is no zip archive, as np.savez" in message
+    assert "read it in Python and save its arrays: np.savez('x.npz', x=x, y=y), y integers [samples], x " in message
 
 
 def test_an_npy_is_not_an_archive(tmp_path):

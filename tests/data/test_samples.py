@@ -143,7 +143,7 @@ def test_groups_and_the_test_part_of_an_archive(tmp_path):
         ({"x": np.where(FEATURES > 2, np.inf, FEATURES.astype(np.float64))}, "x holds values that are not finite"),
         ({"x": FEATURES[:, 0]}, "signals must be [samples, channels or features, ...], got [120]"),
         ({"x": np.where(FEATURES > 2, np.nan, FEATURES).astype(np.float32)}, "x holds values that are not finite"),
-        ({"x": TOKENS - 1}, "token ids must be from 0 to 2147483647, found -1 to 28"),
+        ({"x": TOKENS - 1}, "are token ids and must be from 0 to 2147483647, found -1 to 28; save a table"),
         ({"x": TOKENS[:, :, None]}, "got int32 [120, 7, 1]"),
         ({"x": FEATURES, "groups": np.arange(119)}, "groups must be integers [samples], got int64 [119]"),
         ({"x": FEATURES, "test_from": 0}, "test_from must be from 1 to 119, got 0"),
@@ -255,24 +255,30 @@ def test_the_registered_models_take_them(tmp_path, model, x):
     assert all(bool(torch.isfinite(leaf).all()) for leaf in states[-1].server.values())
 
 
+TABLE = "integers are token ids, save a table of features as floats"
+AXIS = "of grey images save x[:, None], whose second axis is the channel"
+GREY = np.random.default_rng(0).random((len(TOKENS), 28, 28))
+
+
 def test_a_model_of_another_kind_is_refused_in_one_line(tmp_path):
     federation = build(samples := own(tmp_path, x=TOKENS), partition.iid(samples.y.numpy(), 3, 0))
     message = one_line(lambda: models.build("cnn4", federation.shape, federation.classes, 0))
     says = "model=cnn4: takes images [channels, height, width], got token ids of shape [7] (data set npz)"
-    assert message == f"{says}; models that take these: lstm, text, transformer"
+    assert message == f"{says}; {TABLE}; models that take these: lstm, text, transformer"
 
 
 @pytest.mark.parametrize(
     ("model", "x", "says"),
     [
-        ("mlp", TOKENS, "takes images, signals or features, got token ids of shape [7] (data set npz)"),
+        ("mlp", TOKENS, f"takes images, signals or features, got token ids of shape [7] (data set npz); {TABLE}"),
         ("text", FEATURES, "takes token ids [length], got signals of shape [11] (data set npz)"),
         ("text", SIGNALS, "takes token ids [length], got signals of shape [3, 16] (data set npz)"),
         ("har_cnn", FEATURES, "takes signals [channels, length], got signals of shape [11] (data set npz)"),
+        ("cnn4", GREY, f"takes images [channels, height, width], got signals of shape [28, 28] (data set npz); {AXIS}"),
     ],
 )
 def test_what_has_the_right_axes_and_is_something_else_is_refused_too(tmp_path, model, x, says):
     federation = build(samples := own(tmp_path, x=x), partition.iid(samples.y.numpy(), 3, 0))
     message = one_line(lambda: models.build(model, federation.shape, federation.classes, 0))
-    fit = "lstm, text, transformer" if x is TOKENS else "mlp"
+    fit = {id(TOKENS): "lstm, text, transformer", id(GREY): "har_cnn, mlp"}.get(id(x), "mlp")
     assert message == f"model={model}: {says}; models that take these: {fit}"

@@ -281,7 +281,7 @@ DIGITS = (
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("model=mlp", "model.hidden=8"), "model.hidden must be a list of whole numbers, got 8"),
+        (("model=mlp", "model.hidden=8"), "model.hidden must be a list of whole numbers, got 8; did you mean [8]?"),
         (("model=mlp", "model.hidden=[0]"), "model.hidden must be 1 or more, got [0]"),
         (("model=text",), f"model=text: takes token ids [length], got {DIGITS}"),
         (("model=har_cnn",), f"model=har_cnn: takes signals [channels, length], got {DIGITS}"),

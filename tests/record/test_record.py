@@ -118,7 +118,8 @@ def test_another_identity_is_refused_and_changes_nothing(tmp_path):
         directory.write_summary(status="finished")
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "run.lock"}
     with pytest.raises(
-        FedpflError, match=r"holds a different run; choose another with hydra\.run\.dir=\.\.\. or remove"
+        FedpflError,
+        match=r"holds a different run \(.* there, .* here\); choose another with hydra\.run\.dir=\.\.\. or remove",
     ):
         opened(tmp_path, "xyz", "other: 1\n")
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.name != "run.lock"}

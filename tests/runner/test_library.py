@@ -230,6 +230,11 @@ def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
         (("method=fedavg,fedper",), {}, "method=fedavg,fedper is a sweep, .* give method one value"),
         (("experiment=demo",), {}, "method=.* is a sweep, .* give method one value"),
         (("-m",), {}, "-m is no option; here are no options, only words such as 'rounds=5'"),
+        (("-participation=1.0",), {}, "-participation=1.0 is no option; .*; keys have no dash: participation=1.0"),
+        (("–m",), {}, "–m begins with a dash that is not the keyboard's; write -m"),
+        (("",), {}, "the command has an empty word"),
+        ((), {"dataset": "a\nb"}, r"dataset must be one of .*, got 'a\\nb'"),
+        ((), {"metrics": "f1"}, r"each one of f1, balanced, auroc, ece, got 'f1'; did you mean \[f1\]\?"),
         (("rounds",), {}, "cannot be read as key=value"),
         (({"rounds": 1}, "seed=1"), {}, "stands alone"),
         (({"rounds": 1},), {"seed": 1}, "stands alone"),
@@ -244,6 +249,13 @@ def test_mistakes_are_one_line_and_leave_nothing(settings, keys, line, tmp_path,
         fedpfl.run(*settings, **keys)
     assert "\n" not in str(told.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_key_that_is_given_twice_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = "given twice, and the last one counts: rounds=2, then rounds=0"
+    with pytest.warns(UserWarning, match=told), pytest.raises(fedpfl.FedpflError, match="rounds must be 1 or more"):
+        fedpfl.run("seed=1", "rounds=2", seed=1, rounds=0)
 
 
 MANY = (*TINY, "model=mlp", "method=fedavg")

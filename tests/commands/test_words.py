@@ -1,0 +1,297 @@
+"""Every word of every command is understood or refused in one line; and what is read no longer is no error."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import yaml
+
+import fedpfl
+from fedpfl import __main__ as fedpfl_command
+from fedpfl import board, check, export, federate, tune
+from fedpfl.config import early, help_page
+from fedpfl.config.overrides import quoted_word
+from fedpfl.ground.words import DASHES, check_words, replaced_words
+from fedpfl.report import __main__ as report
+from fedpfl.runner import session
+from tests.command import TINY, call, snapshot, start, wait
+
+COMMANDS = {
+    **{"board": board.main, "check": check.main, "export": export.main, "federate": federate.main},
+    **{"fedpfl": fedpfl_command.main, "report": report.main, "tune": tune.main},
+}
+NO_DASH = "keys have no dash: participation=1.0"
+EMPTY = "the command has an empty word; leave it out, or give its key a value"
+REFUSED = [
+    # one dash, which Hydra and argparse would split or cut short
+    ("train -participation=1.0", NO_DASH),
+    ("train -privacy=client", "keys have no dash: privacy=client"),
+    ("train --participation=1.0", NO_DASH),
+    ("train -participation 1.0", "-participation is no option"),
+    ("train -p rounds=3", "--package rounds=3 chooses what --cfg prints"),
+    ("train -cjob", "-cjob is no option"),
+    ("train -mr seed=1,2", "options stand apart: -m -r"),
+    ("train -mp=x seed=1", "-mp=x is no option"),
+    ("train --help -participation=1.0", NO_DASH),
+    ("tune method=fedavg -participation=1.0", NO_DASH),
+    ("tune method=fedavg --cfg job", "--cfg is no option"),
+    ("board suite=small -participation=1.0", NO_DASH),
+    ("board verify -x suite=small", "-x is no option"),
+    ("federate -participation=1.0", NO_DASH),
+    ("federate seed=1 -m", "-m is no option"),
+    ("check mine.py -participation=1.0", NO_DASH),
+    ("export a b -participation=1.0", NO_DASH),
+    ("export --flower d -participation=1.0", NO_DASH),
+    *((f"report {name} -participation=1.0", NO_DASH) for name in report.COMMANDS),
+    ("fedpfl -participation=1.0", "-participation=1.0 is no command"),
+    # cut short
+    ("train --re", "did you mean --resolve?"),
+    ("train --mult seed=1,2", "did you mean --multirun?"),
+    ("check --qu mine.py", "did you mean --quick?"),
+    ("export a b --data x", "did you mean --data-dir?"),
+    *((f"report {name} --form csv", "--form is no option") for name in report.COMMANDS),
+    ("report tables --bogus", "--bogus is no option; python -m fedpfl.report tables --help tells what it takes"),
+    # other dashes
+    ("train –m seed=1,2", "write -m"),
+    ("train —multirun seed=1,2", "write --multirun"),
+    ("train –participation=1.0", "write participation=1.0"),
+    ("tune method=fedavg −m", "write -m"),
+    ("board suite=small –rounds=3", "write rounds=3"),
+    ("federate –seed=3", "write seed=3"),
+    ("check –quick mine.py", "write --quick"),
+    ("export a b –data-dir=x", "write --data-dir=x"),
+    ("report tables –format csv", "write --format"),
+    # values of options
+    ("train --multirun=1 seed=1,2", "--multirun takes no value"),
+    ("tune method=fedavg --multirun=1", "--multirun takes no value"),
+    ("report tables --pm=1", "--pm takes no value"),
+    ("train --cfg", "expected one argument"),
+    ("train --config-dir", "expected one argument"),
+    ("report tables --format", "expected one argument"),
+    ("train --cfg job --cfg hydra", "--cfg is given twice"),
+    ("train -c job --cfg=hydra", "--cfg is given twice"),
+    ("report tables --format csv --format markdown", "--format is given twice"),
+    # behind --
+    ("train seed=1 -- -m", "-m stands behind --"),
+    ("report tables -- --format", "--format stands behind --"),
+    # empty, without a value, of another command
+    ("train ''", EMPTY),
+    ("train ' '", EMPTY),
+    ("tune method=fedavg ''", EMPTY),
+    ("board suite=small ''", EMPTY),
+    ("federate ''", EMPTY),
+    ("check ''", EMPTY),
+    ("export a ''", EMPTY),
+    ("report tables ''", EMPTY),
+    ("fedpfl ''", "an empty word is no command"),
+    ("train seed", "give it a value, seed=..."),
+    ("train seed 3", "give it a value, seed=..."),
+    ("train 'seed =3'", "write seed=3, without a space"),
+    ("train seed==3", "write one =, seed=3"),
+    ("federate seed", "give it a value, seed=..."),
+    ("tune method=fedavg seed", "give it a value, seed=..."),
+    ("board small", "suite: one of "),
+    ("tune method=fedavg hydra.mode=RUN", "hydra.mode=RUN: tune sweeps by itself"),
+    ("tune method=fedavg hydra/sweeper=basic", "hydra/sweeper=basic: tune sweeps by itself"),
+    ("board verify x suite=small rounds=3", "rounds=3: verify runs the words of the row itself"),
+    ("export --flower d --data-dir x method=fedavg", "--data-dir is for a run's models"),
+    ("export a logger=tensorboard --data-dir x", "--data-dir is for a run's models"),
+    ("export a logger=tensorboard plugins=[x]", "plugins=[x] is for a run's models"),
+    ("fedpfl --help train", "--help stands alone, got train"),
+    ("fedpfl --version x", "--version stands alone, got x"),
+    # texts
+    ("train name=ü", "a text is quoted: \"name='ü'\""),
+    ("train name=a=b", "a text is quoted: \"name='a=b'\""),
+    ("train name={a}", "a text is quoted: \"name='{a}'\""),
+    ("train name=a,b", "write a list as name=[a,b], a text as \"name='a,b'\""),
+    ("train participation=0,5", "a number as participation=0.5"),
+    ("train seed=choice(1,2)", "seed=choice(1,2) is a sweep, which needs -m"),
+    ("train dataset=csv", "dataset must be one of ag_news"),
+    # values
+    (
+        "train metrics=[accuracy]",
+        "metrics must be a list of values, each one of f1, balanced, auroc, ece, got ['accuracy']\n",
+    ),
+    ("train local.epochs=0.5", "count minibatches: local.epochs=null local.steps=..."),
+    ("train -m seed=1,2 hydra/launcher=submitit_cluster", "needs a package that is not installed; pip install"),
+    ("train -m seed=1,2 hydra/launcher=rays", "pip install 'fedpfl[ray]'"),
+]
+
+
+def told(line: str, folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Give a command line in this process; returns its status and what standard error says."""
+    command, *words = shlex.split(line)
+    if command == "train":
+        result = call(*words, cwd=folder)
+        return result.code, result.err
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    with mock.patch.object(sys, "argv", [command, *words]):
+        try:
+            status = COMMANDS[command]()
+        except SystemExit as end:
+            status = end.code
+    return status, capsys.readouterr().err
+
+
+def test_what_is_not_understood_is_refused_in_one_line(tmp_path, capsys, monkeypatch):
+    wrong = []
+    for line, says in REFUSED:
+        status, err = told(line, tmp_path, capsys, monkeypatch)
+        if status != 2 or says not in err or not re.fullmatch(r"fedpfl: [^\n]+\n", err):
+            wrong.append((line, status, err))
+    assert not wrong
+    assert snapshot(tmp_path) == {}
+
+
+def test_options_that_there_are_may_stand_anywhere_and_twice():
+    words = ["seed=1", "-m", "--caption", "x", "-1", "--", "b=2"]
+    assert check_words(words, {"-m": "", "--caption": "caption"}) == ["seed=1", "-m", "--caption", "x", "-1", "b=2"]
+    assert check_words(["-m", "-m"], {"-m": ""}) == ["-m", "-m"]
+    for dash in DASHES:
+        with pytest.raises(fedpfl.FedpflError, match="not the keyboard's; write a=1"):
+            check_words([f"{dash}a=1"], {})
+
+
+def test_keys_that_are_given_twice_are_told():
+    words = [
+        "rounds=2",
+        "-m",
+        "a=1",
+        "rounds=2",
+        "a=1",
+        "+a=2",
+        "~b",
+        "b=1",
+        "rounds=3",
+        "method=x",
+        "method.x=y",
+        "rounds=4",
+    ]
+    assert (
+        replaced_words(words)
+        == "given twice, and the last one counts: a=1, then +a=2; rounds=2, then rounds=3; rounds=3, then rounds=4"
+    )
+    assert replaced_words(["rounds=2", "rounds=2"]) == ""
+
+
+@pytest.mark.parametrize("text", ["ü ö", "a=b", "a,b", "{a}", "it's", 'a"b', "a\\", "a\\'b", "$HOME`x`", "[a", "#;!"])
+def test_a_text_that_is_quoted_as_told_is_taken_as_it_is(text: str, tmp_path: Path) -> None:
+    """As a shell reads the words; `$` alone would be an interpolation of Hydra's."""
+    shell = ["bash", "-c", f"printf %s {quoted_word('name', text)}"]
+    word = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+    with mock.patch.object(session, "play") as play:
+        assert call(word, cwd=tmp_path).code == 0
+    assert play.call_args.args[0].name == text
+
+
+# Sweeps
+
+
+SEARCH = "hydra/sweeper=optuna local.lr=0.1,0.2 validation=0.1"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("seed=1,2,3 dataset=cifar10 dataset.download=false", "data set cifar10 is not in data_dir="),
+        ("seed=1,2 hydra/launcher=lockstep dataset=npz dataset.path=x.npz", "dataset.path=x.npz is not a file"),
+        ("seed=1,2 hydra/launcher=joblib dataset=npz dataset.path=x.npz", "dataset.path=x.npz is not a file"),
+        ("seed=1,2 partition=file partition.path=x.json", "partition.path: there is no file x.json"),
+        ("local.lr=0.1,0.2 model.weights=x.pt", "model.weights: there is no file "),
+        ("seed=1,2 rounds=0", "rounds must be 1 or more, got 0"),
+        (f"{SEARCH} dataset=npz dataset.path=x.npz", "dataset.path=x.npz is not a file"),
+        (f"{SEARCH} model.weights=x.pt", "model.weights: there is no file "),
+    ],
+)
+def test_what_all_runs_of_a_sweep_lack_is_told_once(words: str, says: str, tmp_path: Path) -> None:
+    result = call("-m", *words.split(), cwd=tmp_path)
+    assert result.code == 2
+    assert re.fullmatch(rf"fedpfl: {says}[^\n]*\n", result.err), result.err
+    assert snapshot(tmp_path) == {}
+
+
+def test_data_that_one_of_several_lacks_are_told_before_the_first_run(tmp_path, monkeypatch):
+    result = call("-m", *TINY, "dataset=digits,mnist", "dataset.download=false", cwd=tmp_path)
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert "data set mnist is not in data_dir=data" in result.err
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fedpfl.FedpflError, match="data set mnist is not in data_dir"):
+        fedpfl.sweep(*TINY, "dataset.download=false", dataset=["digits", "mnist"])
+    assert snapshot(tmp_path) == {}
+
+
+def test_a_sweep_of_an_experiment_of_ones_own_is_not_dropped(tmp_path):
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    sweep = {"hydra": {"sweeper": {"params": {"seed": "1,2", "local.lr": 0.2}}}}
+    (tmp_path / "own/experiment/mine.yaml").write_text(f"# @package _global_\n{yaml.safe_dump(sweep, sort_keys=False)}")
+    words = ["--config-dir=own", "experiment=mine"]
+    with mock.patch.object(session, "play") as play:
+        for given, keys in (((), "seed, local.lr"), (("local.lr=1",), "seed"), (("seed=3",), "local.lr")):
+            result = call(*words, *given, cwd=tmp_path)
+            assert result.code == 2
+            each = " ".join(f"{key}=..." for key in keys.split(", "))
+            about = (
+                f"experiment=mine sweeps over {keys}, and this is one run: add -m, or give one value of each: {each}"
+            )
+            assert result.err == f"fedpfl: {about}\n"
+        play.assert_not_called()
+        assert call(*words, "seed=3", "local.lr=1", cwd=tmp_path).err == ""
+        one = call(*words, "hydra.mode=RUN", cwd=tmp_path)
+        assert (one.code, play.call_count) == (0, 2)
+        assert "experiment=mine sweeps over seed, local.lr, which this one run (hydra.mode=RUN) has as" in one.err
+
+
+# Help
+
+
+def test_help_says_what_there_is(capsys):
+    with mock.patch.object(sys, "argv", ["fedpfl", "--help"]):
+        fedpfl_command.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(line.startswith(f"  fedpfl {name} ") for line in lines) for name in fedpfl_command.COMMANDS)
+    assert "With -m, values separated by commas make a sweep." in help_page.HEAD
+
+
+TWICE = "fedpfl: given twice, and the last one counts: seed=1, then seed=2"
+PRINTING = ["train --help", "train --cfg job seed=1 seed=2", "train --hydra-help", "train --info", "-sc install=bash"]
+PRINTING += ["--help", "--version", "report tables outputs", *(f"{name} --help" for name in fedpfl_command.COMMANDS)]
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    """As `| head -1` does: all commands in one process, each with a pipe to write to that nobody reads.
+
+    Every second one has no buffer, as with `python -u`.
+    """
+    script = """
+import io, os, runpy, sys
+for number, line in enumerate(sys.argv[1:]):
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.dup2(writing, 1)
+    raw = io.FileIO(1, "w", closefd=False)
+    sys.stdout = io.TextIOWrapper(raw if number % 2 else io.BufferedWriter(raw), write_through=bool(number % 2))
+    sys.argv[1:] = line.split()
+    code = 0
+    try:
+        runpy.run_module("fedpfl", run_name="__main__")
+    except SystemExit as end:
+        code = end.code or 0
+    sys.stdout.flush()
+    if code != 2 * ("outputs" in line):
+        print(line, code, file=sys.stderr)
+"""
+    result = wait(start(*PRINTING, cwd=tmp_path, script=script))
+    absent = "fedpfl: no such directory: outputs; give the folder that holds the runs, such as outputs"
+    assert (result.code, result.err.splitlines()) == (0, [TWICE, absent])
+
+
+def test_a_word_that_is_no_option_is_told_before_torch_is_loaded(capsys):
+    for words, says in ((["-participation=1.0"], NO_DASH), (["-m", "seed=1,2", ""], EMPTY)):
+        with pytest.raises(SystemExit, match="2"):
+            early.refuse(words)
+        assert says in capsys.readouterr().err
