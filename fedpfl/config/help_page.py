@@ -37,9 +37,8 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
 LINE = re.compile(r"( *)([\w.]+):(?: ([^#]*?))? *(?:# (.*))?$")
 HEAD = """python -m fedpfl.train [KEY=VALUE ...]
 
-Values separated by commas make a sweep. --cfg job prints the configuration as YAML, --hydra-help Hydra's own options,
---dry-run what would run: composition, data, memory and time; it writes nothing, and goes with -m too.
-With words such as method=fedper before --help this page has their keys and values."""
+Values separated by commas make a sweep. --cfg job prints the configuration as YAML, --hydra-help Hydra's own options.
+--dry-run says what would run, and writes nothing. With words such as method=fedper before --help this page has theirs."""
 
 
 def page(words: Sequence[str]) -> str:
