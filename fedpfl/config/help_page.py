@@ -38,7 +38,7 @@ LINE = re.compile(r"( *)([\w.]+):(?: ([^#]*?))? *(?:# (.*))?$")
 HEAD = """python -m fedpfl.train [KEY=VALUE ...]
 
 Values separated by commas make a sweep. --cfg job prints the configuration as YAML, --hydra-help Hydra's own options.
---dry-run says what would run, and writes nothing. With words such as method=fedper before --help this page has theirs."""
+--dry-run says what would run, and writes nothing. With words such as method=fedper, --help has their keys."""
 
 
 def page(words: Sequence[str]) -> str:

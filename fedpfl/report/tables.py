@@ -127,8 +127,8 @@ def accuracy_table(
     frame = pd.DataFrame(records)
     frame = frame[[name for key in (*columns, "seed_list") for name in (key, f"{key}_seed_std") if name in frame]]
     notes = (*published.notes, *chosen_on(select), *emptiness(gathered, select, every), *_unmet(gathered))
-    unjudged = [one for one in gathered if not judged(one, select, every) and not _blind(one, select)]
-    unjudged = [one.title for one in unjudged if not all(run.is_untrained for run in one.used)]
+    waiting = [one for one in gathered if not judged(one, select, every) and not _blind(one, select)]
+    unjudged = [one.title for one in waiting if not all(run.is_untrained for run in one.used)]
     notes += (*_note("No evaluation to judge yet", unjudged), *worlds(gathered), *_codes(gathered))
     notes += tuple(_guarantees(gathered))
     caption = _caption(gathered, select, every)

@@ -211,11 +211,11 @@ class _Stopwatch:
 
 def _with_fewer_tests(federation: Federation, clients: list[int], samples: int) -> Federation:
     """Return the federation with at most so many test and validation samples of some clients."""
-    splits = {name: list(getattr(federation, name)) for name in ("test", "validation")}
-    for own in splits.values():
+    test, validation = list(federation.test), list(federation.validation)
+    for own in (test, validation):
         for client in clients if own else ():
             own[client] = own[client][:samples]
-    return replace(federation, **{name: tuple(own) for name, own in splits.items()})
+    return replace(federation, test=tuple(test), validation=tuple(validation))
 
 
 def _mean_batches(federation: Federation, size: int, together: int = 1, fixed: int | None = None) -> float:
