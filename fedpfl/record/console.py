@@ -241,7 +241,8 @@ def untrained(summary: Mapping[str, Any]) -> str:
 
 def duration(seconds: float) -> str:
     """Write seconds as `1:02:03`, after a day as `1 day, 1:02:03`."""
-    return str(timedelta(seconds=max(0, round(seconds))))
+    most = timedelta.max.total_seconds() // 2
+    return str(timedelta(seconds=round(min(max(0.0, seconds), most))))
 
 
 def progress(events: str, jobs: int, now: float) -> str:
