@@ -37,9 +37,8 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
 LINE = re.compile(r"( *)([\w.]+):(?: ([^#]*?))? *(?:# (.*))?$")
 HEAD = """python -m fedpfl.train [KEY=VALUE ...]
 
-With -m, values separated by commas make a sweep. --dry-run says what would run (composition, data, memory and time) and
-writes nothing; it goes with -m too. --cfg job prints the configuration as YAML, --hydra-help Hydra's own options.
-With words such as method=fedper before --help this page has their keys and values."""
+With -m, values separated by commas make a sweep. --cfg job prints the YAML, --hydra-help Hydra's own options.
+--dry-run says what would run, and writes nothing. With words such as method=fedper, --help has their keys."""
 
 
 def page(words: Sequence[str]) -> str:

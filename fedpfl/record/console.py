@@ -241,7 +241,8 @@ def untrained(summary: Mapping[str, Any]) -> str:
 
 def duration(seconds: float) -> str:
     """Write seconds as `1:02:03`, after a day as `1 day, 1:02:03`."""
-    return str(timedelta(seconds=max(0, round(seconds))))
+    most = timedelta.max.total_seconds() // 2
+    return str(timedelta(seconds=round(min(max(0.0, seconds), most))))
 
 
 def progress(events: str, jobs: int, now: float) -> str:
@@ -254,7 +255,7 @@ def progress(events: str, jobs: int, now: float) -> str:
     done = f"{len(ended)}/{jobs} done"
     if len(ended) == jobs:
         return f"{done} in {duration(now - min(began.values()))}"
-    seconds = _seconds_left(events, jobs, now)
+    seconds = _seconds_left(events, jobs, now, free=1)
     return f"{done}, ETA {duration(seconds)}" if seconds else done
 
 
@@ -274,8 +275,15 @@ def _jobs(events: str) -> tuple[dict[str, float], dict[str, float]]:
     return ended, {job: float(when) for job, when, *_ in said}
 
 
-def _seconds_left(events: str, jobs: int, now: float) -> float:
-    """Return how long the rest of a sweep may take, 0 where nothing tells it."""
+def _seconds_left(events: str, jobs: int, now: float, free: int = 0) -> float:
+    """Return how long the rest of a sweep may take, 0 where nothing tells it.
+
+    Args:
+        events: as of `progress`.
+        jobs: in all.
+        now: when it is.
+        free: jobs that may begin at once beside those that are running.
+    """
     ended, began = _jobs(events)
     took = [seconds for seconds in ended.values() if seconds]
     if not took:
@@ -283,4 +291,5 @@ def _seconds_left(events: str, jobs: int, now: float) -> float:
     running = [now - when for job, when in began.items() if job not in ended]
     waiting = jobs - len(began)
     left = [max(0.0, fmean(took) - spent) for spent in running]
-    return max([(sum(left) + fmean(took) * waiting) / (len(running) + bool(waiting)), *left])
+    side_by_side = len(running) + (free if waiting else 0)
+    return max([(sum(left) + fmean(took) * waiting) / max(1, side_by_side), *left])
