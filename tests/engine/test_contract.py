@@ -97,11 +97,14 @@ def settings_of(name: str) -> list[dict[str, Any]]:
 HOUSE_PROMISES: list[Promise] = []
 
 
-def house_promise(words: str, *engines: str) -> Callable[[Callable], Callable]:
-    """Add what the function below tries to HOUSE_PROMISES; it is given a NamedTrial, and an engine if there are any."""
+def house_promise(words: str, *engines: str, low_precision: bool = False) -> Callable[[Callable], Callable]:
+    """Add what the function below tries to HOUSE_PROMISES; it is given a NamedTrial, and an engine if there are any.
+
+    low_precision: whether it is kept in bf16 too.
+    """
 
     def add_promise(check: Callable) -> Callable:
-        HOUSE_PROMISES.append(Promise(words, "", check, engines))
+        HOUSE_PROMISES.append(Promise(words, "", check, engines, binding=low_precision))
         return check
 
     return add_promise
@@ -114,18 +117,18 @@ def is_exempt(promise: Promise, name: str, method: Method) -> bool:
     return promise.check is contract.statistics_are_mixed and name in KEEPS_STATISTICS
 
 
-def engines_of(promise: Promise, turn: int | None) -> tuple[str | None, ...]:
+def engines_of(promise: Promise, turn: int | None, low_precision: bool) -> tuple[str | None, ...]:
     """Return the engines to ask on: the one whose turn it is, or where `turn` is None all of them."""
     if not promise.engines:
         return (None,)
     if turn is not None:
         return (promise.engines[turn % len(promise.engines)],)
-    return (*promise.engines, *(LOW_PRECISION if promise.binding else ()))
+    return (*promise.engines, *(LOW_PRECISION if low_precision and promise.binding else ()))
 
 
 ROUNDS_AGAIN = [  # each group is about as long as the others, and plays one kind of run
     (
-        "asking_changes_nothing",  # these three with BatchNorm
+        "asking_changes_nothing",  # the first four with BatchNorm
         "backends_agree_with_norm",
         "changes_only_the_cohorts_rows",
         "statistics_are_mixed",
@@ -144,12 +147,14 @@ def is_asked(promise: Promise, turn: int) -> bool:
     return not group or turn % len(ROUNDS_AGAIN) == group[0]
 
 
-def ask_all_promises(named: NamedTrial, turn: int | None, subtests: pytest.Subtests) -> None:
+def ask_all_promises(
+    named: NamedTrial, subtests: pytest.Subtests, turn: int | None = None, low_precision: bool = False
+) -> None:
     for place, promise in enumerate([*PROMISES, *HOUSE_PROMISES]):
         if is_exempt(promise, named.name, named.method) or (turn is not None and not is_asked(promise, turn)):
             continue
         subject = named if promise in HOUSE_PROMISES else named.trial
-        for engine in engines_of(promise, None if turn is None else turn + place):
+        for engine in engines_of(promise, None if turn is None else turn + place, low_precision):
             with subtests.test(promise.words, engine=engine):
                 promise.check(subject, *([engine] if engine else []))
 
@@ -162,7 +167,7 @@ def test_promises_that_play_rounds_again_exist():
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_keeps_its_promises(name, subtests):
     method = build_method(name, settings_of(name)[0])
-    ask_all_promises(NamedTrial(name, Trial(method)), list(METHODS).index(name), subtests)
+    ask_all_promises(NamedTrial(name, Trial(method)), subtests, turn=list(METHODS).index(name))
 
 
 @pytest.mark.full
@@ -171,7 +176,7 @@ def test_a_method_keeps_its_promises(name, subtests):
 )
 def test_a_method_keeps_its_promises_in_every_setting_on_every_engine(name, number, subtests):
     method = build_method(name, settings_of(name)[number])
-    ask_all_promises(NamedTrial(name, Trial(method)), None, subtests)
+    ask_all_promises(NamedTrial(name, Trial(method)), subtests, low_precision=number == 0)
 
 
 # Over adapters: a method that wants none itself, where the head and low-rank additions train
@@ -278,7 +283,7 @@ def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
     return [met(call) for call in calls]
 
 
-@house_promise("beside other runs a run is the same", *BACKENDS)
+@house_promise("beside other runs a run is the same", *BACKENDS, low_precision=True)
 def is_the_same_beside_other_runs(named: NamedTrial, engine: str) -> None:
     """Calls answered together with another seed's and with FedAvg's are what they are alone."""
     runner, calls = make(as_engine(engine), named.trial.net(), CPU), other_calls(named, engine)
@@ -301,7 +306,7 @@ def drawn_turns(method: Method, played: int) -> list[Turn]:
     return method.turns(played, COHORTS[played], len(EVERYONE), generator(0, "turns", played + 1))
 
 
-@house_promise("only the cohort's rows change", *BACKENDS)
+@house_promise("only the cohort's rows change", *BACKENDS, low_precision=True)
 def changes_only_the_cohorts_rows(named: NamedTrial, engine: str) -> None:
     states, _ = named.trial.played(engine, norm=True)
     for played, cohort in enumerate(COHORTS):

@@ -70,6 +70,7 @@ def counted(buffers):
     return {name: leaf for name, leaf in buffers.items() if not leaf.is_floating_point()}
 
 
+@pytest.mark.full
 def test_noise_and_alignment_matter(expected):
     last = {name: expected(name, False).logits[-1][2] for name in CASES}
     for one in CASES:

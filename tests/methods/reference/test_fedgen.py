@@ -64,6 +64,7 @@ def test_three_rounds_equal_the_plain_loops(name, backend, expected, net, federa
         assert outcome.after.correct.tolist() == want.after[t]
 
 
+@pytest.mark.full
 def test_the_cases_differ(expected):
     last = {name: torch.cat([leaf.flatten() for leaf in expected(name).shared[-1].values()]) for name in CASES}
     for one in CASES:

@@ -91,6 +91,7 @@ def test_with_batch_normalisation_whose_statistics_are_the_clients(
     agree(method, states, outcomes, want, {**net.params, **net.buffers}, 5e-6)
 
 
+@pytest.mark.full
 def test_the_plain_loops_tell_the_methods_apart(expected):
     """Otherwise agreement would mean nothing."""
     last = {name: torch.cat([w.flatten() for w in expected(name).personal[-1][2].values()]) for name in CASES}

@@ -77,6 +77,7 @@ def test_three_rounds_equal_the_plain_loops(name, backend, expected, net, federa
         assert outcome.after.correct.tolist() == want.after[t]
 
 
+@pytest.mark.full
 def test_the_cases_differ_and_learn(expected, net):
     start = {name: renamed(CASES[name].init(net.params, net.parts)[0]["learned"]) for name in CASES}
     for name in CASES:
