@@ -95,7 +95,7 @@ def test_every_registered_model_has_a_file_with_its_options_and_their_defaults()
         parameters = inspect.signature(network).parameters.items()
         options = {key: parameter.default for key, parameter in parameters if key not in ("shape", "classes")}
         options = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
-        assert resolved(f"model={name}")["model"] == {"name": name, **options, "weights": None}
+        assert resolved(f"model={name}")["model"] == {"name": name, **options, "weights": None, "overlap": False}
 
 
 @pytest.mark.parametrize("method", sampled(sorted(METHODS), 6))
