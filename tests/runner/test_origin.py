@@ -146,9 +146,18 @@ def test_provenance_travels_with_files(tmp_path):
         assert copy.unrecorded == trained.unrecorded
 
 
-def test_what_scripts_train_says_on_what():
-    """Reading its source is all: it takes minutes."""
-    assert "run.origin.trained.to_header()" in (ROOT / "scripts/pretrain.py").read_text()
+def test_the_script_that_pretrains_says_on_what(place, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    import pretrain
+
+    words = ("dataset=digits", "dataset.only=null", "model.layers=1", "model.width=16", "model.heads=2")
+    vit = ("model=vit", "model.patch=7", *words[2:])
+    pretrain.main(["--epochs=1", f"--out={place}/vit.safetensors", *words, *vit, "engine.precision=fp32"])
+    given = ("dataset=digits", "clients=6", "method=fedavg", *vit, f"model.weights={place}/vit.safetensors")
+    with pytest.raises(FedpflError, match=TRAINED):
+        build(check(composed(*given)))
+    assert len(build(check(composed(*given, "model.overlap=true"))).origin.trained.samples) > 1500
 
 
 PRIVATE = ("privacy=client", "privacy.noise=2")
