@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.privacy.settings import MOST_EPSILON, Privacy
+from fedpfl.privacy.settings import MOST_EPSILON, MOST_NOISE, Privacy
 
 ORDERS = (*(1 + step / 4 for step in range(1, 13)), *range(5, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128, 256, 512)
 """Of Renyi divergences; fewer than the library's, which takes longer for no more."""
-LEAST, MOST = 0.1, 1e4
-"""The noise that a calibration tries, in lengths of clip: with the least, epsilon is beyond what protects anybody."""
+LEAST = 0.1
+"""The noise that a calibration begins with, in lengths of clip: its epsilon is beyond what protects anybody."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Account:
         def event(noise: float) -> Any:
             return dp.SelfComposedDpEvent(self._event(noise), self.rounds)
 
-        if self._fresh().compose(event(MOST)).get_epsilon(self.delta) > own.epsilon:
+        if self._fresh().compose(event(MOST_NOISE)).get_epsilon(self.delta) > own.epsilon:
             raise FedpflError(
                 f"privacy.epsilon={own.epsilon:g} (delta {self.delta:.2g}) is out of reach in {self.rounds} rounds of "
                 f"{self.cohort:g} of {self.clients} clients by any noise on updates; raise it or, with quantile, "

@@ -33,7 +33,7 @@ def protected(uploads: Tree, reference: Tree, clip: Tensor, scale: float = 1.0) 
     # What is not finite has no length; it must not reach the mean, where it would tell on its client.
     sound = norms.isfinite()
     factors = torch.where(sound, scale * (limit / norms).clamp(max=1.0), 0.0)
-    kept = (norms <= limit) & sound
+    kept = norms <= limit
 
     def shortened(upload: Tensor, known: Tensor, update: Tensor) -> Tensor:
         shape = -1, *[1] * (upload.dim() - 1)

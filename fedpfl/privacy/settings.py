@@ -13,6 +13,8 @@ from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 MOST_EPSILON = 100.0
 """Above it a guarantee is none: an attacker may be right as good as always."""
 MOST_DELTA = 0.1
+MOST_NOISE = 1e4
+"""In lengths of clip; with far more the account fails for lack of digits."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,11 @@ class Privacy(Checked):
 
     epsilon: Annotated[float, Above(0), AtMost(MOST_EPSILON)] | None = None
     delta: Annotated[float, Above(0), Below(MOST_DELTA)] | None = None
-    noise: Annotated[float, AtLeast(0)] | None = None
+    noise: Annotated[float, AtLeast(0), AtMost(MOST_NOISE)] | None = None
     clip: Annotated[float, Above(0)] | None = 1.0
     quantile: Annotated[float, Above(0), Below(1)] | None = None
     rate: Annotated[float, Above(0)] = 0.2
-    count_noise: Annotated[float, Above(0)] | None = None
+    count_noise: Annotated[float, Above(0), AtMost(1e6)] | None = None
     sampling: Literal["fixed", "poisson"] = "fixed"
     accounting: Literal["rdp", "pld"] = "rdp"
     seed: Annotated[int, Between(0, 2**32 - 1)] | None = None

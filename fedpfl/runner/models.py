@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
-from fedpfl.data.provenance import hash_samples
+from fedpfl.data.provenance import Provenance, hash_samples
 from fedpfl.engine.backend import EvalCall, arithmetic, met
 from fedpfl.engine.jobs import EvalJob
 from fedpfl.engine.keys import generator, watched
@@ -52,8 +52,8 @@ class Models(ABC):
         `w.fc.weight`, `buffers.w.norm.running_mean`.
         """
         job, (federation, _, number) = self._judged(client), self._place(client)
-        trained = self._run.origin.trained
-        if federation is self._run.unseen:  # some methods look at a newcomer's samples, too
+        trained = self._record
+        if federation is self._run.unseen and not self._run.privacy:  # some methods look at a newcomer's samples, too
             trained = trained.joined_with(hash_samples(federation.x[federation.train[number]]))
         if job.params.keys() == self._run.net.params.keys():
             values = {**self._run.net.frozen, **job.params, **job.buffers.get(self._role(job), {})}
@@ -112,13 +112,20 @@ class Models(ABC):
             raise FedpflError(f"method={run.config['method']['name']} has no global model: all stays with the clients")
         buffers: Mapping[str, Tensor] = next(iter(self._state.server_buffers.values()), {})
         values = _own(run.net.state_dict({**run.net.frozen, **values, **buffers}))
-        return run.origin.trained.attach_to(values)
+        return self._record.attach_to(values)
 
     def network(self) -> nn.Module:
         """Return a copy of the network as it was before round 1, for `load_state_dict`; it takes normalised samples."""
         net = self._run.net.copy()
         net.module.load_state_dict(net.state_dict({**net.frozen, **net.params, **net.buffers}))
         return net.module.cpu().eval()
+
+    @property
+    def _record(self) -> Provenance:
+        """Return what a model that is given back says of the samples that it was trained on."""
+        if self._run.privacy:  # hashes of samples would tell who took part
+            return Provenance(unrecorded=("a model of a private run",))
+        return self._run.origin.trained
 
     @property
     def _autocast(self) -> Any:

@@ -32,7 +32,11 @@ def foresee(run: Run) -> Needs:
     local = [run.net.buffers for place in method.buffers().values() if place == "local"]
     each = tree.nbytes(client) + sum(map(tree.nbytes, local))
     draws = settings.seed, federation.clients, run.drawn, settings.rounds
-    clients = engine.participants(run.method, *draws, run.stopping.early, run.poisson)
+    if run.account and run.account.noise:  # who takes part is secret, and how many do
+        drawn = federation.clients if run.poisson else run.cohort * settings.rounds
+        clients = min(federation.clients, drawn)
+    else:
+        clients = engine.participants(run.method, *draws, run.stopping.early, run.poisson)
     rows = 1 + min(federation.clients, clients + clients // engine.SPARE)
     needs = Needs(clients, rows * each, clients * each + tree.nbytes(server))
     place = store.on(run.device)

@@ -4,15 +4,16 @@ import copy
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from fedpfl.engine import Local, begin, clipping, make, play, reference
-from fedpfl.engine.keys import cohorts
+from fedpfl.engine.keys import cohorts, secret_cohorts
 from fedpfl.engine.toy import CLASSES, CPU, EVERYONE, LOCAL, LOOP, TRAIN, as_engine, participate, small, tiny
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS, SEES
+from fedpfl.methods import METHODS, SEES, Turn
 from fedpfl.privacy import Account, Privacy, Secret, noise, protected
 from tests.conftest import BACKENDS, CASES, assert_close, assert_same
 
@@ -159,6 +160,73 @@ def test_poisson_draws_each_client_for_itself_and_divides_by_what_is_expected():
     assert_close(moved, 2 * known, atol=1e-6)
 
 
+def test_a_round_without_anybody_gets_the_noise_alone():
+    """Its deviation is noise * clip / expected cohort; no client's row moves, and a moving bound does."""
+    method, before = METHODS["fedper"](), begin(METHODS["fedper"](), tiny(), 6, CPU)
+    own = account(cohort=2, noise=2.0, clip=0.3, sampling="poisson", quantile=0.5, count_noise=1.0)
+    before = dataclasses.replace(before, privacy=clipping(own, CPU))
+    clients = before.clients
+    round = make(LOOP, tiny(), CPU), method, small(), before, [], LOCAL, 0
+    state, outcome = play(*round, account=own, secret=Secret.of_seed(1))
+    moved = tree.flat(tree.map(torch.sub, state.server, before.server))
+    assert float(moved.std()) == pytest.approx(2.0 * 0.3 / 2, rel=4 / math.sqrt(2 * len(moved)))
+    assert (state.round, outcome.cohort, len(outcome.loss)) == (1, [], 0)
+    assert {"clipped_share", "update_norm", "clip"} <= outcome.metrics.keys()
+    assert_same(state.clients, clients)
+    spread = float(Secret.of_seed(1).draw_normal(1, "count", 1)[0])
+    assert float(state.privacy["clip"]) == pytest.approx(0.3 * math.exp(-0.2 * (spread / 2 + 0.5 - 0.5)))
+
+
+def test_secret_cohorts_are_of_the_rate_that_is_accounted_for():
+    """Poisson's are nobody as often as they should be, and fixed ones take each client as often."""
+    secret = Secret.of_seed(0)
+    sizes = torch.tensor([len(own) for own in secret_cohorts(secret, 20, 0.1, 2000, True)]).double()
+    assert abs(float(sizes.mean()) - 2) < 4 * math.sqrt(1.8 / 2000)
+    empty = 0.9**20
+    assert abs(float((sizes == 0).double().mean()) - empty) < 4 * math.sqrt(empty * (1 - empty) / 2000)
+    drawn = list(secret_cohorts(secret, 20, 0.25, 2000))
+    assert all(len(own) == 5 and own == sorted({*own}) for own in drawn)
+    counts = torch.bincount(torch.tensor(drawn).flatten(), minlength=20).double()
+    assert float((counts - 500).abs().max()) < 4.5 * math.sqrt(2000 * 0.25 * 0.75)
+    assert drawn[:5] != list(secret_cohorts(Secret.of_seed(1), 20, 0.25, 5))
+
+
+def test_an_update_that_is_not_finite_counts_as_none():
+    """Else one client could make the model infinite, which no noise hides."""
+    uploads = {"w": torch.tensor([[math.nan, 1.0], [math.inf, 0.0], [0.3, 0.4]])}
+    sent, bound = protected(uploads, {"w": torch.ones(2)}, torch.tensor(10.0))
+    assert_same(sent, {"w": torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.3, 0.4]])})
+    assert bound.clipped.tolist() == [True, True, False]
+
+
+def test_turns_that_no_account_is_kept_of_are_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Twice(METHODS["fedavg"]):
+        server_sees = SEES[0]
+
+        def turns(self, played, cohort, clients, generator):
+            return [Turn(cohort[:1]), Turn(cohort[1:])]
+
+    with pytest.raises(FedpflError, match="keeps account of one turn of a round's cohort, and turns of Twice"):
+        one_round(Twice(), small(), account(noise=1.0))
+
+
+def test_secrets_are_apart_by_key_context_and_purpose():
+    secret = Secret.of_seed(3)
+    drawn = [
+        secret.draw_normal(1000, "noise", 1, 0),
+        secret.draw_normal(1000, "noise", 1, 1),
+        secret.draw_normal(1000, "noise", 2, 0),
+        secret.bind_to("a").draw_normal(1000, "noise", 1, 0),
+        secret.bind_to("b").draw_normal(1000, "noise", 1, 0),
+        Secret.of_seed(4).draw_normal(1000, "noise", 1, 0),
+    ]
+    correlation = torch.corrcoef(torch.tensor(np.array(drawn))) - torch.eye(6)
+    assert float(correlation.abs().max()) < 4.5 / math.sqrt(1000)
+    assert (drawn[0] == Secret.of_seed(3).draw_normal(1000, "noise", 1, 0)).all()
+    assert repr(secret) == "Secret()"
+
+
 # What a server may see
 
 
@@ -220,7 +288,8 @@ def test_noise_is_calibrated_and_more_rounds_cost_more():
     own = account(cohort=10, clients=100, epsilon=4.0)
     assert own.epsilon(10) == pytest.approx(4.0, abs=0.02)
     assert own.epsilon(10) <= 4.0
-    assert own.delta == pytest.approx(100**-1.1)
+    deltas = [account(cohort=1, clients=clients, noise=1.0).delta for clients in (2, 20, 100, 10_000)]
+    assert deltas == pytest.approx([0.01, 0.01, 100**-1.1, 10_000**-1.1])
     spent = [own.epsilon(rounds) for rounds in (1, 5, 10, 20)]
     assert spent == sorted(spent)
     assert spent[-1] > 4.0

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedpfl.ground import tree
+from fedpfl.record import digests
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
 from tests.command import call, state, wait
@@ -58,7 +59,7 @@ LINES = [
     ("privacy.accounting=pld", "privacy.accounting must be rdp"),
     ("privacy.epsilon=null privacy.noise=1 privacy.accounting=pld", "privacy.accounting must be rdp"),
     ("privacy.sampling=poisson method=scaffold", "use fixed"),
-    ("privacy.epsilon=101", "privacy.epsilon must be at most 100"),
+    ("privacy.epsilon=101", "privacy.epsilon must be above 0 and at most 100"),
     ("privacy.epsilon=null privacy.noise=0.01", "protects nobody"),
     ("privacy.epsilon=null privacy.noise=2 privacy.quantile=0.5 privacy.count_noise=0.01", "protects nobody"),
     ("privacy.epsilon=1e-9 privacy.quantile=0.5", "out of reach"),
@@ -68,6 +69,8 @@ LINES = [
     ("clients=40 unseen=0.5 privacy.delta=0.05", "privacy.delta must be below 1 / clients, here 0.05"),
     ("clients=1 privacy.delta=1e-5", "one has nobody to be hidden among"),
     ("clients=2 unseen=0.5", "one has nobody to be hidden among"),
+    ("privacy.epsilon=null privacy.noise=1e10", "privacy.noise must be between 0 and 10000"),
+    ("privacy.quantile=0.5 privacy.count_noise=1e12", "privacy.count_noise must be above 0 and at most"),
     ("privacy.seed=-1", "privacy.seed must be"),
     ("privacy.sigma=1", "privacy.sigma is not a key here"),
     ("privacy.epsilon=inf", "privacy.epsilon must be"),
@@ -218,6 +221,27 @@ def test_a_round_without_anybody_is_a_round(tmp_path):
     empty = told[counts.index(0)]
     assert (empty["train_loss"], empty["values_down"], empty["clipped_share"]) == ("", "0", "")
     assert [float(row["epsilon"]) for row in told] == sorted(float(row["epsilon"]) for row in told)
+
+
+def as_older(path):
+    """Make a run one of before runs had secrets."""
+    summary = json.loads((path / "summary.json").read_text())
+    del summary["secret"]
+    (path / "summary.json").write_text(json.dumps(summary | {"digest": digests.of_summary(summary)}))
+
+
+def test_runs_of_before_there_were_secrets_are_not_gone_on_with(tmp_path):
+    """The noise of what is done follows from the seed."""
+    interrupt(tmp_path / "run", *SMALL, *OWN, after=2)
+    as_older(tmp_path / "run")
+    result = call(*SMALL, *OWN, "hydra.run.dir=run", cwd=tmp_path)
+    assert result.code == 2
+    assert "is of an older version, whose noise the seed gives away; restart=true" in result.complaints[0]
+    assert call(*SMALL, *OWN, "hydra.run.dir=two", "rounds=2", cwd=tmp_path).code == 0
+    as_older(tmp_path / "two")
+    result = call(*SMALL, *OWN, "extend=two", "hydra.run.dir=longer", cwd=tmp_path)
+    assert result.code == 2
+    assert "two is of an older version, whose noise the seed gives away; run it anew" in result.complaints[0]
 
 
 def test_what_an_older_version_promised_is_not_repeated(tmp_path):
