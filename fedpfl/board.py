@@ -99,7 +99,8 @@ def read(words: Sequence[str]) -> Asked:
     if (name := given.pop("suite", "")) not in known:
         raise FedpflError(f"suite: {one_of(known, name)}")
     suite = yaml.safe_load((SUITES / f"{name}.yaml").read_text())
-    folder = Path(given.pop("hydra.sweep.dir", f"outputs/board/{name}"))
+    folder = Path(overrides.text_of(words, "hydra.sweep.dir") or f"outputs/board/{name}")
+    given.pop("hydra.sweep.dir", None)
     suite |= {key: given.pop(key) for key in ("trials", "seeds", "method") if key in given}
     kept = [word for word in suite["words"] if word.partition("=")[0] not in given]
     own = ("suite", "hydra.sweep.dir", "trials", "seeds", "method")
@@ -126,7 +127,7 @@ def tuned(asked: Asked) -> tuple[dict[Path, Mapping[str, Any]], list[str]]:
             continue
         for method in methods:
             words = [f"method={method}", *own, *asked.words, *numbers]
-            words.append(f"hydra.sweep.dir={asked.folder / setting}")
+            words += overrides.words("hydra.sweep.dir", str(asked.folder / setting))
             try:
                 (record,) = tune(order(words), play).frame.to_dict("records")
             except (FedpflError, *overrides.REFUSED) as error:

@@ -204,7 +204,7 @@ def _make_trial(
         return typed(METHODS[group["name"]], options(group), "")
     chosen = {**plan.chosen_options(config, choice.kind)}
     if choice.kind == "model":
-        options_of_network = {key: value for key, value in chosen.items() if key != "name"}
+        options_of_network = {key: value for key, value in chosen.items() if key not in ("name", "overlap")}
         build = partial(models.build, group["name"], **options_of_network)
         return NetworkTrial(build, METHODS["fedavg"](), _read_shape(shape))
     if choice.kind == "dataset":

@@ -61,9 +61,9 @@ COHORTS = [
 ]  # client 7 is unseen for two rounds, 2 trains twice in a row
 PLAIN = Local(epochs=1, batch_size=512, lr=0.05)  # one full-batch step without momentum
 
-# Whoever clones the project chooses the folder: temporary files lie where a name has a space and a letter that is not
-# ASCII, so that a test which does not quote a path fails here.
-TEMPORARY = Path(tempfile.gettempdir()) / "fedpfl tests, für alle"
+# Whoever clones the project chooses the folder: temporary files lie where a name has a space, so that a test which does
+# not quote a path for a shell fails here.
+TEMPORARY = Path(tempfile.gettempdir()) / "fedpfl tests"
 TEMPORARY.mkdir(exist_ok=True)
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(TEMPORARY))
 

@@ -35,7 +35,7 @@ from fedpfl.ground.words import check_words, parser_options
 CONF = str((Path(__file__).parents[1] / "conf").resolve())
 """The folder with train.yaml: in a checkout a link to the one at the top."""
 LISTED = "`python -m fedpfl.train --hydra-help` lists options"
-MULTIRUN = {"-m": "", "--multirun": ""}
+MULTIRUN = {"-m": "", "--multirun": "", "--config-dir": "config_dir"}
 """The options of commands that sweep by themselves, where they change nothing."""
 SEARCHPATH, FILE = "hydra.searchpath", "file://"
 REFUSED = HydraException, OmegaConfBaseException
@@ -219,6 +219,12 @@ def chosen(words: Iterable[str], key: str) -> list[str]:
         if override.key_or_group == key and not override.is_sweep_override():
             value = override.value()
     return [str(one) for one in value] if isinstance(value, list) else []
+
+
+def text_of(words: Iterable[str], key: str) -> str:
+    """Return the text that the words set a key to, without quotes; "" where they do not."""
+    given = [override for override in filter(None, map(_parsed, words)) if override.key_or_group == key]
+    return str(given[-1].value()) if given else ""
 
 
 def sweeps(word: str) -> bool:

@@ -19,7 +19,6 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, many
 from fedpfl.record import console
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
-from fedpfl.report.load import look
 from fedpfl.runner import resume, timing
 from fedpfl.runner.attendance import foreseen
 from fedpfl.runner.everyone import Everyone
@@ -228,6 +227,8 @@ def _look_into(path: Path, plan: Plan) -> Found:
     """Return what a run directory holds of the run. Raises FedpflError where that is another one."""
     if plan.settings.restart or not (path / "summary.json").is_file():
         return Found("new", 0)
+    from fedpfl.report.load import look  # pandas is slow to load
+
     seen = look(path)
     if seen.run and (seen.run.identity, seen.run.seed) != (plan.identity, plan.settings.seed):
         raise FedpflError(f"run directory {path} holds a different run; choose another with hydra.run.dir=...")

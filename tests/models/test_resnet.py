@@ -189,7 +189,7 @@ def test_on_the_command_line(tmp_path):
         (("model.norm=instance",), "model.norm must be one of batch, group, got 'instance'"),
         (("model.norm=null",), "model.norm must be one of batch, group, got None"),
         (("model.stem=3",), "model.stem must be one of large, small, got 3"),
-        (("+model.width=2",), "model.width is not a key here; known keys: norm, stem, weights, head"),
+        (("+model.width=2",), "model.width is not a key here; known keys: norm, stem, weights, head, overlap"),
     ],
 )
 def test_what_is_not_an_option(arguments, message, tmp_path):

@@ -11,7 +11,7 @@ import torch
 
 import fedpfl
 from fedpfl.config import plugins
-from fedpfl.engine.clock import nothing
+from fedpfl.engine.round import no_outcome
 from fedpfl.record.columns import STATISTICS, column
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main as report
@@ -102,7 +102,7 @@ def test_an_accuracy_begins_with_the_first_step_whatever_interrupts_the_run(tmp_
 
 def outcome(cohort, trained):
     """A round's outcome as far as it is counted."""
-    return dataclasses.replace(nothing([]), cohort=cohort, trained=torch.tensor(trained, dtype=torch.bool))
+    return dataclasses.replace(no_outcome([]), cohort=cohort, trained=torch.tensor(trained, dtype=torch.bool))
 
 
 @pytest.fixture
