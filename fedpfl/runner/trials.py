@@ -26,7 +26,6 @@ from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.record.columns import VALIDATION as COLUMN
 from fedpfl.record.console import duration
 from fedpfl.record.rounds import read
-from fedpfl.report import load, reading
 from fedpfl.runner import resume
 
 if TYPE_CHECKING:
@@ -210,6 +209,8 @@ class Search:
             return f"is not in {self._folder / DATABASE} as it was stored"
         path = self._folder / trial.user_attrs["directory"]
         try:
+            from fedpfl.report import load  # pandas is slow to load
+
             run = load.begun(path)
             values = _validation([*run.rounds.to_dict("records")])
         except FedpflError as error:
@@ -353,6 +354,8 @@ def require_origin(folder: Path, origin: Origin) -> None:
 
     They may have changed since the search began, and a finished run of other code is taken as it is.
     """
+    from fedpfl.report import reading  # pandas is slow to load
+
     if fault := foreign(reading.summary(folder), origin):
         raise FedpflError(
             f"{folder} {fault} than the search began with, so it cannot be compared; give the same command again, "

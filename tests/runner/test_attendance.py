@@ -220,7 +220,7 @@ def test_tables_lists_figures_and_pages_say_who_did_not_train(mixed, capsys, mon
     assert few in page.read_text()
 
     labels = []
-    monkeypatch.setattr("fedpfl.report.figures._save", lambda figure, path: labels.append(_legend(figure)) or [])
+    monkeypatch.setitem(accuracy_figure.__globals__, "_save", lambda figure, path: labels.append(_legend(figure)) or [])
     accuracy_figure(runs(mixed), mixed / "figure")
     assert {"FedAvg", "FedPer\nno client has made a step"} <= labels[0]
     assert "Ditto\n4 of 40 planned participations took place" in labels[0]
