@@ -18,7 +18,7 @@ class FedAvgM(FedAvg):
     Reddi et al. (ICLR 2021, arXiv:2003.00295) tune it. With momentum=0 and lr=1 this is FedAvg.
 
     nesterov: whether the step is the accelerated one, w <- w + lr (D + momentum v), as torch.optim.SGD takes it.
-        FL-bench and Flower's baseline take it, which says that the paper's experiments do; Flower's own strategy is plain.
+        FL-bench and Flower's baseline take it, which says that the paper's experiments do.
     """
 
     lr: Annotated[float, Above(0)] = 1.0
