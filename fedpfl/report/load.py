@@ -229,7 +229,11 @@ def _without_copies(found: list[Run], warn: Callable[[str], None]) -> list[Run]:
         key = run.identity, run.seed, run.fingerprint
         other = best.setdefault(key, run)
         if other is not run:
-            better, worse = sorted((other, run), key=lambda run: (run.status == "finished", run.reached), reverse=True)
+            better, worse = sorted(
+                (other, run),
+                key=lambda run: (run.status == "finished", run.reached, not run.search),
+                reverse=True,
+            )
             best[key] = better
             warn(f"skipped {worse.path}: same configuration and seed as {better.path}")
     return list(best.values())

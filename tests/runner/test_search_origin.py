@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from fedpfl import tune
+from fedpfl.report import runs
+from fedpfl.report.__main__ import main
 from fedpfl.runner import trials
 from tests.command import call, rewrite_summary
 
@@ -292,6 +294,23 @@ def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(fold
     assert any("validation" in line for line in before)
     (folder / "found" / "trials.db").unlink()
     assert values(search(folder, *more)[1]) == before
+
+
+def test_a_trial_is_marked_and_no_other_run(folder, capsys):
+    """By the run directory itself, so that it may be moved; a run of the same configuration is none."""
+    search(folder)
+    assert call(*words(folder, "method=fedavg", "validation=0.2", "local.lr=0.1"), cwd=folder).code == 0
+    found = runs(folder, trials=True, warn=lambda line: None)
+    assert sorted(bool(run.search) for run in found) == [False, True], "of equal ones the one that is no trial"
+    (trial,) = [run for run in found if run.search]
+    (apart,) = (folder / "found").glob("search-*")
+    assert apart.name == f"search-{trial.search}"
+    shutil.move(apart, folder / "outputs" / "anywhere")
+    for name in ("tables", "ls"):
+        assert main([name, str(folder)]) == 0
+        out, err = capsys.readouterr()
+        assert "left out 2 trials of searches" in err
+        assert ("search-" not in out, "anywhere" not in out) == (True, True)
 
 
 def test_a_moved_search_goes_on(folder):

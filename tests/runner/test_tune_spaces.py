@@ -15,6 +15,7 @@ from tests.conftest import ROOT
 from tests.runner.test_tune import run
 
 pytest.importorskip("optuna")
+pytestmark = pytest.mark.filterwarnings(r"ignore:\s*.*is validated against:UserWarning")
 MINE = f"plugins=[{ROOT / 'docs' / 'mine.py'}]"
 SMALL = (*TINY, "rounds=1", "model=mlp", "trials=2", "seeds=1")
 
