@@ -19,8 +19,11 @@ if __name__ == "__main__":
     interrupts.answer(interrupts.importing)
     terminal.outlive_readers()
 
+import contextlib
+import csv
 import hashlib
 import io
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +37,7 @@ from fedpfl.config import overrides
 from fedpfl.config.foreign import ForeignRuns, read_command
 from fedpfl.config.messages import one_line
 from fedpfl.config.plan import load_data, register
-from fedpfl.ground.errors import FedpflError, one_of
+from fedpfl.ground.errors import FedpflError, one_of, reason
 from fedpfl.ground.files import output
 from fedpfl.ground.terminal import tell
 from fedpfl.ground.words import check_words, replaced_words
@@ -49,7 +52,7 @@ from fedpfl.report.render import render, screen
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, over_seeds
 from fedpfl.report.tables import COLUMNS, ROW, accuracy_table
-from fedpfl.report.text import few
+from fedpfl.report.text import clip, csv_cell, few
 from fedpfl.runner.faults import STATUS, Diverged
 from fedpfl.runner.spaces import space
 from fedpfl.runner.tuning import places, tune
@@ -73,6 +76,9 @@ SHOWN = {
     **{"chosen": Column("chosen"), "identity": Column("row")},
 }
 TRACED = {"data": Column("data"), "versions": Column("versions"), "command": Column("command", "long")}
+_NUMBER = r"\d+(\.\d+)+\S*"
+VERSIONS = re.compile(rf"fedpfl {_NUMBER}, torch {_NUMBER}, python {_NUMBER}, commit (None|[0-9a-f]+)( [0-9a-f]+)*")
+"""What `traced` writes of versions."""
 CAPTION = (
     "Test accuracy in percent, mean (sample standard deviation) over fresh seeds, at each run's round of the best "
     "validation accuracy; harmed: percent of clients that are worse off than with FedAvg+FT, or alone, after the last "
@@ -227,11 +233,7 @@ def verify(row: str, asked: Asked) -> int:
     beside FedAvg and Local-Only needs the runs of their rows, too. Raises FedpflError where there is no such row.
     """
     path = asked.folder / "board.csv"
-    if not path.is_file():
-        raise FedpflError(f"{path} is absent; make it with python -m fedpfl.board, or give its folder")
-    listed = pd.read_csv(path, dtype=str, keep_default_na=False)
-    if lacking := {"identity", "command", "setting", "method", "chosen"} - {*listed}:
-        raise FedpflError(f"{path} is no board: it has no column {min(lacking)}")
+    listed = read_rows(path)
     chosen = listed[listed["identity"].str.startswith(row)]
     if len(chosen) != 1:
         rows = few((listed if chosen.empty else chosen)["identity"])
@@ -241,8 +243,8 @@ def verify(row: str, asked: Asked) -> int:
     # ---- the runs of the row, and of those that it is measured beside
     played: dict[Path, Mapping[str, Any]] = {}
     for record in (shown, *_baseline_rows(listed, shown)):
-        runs_of_row = read_command(record["command"])
-        setting = record["setting"].partition(": ")[0]
+        runs_of_row = _with_known_data(read_command(record["command"]), asked)
+        setting = _setting_of(record, runs_of_row, asked)
         for place in _play_again(runs_of_row, asked.folder / "verify"):
             played[place.resolve()] = {**record, "setting": setting}
 
@@ -254,23 +256,68 @@ def verify(row: str, asked: Asked) -> int:
         made = few(record["identity"] for record in again) or "no finished run"
         tell(f"{shown['method']}, {shown['setting']}: not equal: its command makes {made}, no {shown['identity']}")
         return 1
-    here |= {"rank": _rank(listed, shown), "chosen": _chosen(shown, asked), "versions": shown.get("versions", "")}
-    different = [key for key in shown if shown[key] != here.get(key, "")]
+    here |= {"rank": _rank(listed, shown), "chosen": _chosen(shown, asked)}
+    # Versions follow from no run made here: those of another machine are told, not held against the row.
+    form = "versions" not in shown or VERSIONS.fullmatch(shown["versions"])
+    different = [key for key in shown if shown[key] != here.get(key, "") and (key != "versions" or not form)]
     name = f"{shown['method']}, {shown['setting']}"
     if different:
         what = "; ".join(f"{key} {shown[key]} there, {here.get(key, '')} here" for key in different)
-        versions = traced([run for run in runs(*played) if run.identity == shown["identity"]])["versions"]
-        tell(f"{name}: not equal: {what}; versions {versions}")
+        tell(f"{name}: not equal: {what}; versions {here['versions']}")
         return 1
     print(f"{name}: equal, every number of {here['seeds']} runs")
+    if shown.get("versions", here["versions"]) != here["versions"]:
+        print(f"  made with other versions: {shown['versions']} there, {here['versions']} here")
     return 0
 
 
+def read_rows(path: Path) -> pd.DataFrame:
+    """Return the rows of a board's CSV as texts, which may be anybody's.
+
+    Raises:
+        FedpflError: for what no board writes: cells that a spreadsheet would take for a formula or a terminal obey,
+            rows of another length, a column twice.
+    """
+    if not path.is_file():
+        raise FedpflError(f"{path} is absent; make it with python -m fedpfl.board, or give its folder")
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            header, *lines = csv.reader(file, strict=True)
+    except (OSError, ValueError, csv.Error) as error:
+        raise FedpflError(f"{path} cannot be read as a board: {reason(error)}") from None
+    if lacking := {"identity", "command", "setting", "method", "chosen"} - {*header}:
+        raise FedpflError(f"{path} is no board: it has no column {min(lacking)}")
+    for number, line in enumerate([header, *lines], start=1):
+        if len(line) != len(header) or len({*header}) < len(header):
+            raise FedpflError(f"{path}: line {number} has not one cell for each of {len(header)} different columns")
+        cells = [re.sub(r"\s", " ", cell) for cell in line]
+        if strange := [cell for cell in cells if csv_cell(cell) != cell]:
+            raise FedpflError(f"{path}: line {number} has a cell that is no plain text: {clip(strange[0])!r}")
+    return pd.DataFrame(lines, columns=header, dtype=str)
+
+
+def _with_known_data(foreign: ForeignRuns, asked: Asked) -> ForeignRuns:
+    """Return a stranger's runs, which download no data set but those of the suite."""
+    suite_words = [word for words in asked.suite["settings"].values() for word in words]
+    if all(word in suite_words for word in foreign.words if word.startswith("dataset=")):
+        return foreign
+    return foreign._replace(words=[*foreign.words, "dataset.download=false"])
+
+
+def _setting_of(record: Mapping[str, str], foreign: ForeignRuns, asked: Asked) -> str:
+    """Return the setting of the suite whose words a row has: the one that it names, where several fit."""
+    name, settings = record["setting"].partition(": ")[0], asked.suite["settings"]
+    fitting = [setting for setting in settings if {*settings[setting]} <= {*foreign.words}]
+    return name if name in fitting else (*fitting, "none of the suite")[0]
+
+
 def _baseline_rows(listed: pd.DataFrame, shown: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the rows of the same setting by which a row's `harmed` was told."""
-    names = [name for name in BASELINES if shown.get(f"harmed_{name}")]
+    """Return the rows of the same setting that `harmed` is told by. Raises FedpflError where there are two of one."""
+    names = [name for name in BASELINES if f"harmed_{name}" in shown]  # an emptied cell is an altered one
     here = listed[(listed["setting"] == shown["setting"]) & (listed["identity"] != shown["identity"])]
     methods = here["command"].str.extract(r" method=(\w+) ", expand=False)
+    if twice := [name for name in names if (methods == name).sum() > 1]:
+        raise FedpflError(f"{shown['setting']} has several rows of method={twice[0]}, which others are measured by")
     return [record for name in names for record in here[methods == name].to_dict("records")]
 
 
@@ -287,8 +334,9 @@ def _rank(listed: pd.DataFrame, shown: Mapping[str, str]) -> str:
     accuracies: dict[str, dict[str, float]] = {}
     for record in listed.to_dict("records"):
         column = "ft_accuracy" if record["method"].startswith("FedAvg") and _is_fedavg(record) else "accuracy"
-        if value := record.get(column):
-            accuracies.setdefault(record["setting"], {})[record["method"]] = float(value)
+        with contextlib.suppress(ValueError):  # no number: that row is not equal, this one may be
+            if value := record.get(column):
+                accuracies.setdefault(record["setting"], {})[record["method"]] = float(value)
     try:
         rank = ranked(complete(accuracies)[0]).places.mean().get(shown["method"])
     except FedpflError:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedpfl.board import CAPTION, SHOWN, TRACED
+from fedpfl.board import CAPTION, SHOWN, TRACED, read_rows
 from fedpfl.methods import METHODS
 from fedpfl.report.names import METHODS as NAMES
 from fedpfl.report.render import render
@@ -52,6 +52,7 @@ def rows(path: Path = ROWS) -> pd.DataFrame:
 if __name__ == "__main__":
     given = [Path(word) for word in sys.argv[1:] if word != "--write"]
     if given and "--write" in sys.argv:
+        read_rows(given[0])  # raises for cells that a spreadsheet would take for a formula
         ROWS.write_bytes(given[0].read_bytes())
     text = table(rows(*given))
     if "--write" in sys.argv:

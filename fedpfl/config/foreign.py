@@ -24,7 +24,10 @@ WITH_KEYS = (*CHOSEN, "local", "eval", "stopping", "augment", "engine", "checkpo
 PATHS = re.compile(r"(^|_)(path|file|files|weights|folder|root|dir|directory|download|secret|hooks?|target)($|_)")
 """Keys that name a file of this machine, or code."""
 KEY = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][A-Za-z0-9_]*)*")
-TEXT = re.compile(r"[\w.+-]+", re.ASCII)
+NAMES = ("name", "title", "groups", "table")
+"""Keys that come with a choice, and that nobody sets."""
+TEXT = re.compile(r"[\w+-]+", re.ASCII)
+"""No dot, with which a name could be a file's, as in `system.profile=devices.csv`."""
 LARGEST = {"rounds": 10_000, "clients": 100_000}
 """What a row may ask of this machine at most."""
 LARGEST_NUMBER = 1_000_000
@@ -72,6 +75,8 @@ def _check_word(word: str) -> str:
     group = key.partition(".")[0]
     if not KEY.fullmatch(key):
         raise _refusal(word, "is no plain key")
+    if "." in key and key.rpartition(".")[2] in NAMES:
+        raise _refusal(word, "comes with the choice of its group")
     if PATHS.search(key.rpartition(".")[2]):
         raise _refusal(word, "names a file or an address")
     allowed = WITH_KEYS if "." in key else (*SETTINGS, *CHOSEN, "engine")
@@ -106,7 +111,7 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, list):
         return all(map(_is_plain, value))
     if isinstance(value, str):
-        return TEXT.fullmatch(value) is not None and ".." not in value
+        return TEXT.fullmatch(value) is not None
     return value is None or isinstance(value, bool) or (isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER)
 
 

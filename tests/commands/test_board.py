@@ -1,5 +1,6 @@
 """A board of a tiny suite: what stands in it, and that a row that is run again is equal or is said not to be."""
 
+import functools
 import sys
 from pathlib import Path
 from unittest import mock
@@ -126,14 +127,79 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
     def played(foreign, root):
         return tuning.places(root, foreign.words, foreign.seeds)  # the runs of just now
 
-    columns = [column for column in frame.columns if column not in ("identity", "command", "versions")]
-    for column in columns:
-        text = rewritten(folder, row, **{column: "0.125" if row[column] != 0.125 else "0.5"})
-        with mock.patch.object(board, "_play_again", played):
+    make, boards, compose = board.board, {}, functools.cache(overrides.composed)
+
+    def board_of_same_rows(found, failed, title):  # which takes longest
+        told = [[record[key] for key in ("setting", "chosen", "command")] for record in found.values()]
+        key = repr((list(found), told))
+        if key not in boards:
+            boards[key] = make(found, failed, title)
+        return boards[key]
+
+    def composed_once(words):
+        return compose((*words,))
+
+    def verified(**values):
+        text = rewritten(folder, row, **values)
+        with (
+            mock.patch.object(board, "_play_again", played),
+            mock.patch.object(board, "board", board_of_same_rows),
+            mock.patch.object(overrides, "composed", composed_once),
+        ):
             status = call(folder, "verify", row["identity"][:6])
         (folder / "out" / "board.csv").write_text(text)
-        assert status == 1, column
-        assert f"{column} 0.125 there" in capsys.readouterr().err, column
+        return status, capsys.readouterr()
+
+    for column in [column for column in frame.columns if column not in ("identity", "command")]:
+        status, said = verified(**{column: "0.125" if row[column] != 0.125 else "0.5"})
+        assert (status, f"{column} 0.125 there" in said.err) == (1, True), column
+    for column in ("harmed_fedavg", "accuracy", "chosen", "data"):  # emptied, so that nobody asks
+        status, said = verified(**{column: ""})
+        assert (status, f"not equal: {column}  there" in said.err) == (1, True), column
+    status, said = verified(setting=row["setting"].replace("skewed:", "even:"))
+    assert (status, f"setting even: {row['setting'].partition(': ')[2]} there" in said.err) == (1, True)
+    elsewhere = row["versions"].replace("torch ", "torch 1")
+    status, said = verified(versions=elsewhere)
+    assert (status, f"made with other versions: {elsewhere} there, {row['versions']} here" in said.out) == (0, True)
+    assert verified(f1="")[0] == 0
+    assert verified(f1="99")[0] == 1
+
+
+def test_a_row_of_another_method_does_not_stop_verifying_by_its_damage(made):
+    listed = board.read_rows(made[0] / "out" / "board.csv")
+    frames = [listed.assign(setting=setting, method=name) for setting in "ab" for name in ("A", "B", "C")]
+    several = pd.concat(frames, ignore_index=True)
+    several["accuracy"] = several.index.map(lambda at: f"{90 - at}.5" if at % 2 else "damaged")
+    assert board._rank(several, several.iloc[1].to_dict()) == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a,b\n1,2\n", "it has no column"),
+        ("", "cannot be read as a board"),
+        ("\udcff", "cannot be read as a board"),
+        ("setting,method,identity,command,chosen\n1,2,3\n", "line 2 has not one cell for each of 5"),
+        ("setting,method,identity,command,chosen,chosen\n1,2,3,4,5,6\n", "line 1 has not one cell"),
+        ("setting,method,identity,command,chosen\n=1+1,2,3,4,5\n", "no plain text: '=1"),
+        ("setting,method,identity,command,chosen\n\x1b[2J,2,3,4,5\n", "no plain text"),
+        ('setting,method,identity,command,chosen\n"1,2,3,4,5\n', "cannot be read as a board"),
+    ],
+)
+def test_a_file_that_is_no_board_is_one_line(tmp_path, text, told):
+    (tmp_path / "board.csv").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(FedpflError, match=told):
+        board.read_rows(tmp_path / "board.csv")
+
+
+def test_a_strangers_row_downloads_no_data_set_but_the_suites(made):
+    with mock.patch.object(board, "SUITES", made[0]):
+        asked = board.read(["suite=tiny"])
+    words = [board._with_known_data(board.ForeignRuns([f"dataset={name}"], [1]), asked).words for name in DATA_SETS]
+    assert words == [["dataset=digits"], ["dataset=cifar10", "dataset.download=false"]]
+
+
+DATA_SETS = ("digits", "cifar10")
 
 
 def test_a_row_whose_command_makes_another_configuration_is_not_equal(made, capsys):
@@ -163,6 +229,9 @@ def test_a_row_whose_command_makes_another_configuration_is_not_equal(made, caps
         "partition.file=parts.csv",
         "partition=file partition.path=parts.csv",
         "system.file=devices.csv",
+        "dataset.name=digits",
+        "method.name=fedavg",
+        "quantile.table=1",
         "local.lr=${oc.env:HOME}",
         "local.lr='${oc.env:HOME}'",
         "local.lr=choice(1,2)",
@@ -213,6 +282,12 @@ def test_of_a_strangers_row_nothing_is_run_but_known_keys_with_plain_values(made
 def test_a_command_of_another_form_is_refused(command):
     with pytest.raises(FedpflError, match="the row's command"):
         read_command(command)
+
+
+@pytest.mark.parametrize("word", ["system.profile=devices.csv", "system.profile=../devices", "model.arch=a.b"])
+def test_a_name_that_could_be_a_files_is_refused(word):
+    with pytest.raises(FedpflError, match="has no plain value"):
+        read_command(f"python -m fedpfl.train -m method=fedavg {word} seed=1")
 
 
 def test_every_row_of_the_docs_can_be_verified():
