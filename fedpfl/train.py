@@ -78,7 +78,8 @@ def job(cfg: DictConfig) -> str | None:
             raise
         sys.exit(1)
     finally:
-        tidy.prune(path, otherwise=Path(hydra_cfg.sweep.dir))
+        # A single run's begin was noted; in a sweep Hydra has made this folder.
+        tidy.prune(path, otherwise=None if alone else Path(hydra_cfg.sweep.dir))
     return None
 
 

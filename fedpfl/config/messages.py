@@ -70,6 +70,8 @@ def one_line(error: Exception) -> str:
         return f"cannot make {error.filename}: {error.strerror}; choose another place with hydra.run.dir=..."
     if isinstance(cause, OmegaConfBaseException):
         text = f"{text}\n{cause}"
+    if text.startswith("RecursionError raised while resolving interpolation"):
+        text = "Recursive interpolation: its value asks for itself; give it a plain one"
     if isinstance(error, OmegaConfBaseException) and error.full_key:
         text = f"{error.full_key}: {text}"
     lines = [line.strip().removesuffix(".") for line in text.splitlines()]

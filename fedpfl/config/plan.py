@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl import data, engine, models
@@ -26,6 +27,7 @@ from fedpfl.data import Augment, Federation, datasets, partition, provenance
 from fedpfl.engine import Clock, Engine, Local, Stopping, Store
 from fedpfl.engine.select import device as find_device
 from fedpfl.ground.checks import arguments, check_keys, chosen, options, representable, typed
+from fedpfl.ground.dotted import flat
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import essence, identity, present
 from fedpfl.ground.seeding import seeded
@@ -396,17 +398,18 @@ def _without_value(key: str) -> FedpflError:
     return FedpflError(f"{key} has no value; set it with {key}=...")
 
 
-INVALID = "invalid"
+INVALID = "no-run-of-these-settings"
 """Where a run would lie whose configuration is refused."""
 
 
 def require_place(cfg: DictConfig, path: Path) -> None:
     """Raise FedpflError where a run has no place: it is refused, or a key takes its value from Hydra's own."""
-    if path.name == INVALID:
+    if INVALID in path.parts:
         check(cfg)
+        asking = [key for key, value in flat(OmegaConf.to_container(cfg)) if "${hydra:" in str(value)]  # type: ignore[arg-type]
         raise FedpflError(
-            "where the run belongs follows from its keys, and one of them asks Hydra (${hydra:...}) for what is not "
-            "known then; give it a plain value, or set hydra.run.dir"
+            f"{', '.join(asking) or 'where the run belongs'}: where the run belongs follows from its keys, and one of "
+            "them asks Hydra (${hydra:...}) for what is not known then; give it a plain value, or set hydra.run.dir"
         )
 
 
@@ -422,19 +425,23 @@ def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | N
 
 def register() -> None:
     """Teach OmegaConf the resolver that conf/train.yaml names. Safe to repeat."""
-    inside: list[bool] = []  # a value that asks where the run belongs is part of what says so
+    # A value that asks where the run belongs is part of what says so. Other threads may ask at the same time.
+    inside = ContextVar("inside", default=False)
 
-    def subdir(*, _root_: DictConfig) -> str:
-        if inside or OmegaConf.select(_root_, "hydra") is None:
-            raise FedpflError("${fedpfl.run_subdir:} follows from all keys of the run, so none of them may ask for it")
+    def subdir(*, _root_: DictConfig, _node_: Node) -> str:
+        if inside.get() or OmegaConf.select(_root_, "hydra") is None:
+            raise FedpflError(
+                f"{_node_._get_full_key(None)}: ${{fedpfl.run_subdir:}} follows from all keys of the run, so none of "
+                "them may ask for it"
+            )
         choices = OmegaConf.select(_root_, "hydra.runtime.choices") or {}
-        inside.append(True)
+        token = inside.set(True)
         try:
             config = check(_root_).config
         except Exception:
             return INVALID  # the run itself tells what is wrong, and nothing is written before that
         finally:
-            inside.pop()
+            inside.reset(token)
         own = run_subdir(config, choices.get("experiment"), choices.get("debug"))
         # A trial lies apart: no run of the user's is taken for one, and no trial of another search stands in the way.
         study = OmegaConf.select(_root_, "hydra.sweeper.study")
