@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fedpfl.ground import files
+from fedpfl.record import digests
 
 # For what a good file may be refused, as torch words it.
 _PASSING = ("memory", *map(os.strerror, (errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE)))
@@ -48,10 +49,8 @@ def load(path: Path) -> dict[str, Any]:
 
 def check(path: Path) -> None:
     """Raise FedpflError where a checkpoint is not as it was written. Torch itself does not look at the checksums."""
-    with _reading(path), zipfile.ZipFile(path) as archive:
-        # Checksums do not cover an entry's mark of being a folder, which would be read as nothing.
-        if archive.testzip() is not None or any(entry.external_attr for entry in archive.infolist()):
-            raise ValueError
+    with _reading(path):
+        digests.check_archive(path)
 
 
 def digest(path: Path) -> str:

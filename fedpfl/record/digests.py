@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,14 @@ def of_summary(summary: Mapping[str, Any]) -> str:
     """Return the digest that a summary holds of the rest of itself."""
     rest = {key: value for key, value in summary.items() if key != "digest"}
     return files.digest(json.dumps(rest, sort_keys=True).encode())
+
+
+def check_archive(path: Path) -> None:
+    """Raise OSError, ValueError or what zipfile does where a checkpoint is not as it was written."""
+    with zipfile.ZipFile(path) as archive:
+        # Checksums do not cover an entry's mark of being a folder, which would be read as nothing.
+        if archive.testzip() is not None or any(entry.external_attr for entry in archive.infolist()):
+            raise ValueError(f"{path} is damaged")
 
 
 def is_whole(summary: Mapping[str, Any]) -> bool:

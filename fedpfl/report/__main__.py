@@ -283,7 +283,7 @@ DRAWN = (METRIC, ALONG)
 ALSO = (REFERENCE, PAPER, OUT)
 SIDES = "A and B: run directories, or folders that hold the seeds of one; or one that holds both"
 TEST = "mark what differs from the last line, paired over seeds"
-STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)}"
+STATUS = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.USUAL)} that no command would go on with"
 FILTERS = """Filters choose runs by any key of config.yaml, commas standing between alternatives:
   method=fedobp,fedavg dataset=digits partition.alpha=0.1
 A folder of such a name is written ./KEY=VALUE."""
@@ -367,7 +367,7 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         (
             ROOTS,
             _option("--yes", "do not ask", action="store_true"),
-            _option("--status", STATUS, **LIST | {"default": [*cleaning.USUAL]}),
+            _option("--status", STATUS, **LIST),
         ),
     ),
 }

@@ -6,12 +6,14 @@ import contextlib
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.lock import hold
+from fedpfl.record import digests
 from fedpfl.report.load import Directory, look, survey, to_stderr
 from fedpfl.report.reading import summary
 from fedpfl.report.render import render, screen
@@ -19,7 +21,7 @@ from fedpfl.report.table import Cell, Column, Table, number
 
 REMOVABLE = ("failed", "diverged", "broken", "interrupted")
 USUAL = ("failed", "diverged", "broken")
-"""Without `--status`: an interrupted run goes on where it stopped, so it must be named."""
+"""Without `--status`; a run that its command would go on with must be named besides, see `resumable_as`."""
 
 # In the order in which they are removed: to the end the directory says whose it was, and is held.
 _RESULTS = (
@@ -35,18 +37,42 @@ _FOLDERS = {
 """Folders of loggers, and how the names in them begin."""
 COLUMNS = (Column("status"), Column("holds"), Column("size", "size"), Column("age", "age"), Column("path", "long"))
 
-MENDABLE = "its own command goes on from its checkpoint; remove it with --status interrupted,broken"
+MENDABLE = "its own command goes on from its checkpoint; remove it with --status {},broken"
 
 
 class Kept(Exception):
     """A directory that stays; the message says why."""
 
 
+def resumable_as(seen: Directory) -> str:
+    """Return the status to name a run by that its command would resume or mend, empty for others.
+
+    It has a checkpoint: an interrupted run, damaged or not, and a failed one, as after a full disk. A diverged one
+    would diverge again, and one whose files were being removed is begun anew.
+    """
+    recorded, state = _recorded(seen.path), seen.path / "state.pt"
+    if seen.status == "diverged" or recorded.get("cleared") or not state.is_file():
+        return ""
+    status = recorded.get("status")
+    if status == "running":
+        return "interrupted"
+    return "failed" if status == "failed" and _is_sound(state) else ""
+
+
+def _is_sound(state: Path) -> bool:
+    """Return whether a checkpoint is as it was written, or cannot be read at this moment."""
+    try:
+        digests.check_archive(state)
+    except OSError:
+        return True
+    except Exception:  # zipfile raises a dozen kinds for a file that is not what it should be
+        return False
+    return True
+
+
 def contents(seen: Directory) -> list[Path]:
     """Return what a directory that may be removed holds, in the order to remove it. Raises Kept where it may not."""
-    recorded = dict[str, Any]()
-    with contextlib.suppress(FedpflError):
-        recorded = summary(seen.path)
+    recorded = _recorded(seen.path)
     if not isinstance(recorded.get("identity"), str):
         raise Kept("nothing says that fedpfl wrote it: its summary.json holds no identity")
     if recorded.get("status") == "finished":
@@ -85,12 +111,20 @@ def remove(seen: Directory, roots: Sequence[Path]) -> None:
             folder.rmdir()
 
 
+def _recorded(path: Path) -> dict[str, Any]:
+    """Return what a directory's summary.json holds, {} where it is absent or damaged."""
+    try:
+        return summary(path)
+    except FedpflError:
+        return {}
+
+
 def clean(roots: Sequence[Path], statuses: Sequence[str], where: Sequence[str], yes: bool, trials: bool = False) -> int:
     """List the runs of these statuses, ask unless `yes`, and remove them; returns 1 where one stayed after all.
 
-    Says which may not go, and why. where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises
-    FedpflError where a root does not exist, no run is let through, nobody can be asked, or for a status that is never
-    removed.
+    statuses: none for the usual ones, and of these only runs that no command would go on with. Says which may not go,
+    and why. where: filters, such as `method=fedobp`. trials: as in `read_directories`. Raises FedpflError where a root
+    does not exist, no run is let through, nobody can be asked, or for a status that is never removed.
     """
     chosen = _removable(roots, statuses, where, trials)
     if not chosen:
@@ -124,29 +158,26 @@ def _removable(
     if unknown := [word for word in statuses if word not in REMOVABLE]:
         raise FedpflError(f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}")
     looked, chosen = survey(*roots, where=where, trials=trials), []
+    resumable = Counter({"interrupted": sum(seen.status == "interrupted" for seen in looked)})
     for seen in looked:
-        if seen.status in statuses:
-            if "interrupted" not in statuses and _can_be_mended(seen):
-                to_stderr(f"left {seen.path}, {seen.words}: {MENDABLE}")
-                continue
-            try:
-                chosen.append((seen, sum(map(_size, contents(seen)))))
-            except (Kept, OSError) as reason:
-                _left(seen, reason)
-    resumable = sum(seen.status == "interrupted" for seen in looked)
-    if resumable and "interrupted" not in statuses:
-        runs = "1 run" if resumable == 1 else f"{resumable} runs"
-        to_stderr(f"left {runs}, interrupted: to be resumed, or removed with --status interrupted")
+        if seen.status not in (statuses or USUAL):
+            continue
+        needed = "" if seen.status == "interrupted" else resumable_as(seen)
+        if needed and needed not in statuses:
+            if seen.status == "broken":
+                to_stderr(f"left {seen.path}, {seen.words}: {MENDABLE.format(needed)}")
+            else:
+                resumable[needed] += 1
+            continue
+        try:
+            chosen.append((seen, sum(map(_size, contents(seen)))))
+        except (Kept, OSError) as reason:
+            _left(seen, reason)
+    for status, count in (+resumable).items():
+        if status not in statuses:
+            runs = "1 run" if count == 1 else f"{count} runs"
+            to_stderr(f"left {runs}, {status}: to be resumed, or removed with --status {status}")
     return chosen
-
-
-def _can_be_mended(seen: Directory) -> bool:
-    """Return whether a broken run has a checkpoint, from which the run's own command goes on."""
-    if seen.status != "broken" or not (seen.path / "state.pt").is_file():
-        return False
-    with contextlib.suppress(FedpflError):
-        return summary(seen.path).get("status") in ("running", "interrupted")
-    return False
 
 
 def _left(seen: Directory, reason: Exception) -> None:

@@ -26,6 +26,7 @@ from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.record import checkpoint, environment, rundir
+from fedpfl.report.__main__ import main as report
 from tests.command import (
     TINY,
     call,
@@ -42,6 +43,7 @@ from tests.command import (
     wait,
 )
 from tests.conftest import assert_same, sampled
+from tests.report.test_listing import HOUR, age
 
 RUN = (*TINY, "rounds=3", "method=ditto", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1")
 FILES = ("state.pt", "rounds.csv", "config.yaml", "partition.npz", "clients.csv", "summary.json")
@@ -230,6 +232,52 @@ def test_of_a_finished_run_a_lost_file_is_written_anew_or_told(
     assert "already finished" not in told
     assert_ends_as(run, whole)
     assert "already finished" in play(run, *RUN)
+
+
+def clean(root: Path, *options: str) -> None:
+    """Give `report clean --yes`, an hour after anything has changed."""
+    for path in root.iterdir():
+        age(path, HOUR)
+    assert report(["clean", str(root), "--yes", *options]) == 0
+
+
+@pytest.mark.parametrize("status", ["running", "failed"])
+@pytest.mark.parametrize(("name", "how"), [*LOST, pytest.param("run.log", "removed", id="nothing")])
+def test_clean_leaves_what_the_runs_command_mends(
+    name: str, how: str, status: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = copied(runs["interrupted"], tmp_path)
+    rewrite_summary(run, status=status)
+    VANISHED[how](run / name)
+    clean(tmp_path)
+    assert run.exists()
+    named = {"running": "interrupted", "failed": "failed"}[status]
+    assert f" --status {named}" in capsys.readouterr().err
+    again = Path(shutil.copytree(run, tmp_path / "again"))
+    assert refusal(run, *RUN) == ""
+    assert_ends_as(run, runs["finished"])
+    clean(tmp_path, "--status", f"{named},broken")
+    assert (run.exists(), again.exists()) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("status", "lost"),
+    [
+        ("failed", ["config.yaml", "state.pt"]),
+        ("failed", ["state.pt"]),
+        ("diverged", ["config.yaml"]),
+        ("diverged", []),
+    ],
+)
+def test_clean_removes_what_no_command_goes_on_with(
+    status: str, lost: list[str], runs: dict[str, Path], tmp_path: Path
+) -> None:
+    run = copied(runs["interrupted"], tmp_path)
+    rewrite_summary(run, status=status)
+    for name in lost:
+        VANISHED["cut"](run / name)
+    clean(tmp_path)
+    assert not run.exists()
 
 
 @pytest.mark.parametrize(("name", "how"), LOST)
