@@ -5,6 +5,7 @@ Or a configuration as a Flower app, for `flwr run` (docs/federation.md).
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def _app(folder: Path, words: Sequence[str]) -> int:
     except FedpflError as error:
         tell(error)
         return 2
-    print(f"wrote a Flower app to {folder}; flwr run {folder} starts it on your SuperLink")
+    print(f"wrote a Flower app to {folder}; flwr run {shlex.quote(str(folder))} starts it on your SuperLink")
     return 0
 
 

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import venv
 from pathlib import Path
 
@@ -67,13 +66,11 @@ def test_completion_is_silent_where_it_knows_nothing(line, ask):
 
 def test_completion_in_bash(tmp_path):
     """The script that `eval` gets, in the shell itself."""
-    # Neither the script nor a line #! takes a path with a space: the interpreter is called by a program beside it.
-    folder = Path(tempfile.mkdtemp(prefix="fedpfl-", dir="/tmp"))
-    (folder / "python").write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} "$@"\n')
-    program = folder / "fedpfl"
-    program.write_text(f"#!{folder}/python\nfrom fedpfl.__main__ import main\nmain()\n")
-    for file in (folder / "python", program):
-        file.chmod(0o755)
+    program = tmp_path / "fedpfl"
+    # As pip begins a script whose interpreter has a space in its path, which a line #! cannot hold.
+    begin = f"#!/bin/sh\n'''exec' {shlex.quote(sys.executable)} \"$0\" \"$@\"\n' '''\n"
+    program.write_text(f"{begin}from fedpfl.__main__ import main\nmain()\n")
+    program.chmod(0o755)
     line = "fedpfl train method=fedobp_"
     script = f"""
         eval "$(fedpfl -sc install=bash)"
@@ -82,7 +79,7 @@ def test_completion_in_bash(tmp_path):
         hydra_bash_completion
         echo "${{COMPREPLY[@]}}"
     """
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     told = subprocess.run(["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True)
     rule, answer = told.stdout.splitlines()
     assert rule.endswith("-F hydra_bash_completion fedpfl")

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
@@ -133,6 +134,15 @@ def quoted_word(key: str, value: str) -> str:
     return shlex.quote(word) if set("'\"$`\\!") & set(value) else f'"{word}"'
 
 
+def quoted_list(key: str, values: Iterable[str]) -> str:
+    """Return `key=[...]` as a shell hands it to Hydra, with quotes only where a value needs them."""
+    texts = [*values]
+    word = f"{key}=[{','.join(texts)}]"
+    if chosen([word], key) != texts:
+        (word,) = words(key, texts)
+    return shlex.quote(word) if re.search(r"[^\w./,=\[\]:@%+-]", word) else word
+
+
 def complete(word: str, line: str) -> None:
     """Print what Hydra answers a shell: to `install=bash` a script, to `query=bash` what `line` may go on with."""
     group, equals, begun = line.rpartition(" ")[2].partition("=")
@@ -141,8 +151,12 @@ def complete(word: str, line: str) -> None:
         return
     os.environ["COMP_LINE"] = line
     hidden = (Exception, SystemExit) if word.startswith("query=") else ()  # nobody can read it while typing
-    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(*hidden), _hydra() as hydra:
+    answer = io.StringIO()
+    said = contextlib.redirect_stdout(answer), contextlib.redirect_stderr(io.StringIO())
+    with said[0], said[1], contextlib.suppress(*hidden), _hydra() as hydra:
         hydra.shell_completion("train", [word])
+    # Hydra's script for bash splits the program's path at a space, and then offers nothing.
+    print(answer.getvalue().replace("=($(command -v $helper))", '=("$(command -v $helper)")'), end="")
 
 
 def options_first(words: Sequence[str]) -> list[str]:

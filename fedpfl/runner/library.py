@@ -298,7 +298,7 @@ class Trained(Models):
         if (wanted := told.get("plugins")) and not self._plugins:
             raise FedpflError(
                 f"{self.path} is of a run with plugins, whose code is only run for who names it: give "
-                f"plugins=[{', '.join(map(str, wanted))}], or where these files are now"
+                f"{overrides.quoted_list('plugins', map(str, wanted))}, or where these files are now"
             )
         told["plugins"] = self._plugins
         try:
