@@ -61,9 +61,9 @@ COHORTS = [
 ]  # client 7 is unseen for two rounds, 2 trains twice in a row
 PLAIN = Local(epochs=1, batch_size=512, lr=0.05)  # one full-batch step without momentum
 
-# Whoever clones the project chooses the folder: temporary files lie where a name has a space, a letter that is not ASCII
-# and what overrides and shells have a meaning for, so that a test which does not quote a path fails here. Each user has
-# a folder, for nobody else can write there.
+# Whoever clones the project chooses the folder: temporary files lie where a name has a space, a letter that is not
+# ASCII and what overrides and shells have a meaning for, so that a test which does not quote a path fails here. Each
+# user has a folder, for nobody else can write there.
 TEMPORARY = Path(tempfile.gettempdir()) / f"Übung {os.getuid()}, it's=fedpfl"
 TEMPORARY.mkdir(mode=0o700, exist_ok=True)
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(TEMPORARY))

@@ -6,6 +6,7 @@ import inspect
 import math
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import train
+from fedpfl.config import overrides, plan
 from fedpfl.config.plan import build, check, register, resolve, run_subdir
 from fedpfl.config.schema import Settings
 from fedpfl.engine import Local
@@ -574,17 +576,41 @@ def test_groups_that_no_client_is_made_of_are_told(tmp_path):
     assert build(check(compose(*words, "partition=groups"))).notes == ()
 
 
-@pytest.mark.parametrize("word", ["name='${fedpfl.run_subdir:}'", "checkpoint.seconds='${fedpfl.run_subdir:}'"])
-def test_no_key_of_a_run_asks_where_the_run_belongs(word, tmp_path):
+@pytest.mark.parametrize("key", ["name", "checkpoint.seconds"])
+def test_no_key_of_a_run_asks_where_the_run_belongs(key, tmp_path):
     """Which follows from all of its keys: it would ask itself without end."""
-    result = call(*TINY, word, cwd=tmp_path)
+    result = call(*TINY, f"{key}='${{fedpfl.run_subdir:}}'", cwd=tmp_path)
     assert result.code == 2
     assert result.complaints == [
-        "fedpfl: ${fedpfl.run_subdir:} follows from all keys of the run, so none of them may ask for it"
+        f"fedpfl: {key}: ${{fedpfl.run_subdir:}} follows from all keys of the run, so none of them may ask for it"
     ]
 
 
-def test_a_key_that_asks_hydra_leads_to_no_run_in_a_place_of_no_run(tmp_path):
-    result = call(*TINY, "name='${hydra:run.dir}'", cwd=tmp_path)
-    assert (result.code, len(result.complaints)) == (2, 1)
-    assert "one of them asks Hydra" in result.complaints[0]
+@pytest.mark.parametrize("place", ["outputs/${fedpfl.run_subdir:}", "${fedpfl.run_subdir:}/below"])
+def test_a_key_that_asks_hydra_leads_to_no_run_in_a_place_of_no_run(place, tmp_path):
+    result = call(*TINY, "name='${hydra:runtime.output_dir}'", f"hydra.run.dir='{place}'", cwd=tmp_path)
+    assert (result.code, len(result.complaints), list(tmp_path.iterdir())) == (2, 1, [])
+    assert result.complaints[0].startswith("fedpfl: name: where the run belongs follows from its keys, and one of them")
+
+
+@pytest.mark.parametrize("key", ["name", "seed", "method.q", "hydra.run.dir"])
+@pytest.mark.parametrize("value", ["${oc.select:KEY}", "${oc.decode:${oc.select:KEY}}", "a${oc.select:KEY,b}c"])
+def test_a_value_that_asks_for_itself_is_one_line(key, value, tmp_path):
+    result = call(*TINY, f"{key}='{value.replace('KEY', key)}'", cwd=tmp_path)
+    assert (result.code, list(tmp_path.iterdir())) == (2, [])
+    assert result.complaints == [
+        f"fedpfl: {key}: Recursive interpolation: its value asks for itself; give it a plain one"
+    ]
+
+
+def test_one_run_asks_nothing_of_the_folder_of_sweeps(tmp_path):
+    assert call(*TINY, "hydra.sweep.dir='${hydra:sweep.dir}'", cwd=tmp_path).code == 0
+
+
+def test_runs_ask_for_their_places_side_by_side():
+    """As those of `fedpfl.run` in threads do."""
+    cfg = overrides.composed(TINY)
+    with ThreadPoolExecutor(4) as pool:
+        places = [*pool.map(lambda _: cfg.copy().hydra.sweep.subdir, range(12))]
+    assert len({*places}) == 1
+    assert plan.INVALID not in places[0]
