@@ -51,7 +51,7 @@ def resumable_as(seen: Directory) -> str:
     would diverge again, and one whose files were being removed is begun anew.
     """
     recorded, state = _recorded(seen.path), seen.path / "state.pt"
-    if seen.status == "diverged" or recorded.get("cleared") or not state.is_file():
+    if recorded.get("cleared") or not state.is_file():
         return ""
     status = recorded.get("status")
     if status == "running":
