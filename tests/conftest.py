@@ -61,10 +61,9 @@ COHORTS = [
 ]  # client 7 is unseen for two rounds, 2 trains twice in a row
 PLAIN = Local(epochs=1, batch_size=512, lr=0.05)  # one full-batch step without momentum
 
-# Whoever clones the project chooses the folder: temporary files lie where a name has a space, a letter that is not
-# ASCII and what overrides and shells have a meaning for, so that a test which does not quote a path fails here. Each
-# user has a folder, for nobody else can write there.
-TEMPORARY = Path(tempfile.gettempdir()) / f"Übung {os.getuid()}, it's=fedpfl"
+# Whoever clones the project chooses the folder: temporary files lie where a name has a space and a letter that is not
+# ASCII, so that a test which does not quote a path fails here. Each user has a folder, for nobody else can write there.
+TEMPORARY = Path(tempfile.gettempdir()) / f"fedpfl Übung {os.getuid()}"
 TEMPORARY.mkdir(mode=0o700, exist_ok=True)
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(TEMPORARY))
 

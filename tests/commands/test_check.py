@@ -14,6 +14,7 @@ from fedpfl.config.choices import choices
 from fedpfl.engine import contract
 from fedpfl.engine.contract import PROMISES
 from fedpfl.models import MODELS
+from tests.command import format_override
 from tests.conftest import ROOT
 
 HEAD = """
@@ -763,7 +764,7 @@ def test_every_partition_of_fedpfl_keeps_its_promises(name: str, tmp_path: Path,
         held = [[*range(1000 * client, 1000 * client + 900), 0] for client in range(1, 10)]
         splits = [{"train": samples, "test": [1]} for samples in held]
         (tmp_path / "parts.json").write_text(json.dumps(splits))
-        values = ["clients=9", f"path={tmp_path / 'parts.json'}"]
+        values = ["clients=9", format_override("path", tmp_path / "parts.json")]
     status, lines = told(f"partition={name}", "--quick", *values)
     assert status == 0, lines
     assert unkept(lines) == words(*BUILT_IN[name], kind="partition")

@@ -97,7 +97,13 @@ def test_what_a_plugins_data_draw_from_the_process_is_a_function_of_the_seed(fol
     """And labels that a partition spoils are its own copy."""
     (folder / "mine.py").write_text(CARELESS)
     plugins.load([folder / "mine.py"])
-    words = (f"plugins=[{folder / 'mine.py'}]", "dataset=noise", "partition=dice", "model=mlp", "clients=4")
+    words = (
+        format_override("plugins", [folder / "mine.py"]),
+        "dataset=noise",
+        "partition=dice",
+        "model=mlp",
+        "clients=4",
+    )
 
     def made(state: int, *more: str) -> plan.Run:
         np.random.seed(state)

@@ -17,7 +17,7 @@ from fedpfl.ground import identity
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
-from tests.command import call, composed
+from tests.command import call, composed, format_override
 from tests.conftest import ROOT
 
 WORDS = ("dataset=digits", "clients=6", "participation=0.5", "rounds=1", "model=mlp", "model.hidden=[8]")
@@ -30,7 +30,7 @@ def place(tmp_path_factory):
     """A run; one of another seed that began with it all the same; and what can be made of the first."""
     folder = tmp_path_factory.mktemp("origin")
     assert call(*TRAIN, "hydra.run.dir=first", cwd=folder).code == 0
-    words = ("seed=7", f"model.weights={folder}/first", "model.overlap=true")
+    words = ("seed=7", format_override("model.weights", folder / "first"), "model.overlap=true")
     chained = call(*TRAIN, *words, "hydra.run.dir=chained", cwd=folder)
     assert chained.code == 0, chained.err
     assert "weights     " in chained.err
@@ -48,7 +48,7 @@ def place(tmp_path_factory):
 def began(place, weights, *words):
     """The run that these words make, built and not played."""
     method = () if any(word.startswith("method=") for word in words) else ("method=fedavg",)
-    return build(check(composed(*WORDS, *method, f"model.weights={place / weights}", *words)))
+    return build(check(composed(*WORDS, *method, format_override("model.weights", place / weights), *words)))
 
 
 FIRST = ("first", "models/client3.pt", "saved.pt", "pretrained.safetensors")
@@ -76,8 +76,8 @@ def test_samples_are_known_by_their_content(place):
     order = np.random.default_rng(0).permutation(len(digits.y))
     np.savez(place / "mine.npz", x=digits.x.numpy()[order], y=digits.y.numpy()[order])
     with pytest.raises(FedpflError, match=TRAINED):
-        began(place, "first", "dataset=npz", f"dataset.path={place}/mine.npz")
-    apart = began(place, "first", "dataset=npz", f"dataset.path={_inverted(place, digits)}")
+        began(place, "first", "dataset=npz", format_override("dataset.path", place / "mine.npz"))
+    apart = began(place, "first", "dataset=npz", format_override("dataset.path", _inverted(place, digits)))
     assert apart.origin.caveat == ""
 
 
@@ -90,7 +90,7 @@ def test_a_sample_that_the_data_hold_twice_is_no_reason(place):
     digits = began(place, "first").federation
     twice = [torch.cat([part, part]).numpy() for part in (digits.x, digits.y)]
     np.savez(place / "twice.npz", x=twice[0], y=twice[1])
-    words = ("dataset=npz", f"dataset.path={place}/twice.npz", "hydra.run.dir=twice")
+    words = ("dataset=npz", format_override("dataset.path", place / "twice.npz"), "hydra.run.dir=twice")
     assert call(*TRAIN, *words, cwd=place).code == 0
     assert "none of which" in began(place, "twice", *words[:2]).origin.line
 
@@ -102,7 +102,7 @@ def test_weights_are_traced_through_a_chain(place):
     torch.save(fedpfl.load(place / "chained").personal(2), place / "link.pt")
     with pytest.raises(FedpflError, match=TRAINED):
         began(place, "link.pt", "seed=7")
-    words = (f"model.weights={place}/bare.pt", "hydra.run.dir=onwards")
+    words = (format_override("model.weights", place / "bare.pt"), "hydra.run.dir=onwards")
     assert call(*TRAIN, *words, cwd=place).code == 0
     assert f"what {place}/bare.pt was trained on is not recorded" in began(place, "onwards").origin.caveat
 
@@ -154,7 +154,13 @@ def test_the_script_that_pretrains_says_on_what(place, monkeypatch):
     words = ("dataset=digits", "dataset.only=null", "model.layers=1", "model.width=16", "model.heads=2")
     vit = ("model=vit", "model.patch=7", *words[2:])
     pretrain.main(["--epochs=1", f"--out={place}/vit.safetensors", *words, *vit, "engine.precision=fp32"])
-    given = ("dataset=digits", "clients=6", "method=fedavg", *vit, f"model.weights={place}/vit.safetensors")
+    given = (
+        "dataset=digits",
+        "clients=6",
+        "method=fedavg",
+        *vit,
+        format_override("model.weights", place / "vit.safetensors"),
+    )
     with pytest.raises(FedpflError, match=TRAINED):
         build(check(composed(*given)))
     assert len(build(check(composed(*given, "model.overlap=true"))).origin.trained.samples) > 1500
@@ -174,7 +180,7 @@ def test_a_private_run_does_not_begin_with_what_knows_its_clients(place, weights
 def test_nor_with_what_nobody_knows_unless_it_is_said_to_be_public(place):
     with pytest.raises(FedpflError, match=r"nobody knows whether .*bare.pt was trained on samples of these clients"):
         began(place, "bare.pt", *PRIVATE)
-    words = (f"model.weights={place}/bare.pt", "privacy.public_weights=true", *PRIVATE)
+    words = (format_override("model.weights", place / "bare.pt"), "privacy.public_weights=true", *PRIVATE)
     result = call(*TRAIN, *words, "hydra.run.dir=public", cwd=place)
     assert result.code == 0, result.err
     promise = json.loads((place / "public/summary.json").read_text())["privacy"]
@@ -188,7 +194,7 @@ def test_nor_with_what_nobody_knows_unless_it_is_said_to_be_public(place):
         assert not len(read_weights(place / "given.pt").provenance.samples)
         with pytest.raises(FedpflError, match="nobody knows whether a model of a private run was trained on"):
             began(place, "given.pt", *PRIVATE)
-    other = ("dataset=npz", f"dataset.path={_inverted(place, began(place, 'first').federation)}")
+    other = ("dataset=npz", format_override("dataset.path", _inverted(place, began(place, "first").federation)))
     assert began(place, "first", *PRIVATE, *other).account
 
 

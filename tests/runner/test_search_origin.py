@@ -19,7 +19,7 @@ from fedpfl import tune
 from fedpfl.report import runs
 from fedpfl.report.__main__ import main
 from fedpfl.runner import trials
-from tests.command import call, rewrite_summary
+from tests.command import call, format_override, rewrite_summary
 
 pytest.importorskip("optuna")
 
@@ -71,7 +71,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def words(folder: Path, *more: str) -> list[str]:
-    own = ["dataset=npz", f"dataset.path={folder / 'mine.npz'}", "partition=iid", "model=mlp", "model.hidden=[8]"]
+    own = [
+        "dataset=npz",
+        format_override("dataset.path", folder / "mine.npz"),
+        "partition=iid",
+        "model=mlp",
+        "model.hidden=[8]",
+    ]
     own += ["clients=4", "rounds=3", "participation=1", "local.epochs=2", "local.batch_size=8", "eval.every=1"]
     given = {word.partition("=")[0] for word in more}
     return [word for word in own if word.partition("=")[0] not in given] + [*more]
@@ -107,7 +113,9 @@ def test_tune_on_overwritten_data_chooses_by_the_new_ones(folder):
     """The values found on other data once stood beside the test accuracy on these."""
 
     def tuned():
-        argv = words(folder, "method=fedavg", "trials=2", "seeds=1", f"hydra.sweep.dir={folder}/tuned")
+        argv = words(
+            folder, "method=fedavg", "trials=2", "seeds=1", format_override("hydra.sweep.dir", folder / "tuned")
+        )
         quietly_tune(*argv, "local.lr=choice(0.01,0.1)", "local.epochs=20")
         (row,) = pd.read_csv(folder / "tuned" / "tuned.csv").to_dict("records")
         return row
@@ -139,21 +147,21 @@ def change_what_a_plugin_imports(folder):
     (folder / "beside_it.py").write_text("FACTOR = 3.0\n")
 
 
-SCALED = ("plugins=[plugin.py]", "method=scaled")
+SCALED = ("plugins=['${oc.env:PWD}/plugin.py']", "method=scaled")
 
 
 @pytest.mark.parametrize(
     ("change", "more"),
     [
         (change_data, ()),
-        (change_split, ("partition=file", "partition.path=${oc.env:PWD}/split.json", "validation=0")),
+        (change_split, ("partition=file", "partition.path='${oc.env:PWD}/split.json'", "validation=0")),
         (change_plugin, SCALED),
         (change_what_a_plugin_imports, SCALED),
     ],
 )
 def test_a_search_begins_anew_where_what_its_values_come_from_has_changed(change, more, folder):
     write_split(folder / "split.json", shift=0)
-    more = [word.replace("${oc.env:PWD}", str(folder)).replace("[plugin", f"[{folder}/plugin") for word in more]
+    more = [word.replace("${oc.env:PWD}", str(folder)) for word in more]
     before = search(folder, *more)
     assert before[0] == 0, before[1]
     assert len(values(before[1])) == 2
@@ -268,7 +276,8 @@ def test_each_of_several_initial_weights_is_looked_at(folder):
     names = ["first.pt", "second.pt"]
     for name in names:
         write_weights(folder / name, scale=0.1)
-    more = "local.lr=0.1", f"model.weights=choice({','.join(str(folder / name) for name in names)})"
+    files = ",".join(f"'{folder / name}'" for name in names)
+    more = "local.lr=0.1", f"model.weights=choice({files})"
     more += ("hydra.sweeper.trials=4",)
     before = by_file(search(folder, *more)[1])
     assert {*before} == {*names}
@@ -342,8 +351,8 @@ def test_restart_searches_anew(folder):
 
 
 def test_final_runs_by_other_code_are_run_anew(folder):
-    argv = ["method=scaled", f"plugins=[{folder}/plugin.py]", "trials=1", "seeds=2", "local.lr=0.1"]
-    argv = [*words(folder, *argv), f"hydra.sweep.dir={folder}/tuned"]
+    argv = ["method=scaled", format_override("plugins", [folder / "plugin.py"]), "trials=1", "seeds=2", "local.lr=0.1"]
+    argv = [*words(folder, *argv), format_override("hydra.sweep.dir", folder / "tuned")]
 
     def tuned():
         said = quietly_tune(*argv)

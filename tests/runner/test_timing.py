@@ -15,7 +15,7 @@ from fedpfl.record import console
 from fedpfl.record.console import Console
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
 from fedpfl.runner import loop, resume, session, timing
-from tests.command import CLOCKED, TINY, composed, play, state, summary, table
+from tests.command import CLOCKED, TINY, composed, format_override, play, state, summary, table
 from tests.conftest import assert_same
 from tests.record.test_record import Clock, done, info, row
 
@@ -96,7 +96,7 @@ def loop_keys(told):
 
 def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monkeypatch):
     """Be it network, statistics, method or generators of the process."""
-    words = (*EQUAL, f"plugins=[{mine}]", "method=fedavg", "model=mlp")
+    words = (*EQUAL, format_override("plugins", [mine]), "method=fedavg", "model=mlp")
     cfg = copy.deepcopy(composed(*words))
     cfg.method.name, cfg.model = "drawing", {"name": "counting"}
     run = build(check(cfg))

@@ -10,13 +10,13 @@ from fedpfl import tune
 from fedpfl.config import plugins
 from fedpfl.ground.errors import FedpflError
 from fedpfl.runner import spaces, tuning
-from tests.command import TINY
+from tests.command import TINY, format_override
 from tests.conftest import ROOT
 from tests.runner.test_tune import run
 
 pytest.importorskip("optuna")
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*.*is validated against:UserWarning")
-MINE = f"plugins=[{ROOT / 'docs' / 'mine.py'}]"
+MINE = format_override("plugins", [ROOT / "docs/mine.py"])
 SMALL = (*TINY, "rounds=1", "model=mlp", "trials=2", "seeds=1")
 
 
@@ -59,7 +59,7 @@ def test_the_space_of_a_plugin_is_searched(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "option", [("--config-dir", "{}"), ("--config-dir={}",), ("-cd", "{}"), ("hydra.searchpath=[file://{}]",)]
+    "option", [("--config-dir", "{}"), ("--config-dir={}",), ("-cd", "{}"), ("hydra.searchpath=['file://{}']",)]
 )
 def test_a_folder_of_a_users_own_is_looked_in(option, folder, monkeypatch):
     """It holds in the composition of every run, and its spaces take the place of a plugin's and of ours."""
