@@ -292,7 +292,7 @@ def test_each_of_several_initial_weights_is_looked_at(folder):
 
 def by_file(lines: list[str]) -> dict[str, str]:
     """What trials came to, by the name of the file that they began with."""
-    return dict(re.search(r"/(\w+\.pt): (.*)", line).groups() for line in values(lines))
+    return dict(re.search(r"/(\w+\.pt)'?: (.*)", line).groups() for line in values(lines))
 
 
 def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(folder):

@@ -138,7 +138,7 @@ WRONG = {
 def test_a_file_that_is_no_space_is_one_line_with_its_name(text, folder):
     (folder / "tune" / "halfway.yaml").write_text(text + "\n")
     with pytest.raises(FedpflError) as raised:
-        spaces.space("halfway", [f"hydra.searchpath=[file://{folder}]"])
+        spaces.space("halfway", [f"hydra.searchpath=['file://{folder}']"])
     assert str(raised.value).startswith(f"{folder / 'tune' / 'halfway.yaml'}: ")
     assert WRONG[text] in str(raised.value)
 
