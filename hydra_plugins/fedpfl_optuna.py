@@ -12,6 +12,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from fedpfl.config import tidy
+from fedpfl.config.overrides import requote
 from fedpfl.ground.errors import many
 from fedpfl.ground.terminal import tell
 from hydra_plugins.fedpfl_sweeper import Sweeper, plain, tell_failures
@@ -123,7 +124,8 @@ class OptunaSweeper(Sweeper):
         space = {key: trials.distribution(word) for key, word in swept.items()}
         common = loader.load_sweep_config(self.config, fixed)
         first = {key: OmegaConf.select(common, key.lstrip("+"), throw_on_missing=False) for key in space}
-        some = [f"{key}={kind.choices[0] if hasattr(kind, 'choices') else kind.low}" for key, kind in space.items()]
+        lowest = {key: kind.choices[0] if hasattr(kind, "choices") else kind.low for key, kind in space.items()}
+        some = [requote(f"{key}={value}") for key, value in lowest.items()]
         proposed = loader.load_sweep_config(self.config, [*fixed, *some])
         plan = check(proposed)
         settings = plan.settings

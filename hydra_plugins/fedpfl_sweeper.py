@@ -25,6 +25,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from fedpfl.config import tidy
+from fedpfl.config.overrides import requote
 from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError, printable, reason
 from fedpfl.ground.terminal import tell
@@ -74,7 +75,8 @@ class Sweeper(BasicSweeper):
 
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
-        batches = self.split_arguments(overrides, self.max_batch_size)
+        split = self.split_arguments(overrides, self.max_batch_size)
+        batches = [[[*map(requote, job)] for job in batch] for batch in split]
         jobs = [list(words) for batch in batches for words in batch]
         composed = [self._check(words) for words in jobs]
         if not self._is_remote():

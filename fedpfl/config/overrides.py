@@ -84,7 +84,7 @@ def jobs(words: Sequence[str]) -> list[tuple[list[str], dict[str, Any]]]:
     _, more = _with_experiment(words)
     with _hydra() as hydra:
         parsed = OverridesParser.create(hydra.config_loader).parse_overrides([*more, *words])  # which glob(*) asks
-        split = BasicSweeper.split_arguments(parsed, None)[0]
+        split = [[*map(requote, job)] for job in BasicSweeper.split_arguments(parsed, None)[0]]
     swept = [override.key_or_group for override in parsed if override.is_sweep_override()]
     found = []
     for job in split:
@@ -126,6 +126,15 @@ def _said(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value) if isinstance(value, Real) else QuotedString(str(value), Quote.single).with_quotes()
+
+
+def requote(word: str) -> str:
+    """Return a word of a sweep's job as Hydra reads it, which leaves out the quotes that letters beyond ASCII need."""
+    key, equals, text = word.partition("=")
+    if text.isascii() or text[0] in "[{'\"":
+        return word
+    unescaped = re.sub(r"\\(.)", r"\1", text)
+    return f"{key}{equals}{_said(unescaped)}"
 
 
 def quoted_word(key: str, value: str) -> str:

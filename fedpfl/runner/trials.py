@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
+from fedpfl.config.overrides import requote
 from fedpfl.config.plan import Plan, build
 from fedpfl.ground.errors import FedpflError, reason
 from fedpfl.record.columns import VALIDATION as COLUMN
@@ -279,7 +280,8 @@ class Search:
     def words(self, params: Mapping[str, Any]) -> list[str]:
         """Return proposed values as overrides."""
         return [
-            f"{key}={value:.4g}" if isinstance(value := params[key], float) else f"{key}={value}" for key in self._space
+            f"{key}={value:.4g}" if isinstance(value := params[key], float) else requote(f"{key}={value}")
+            for key in self._space
         ]
 
     def _found(self, states: Any) -> Found:

@@ -614,3 +614,10 @@ def test_runs_ask_for_their_places_side_by_side():
         places = [*pool.map(lambda _: cfg.copy().hydra.sweep.subdir, range(12))]
     assert len({*places}) == 1
     assert plan.INVALID not in places[0]
+
+
+def test_a_sweep_over_texts_with_letters_beyond_ascii_runs(tmp_path):
+    """Hydra encodes a job's text without quotes, and refuses such letters without them."""
+    result = call("-m", *TINY, "rounds=1", "name='für alle','für b'", "hydra.sweep.dir=out", cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert len(list(tmp_path.glob("out/**/rounds.csv"))) >= 1
