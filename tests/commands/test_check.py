@@ -401,7 +401,7 @@ DATA_FAULTS = {
     ),
     "reads from where it is": (
         READER,
-        "x, y = made(); x[0] = len(os.getcwd()); return Raw(x, y)",
+        "x, y = made(); x[0] = zlib.crc32(os.getcwd().encode()) % 997; return Raw(x, y)",
         {"ignores_surroundings"},
         "in another working directory: x differs in 1 of 300 samples",
     ),
